@@ -62,10 +62,11 @@ class FrameProxy:
         port: The server's port.
         streams: How many streams a connection may have at a time, in place of what the server grants; the next ones
             are refused. None: as the server says.
+        announced: Whether clients are told so before, in the settings.
     """
 
-    def __init__(self, port: int, streams: int | None = None) -> None:
-        self._behind, self._most = port, streams
+    def __init__(self, port: int, streams: int | None = None, *, announced: bool = True) -> None:
+        self._behind, self._most, self._announced = port, streams, announced
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.connections: list[Connection] = []
@@ -139,6 +140,7 @@ class FrameProxy:
             return
         if kind == SETTINGS and not flags & ACK and self._most is not None:
             connection.settled = True
+        if connection.settled and self._announced and kind == SETTINGS and not flags & ACK:
             kept = [data[at : at + 6] for at in range(9, len(data), 6)]
             kept = [item for item in kept if item[:2] != struct.pack(">H", MAX_CONCURRENT_STREAMS)]
             kept.append(struct.pack(">HI", MAX_CONCURRENT_STREAMS, self._most))

@@ -202,7 +202,7 @@ DIRECTIONS = {
     "gateway": BASE | {"client", "encoding", "fleet", "perlert", "server", "transport", "worlds"},
     "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
 }
-LAZILY = {("client", "perlert"), ("server", "recording")}
+LAZILY = {("client", "perlert"), ("client", "wrappers"), ("server", "recording")}
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from bridge.client.options import checked_timeout
+from bridge.client.remote_record import RemoteReport
 from bridge.client.results import Results
 from bridge.client.stepper import Received
 from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote, slots_of
@@ -18,10 +20,11 @@ from bridge.client.waiting import OnLost
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 from bridge.gymnasium_versions import BatchWrapper
+from bridge.keywords import unknown_keyword
 
 from .transparent import Transparent
 
-__all__ = ["MAX_FAILURES", "BlockingReset", "make_blocking"]
+__all__ = ["MAX_FAILURES", "BlockingReset", "block", "make_blocking"]
 
 MAX_FAILURES = 10
 """Episodes of a slot that end by failures of its environment one after the other, after which `step` raises."""
@@ -55,6 +58,10 @@ class BlockingReset(BatchWrapper):
             for in any case, and so are all slots where every one is lost.
         max_failures: `step` raises where so many episodes of a slot in a row ended by a failure of its environment;
             None: it never does.
+        step_timeout: With `on_lost="continue"`: seconds after which a world that has not answered a step is given up as
+            lost, so that the other slots go on. Its slots, of lanes all of them, are truncated once and not valid until
+            they have begun anew, there or elsewhere; a late answer is dropped. None: it has the environment's timeout,
+            as resets have in any case.
 
     Raises:
         SettingError: `env` is another kind of environment, there is no such mode, or the served simulator has another.
@@ -70,6 +77,7 @@ class BlockingReset(BatchWrapper):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         on_lost: OnLost = "wait",
         max_failures: int | None = MAX_FAILURES,
+        step_timeout: float | None = None,
     ) -> None:
         if not isinstance(env, (RemoteVectorEnv, Transparent)):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
@@ -92,7 +100,15 @@ class BlockingReset(BatchWrapper):
             raise SettingError(f"expected on_lost to be 'wait', 'raise' or 'continue', got {on_lost!r}")
         if max_failures is not None and (not isinstance(max_failures, int) or max_failures < 1):
             raise SettingError(f"expected max_failures to be a positive integer or None, got {max_failures!r}")
-        self._on_lost, self._max_failures = on_lost, max_failures
+        if step_timeout is not None:
+            checked_timeout(step_timeout, "step_timeout")
+            if on_lost != "continue":
+                raise SettingError(
+                    f"expected on_lost='continue' with step_timeout={step_timeout!r}, got on_lost={on_lost!r}: a loop "
+                    "that waits for lost slots gains nothing by giving a slow world up"
+                )
+            slots_of(env).pool.step_timeout = float(step_timeout)
+        self._on_lost, self._max_failures, self._step_timeout = on_lost, max_failures, step_timeout
         self._failures: Array = np.zeros(env.num_envs, np.int64)
         self._observed: Array = np.zeros(env.num_envs, np.bool_)
         self._own_timeout = timeout
@@ -123,6 +139,8 @@ class BlockingReset(BatchWrapper):
                 spec.kwargs["on_lost"] = self._on_lost
             if self._max_failures != MAX_FAILURES:
                 spec.kwargs["max_failures"] = self._max_failures
+            if self._step_timeout is not None:
+                spec.kwargs["step_timeout"] = self._step_timeout
         return spec
 
     @spec.setter
@@ -287,6 +305,14 @@ class BlockingReset(BatchWrapper):
         """Return the results of `call_async`; after a timeout it can be called again."""
         return self.env.call_wait(timeout)
 
+    def remotes(self) -> tuple[RemoteReport, ...]:
+        """Say how each remote is, as `RemoteVectorEnv.remotes`."""
+        return self.env.remotes()
+
+    def report(self) -> dict[str, float]:
+        """Say in numbers how the slots are, as `RemoteVectorEnv.report`."""
+        return self.env.report()
+
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read a public attribute of every environment."""
         return self.env.get_attr(name)
@@ -301,10 +327,6 @@ def make_blocking(
     *,
     urls: str | Sequence[str] | None = None,
     url: str | None = None,
-    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-    blocking_timeout: float | None = None,
-    on_lost: OnLost = "wait",
-    max_failures: int | None = MAX_FAILURES,
     **kwargs: Any,
 ) -> BlockingReset:
     """Make what `gymnasium.make_vec("bridge:bridge/Remote-v0", …)` returns.
@@ -313,11 +335,7 @@ def make_blocking(
         num_envs: The number of slots; 1 where as many are wanted as the URLs give.
         urls: As for `make_vec_remote`.
         url: One URL, as for `make_remote`; give this or `urls`.
-        autoreset_mode: As for `BlockingReset`.
-        blocking_timeout: The `timeout` of `BlockingReset`.
-        on_lost: As for `BlockingReset`.
-        max_failures: As for `BlockingReset`.
-        kwargs: As for `make_vec_remote`.
+        kwargs: As for `make_vec_remote` with `blocking=True`.
 
     Raises:
         SettingError: Both or neither of `urls` and `url` were given.
@@ -325,7 +343,29 @@ def make_blocking(
     if (urls is None) == (url is None):
         raise SettingError(f"expected urls=[…] or url=…, got urls={urls!r} and url={url!r}")
     target = urls if urls is not None else str(url)
-    env = make_vec_remote(target, num_envs=None if num_envs == 1 else num_envs, **kwargs)
-    return BlockingReset(
-        env, blocking_timeout, autoreset_mode=autoreset_mode, on_lost=on_lost, max_failures=max_failures
-    )
+    envs = make_vec_remote(target, num_envs=None if num_envs == 1 else num_envs, blocking=True, **kwargs)
+    assert isinstance(envs, BlockingReset)
+    return envs
+
+
+def block(make: Callable[[], RemoteVectorEnv], blocking_timeout: float | None = None, **keywords: Any) -> BlockingReset:
+    """Make what `make_vec_remote` returns with `blocking=True`.
+
+    Args:
+        make: Makes the environment.
+        blocking_timeout: The `timeout` of `BlockingReset`.
+        keywords: Its other ones.
+
+    Raises:
+        TypeError: There is no such keyword.
+    """
+    known = inspect.signature(BlockingReset).parameters
+    for name in keywords:
+        if name in ("env", "timeout") or name not in known:
+            raise unknown_keyword("make_vec_remote", name, {**inspect.signature(make_vec_remote).parameters, **known})
+    env = make()
+    try:
+        return BlockingReset(env, blocking_timeout, **keywords)
+    except BaseException:
+        env.close()
+        raise

@@ -59,6 +59,7 @@ def connect(
     transport: str = "http2",
     *,
     shared: bool = False,
+    together: bool = False,
     deliver: Callable[[bytes | bytearray | RemoteError], None] | None = None,
 ) -> AnyCall:
     """Open a connection, without waiting.
@@ -72,6 +73,7 @@ def connect(
         shared: Whether there are others to the same place. On this machine they go over the same socket, which costs
             a fraction of what a socket each does. Another machine's name may stand for many, over which sockets of
             their own are spread.
+        together: Whether all of them have to reach the same server, whatever its name stands for: they share a socket.
         deliver: Puts a received item into the poller, labelled; None: `label` and `Poller.put` do it.
 
     Raises:
@@ -93,7 +95,8 @@ def connect(
         from bridge.client.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
 
         return GrpcioCall(address, poller, label, max_message_bytes)
-    shared = shared and not address.websocket and (local or is_loopback(address.host))
+    near = local or is_loopback(address.host)
+    shared = not address.websocket and (together or (shared and near))
     connection = connection_to(address, poller, max_message_bytes, shared=shared)
     return Call(connection, address.url, deliver or (lambda what: poller.put(label(what))))
 

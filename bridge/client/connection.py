@@ -162,6 +162,7 @@ class Connection:
         self.shared = shared
         """Whether it may carry several calls, whose requests are sent together."""
         self._unresponsive = False
+        self._most_calls: int | None = None  # what the server took when it refused one more; None: it refused none
         self._calls: set[Call] = set()
         self.unsent = 0
         """Requests that wait to be sent together with others."""
@@ -186,6 +187,8 @@ class Connection:
     @property
     def accepts_calls(self) -> bool:
         """Whether it takes a further call."""
+        if self._most_calls is not None and len(self._calls) >= self._most_calls:
+            return False
         return not (self.ended or self.inherited or self._unresponsive) and self.protocol.accepts_calls
 
     # Calls
@@ -454,6 +457,8 @@ class Connection:
             return
         self._calls.discard(call)
         if isinstance(ending, Refused):
+            # Some servers, and most proxies, take fewer streams than their settings say.
+            self._most_calls = len(self._calls) or None
             call.attempts += 1 if self._calls else _ALONE
             if call.unconfirmed is not None and call.attempts < _MAX_ATTEMPTS and not self.inherited:
                 self._move(call)

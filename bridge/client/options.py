@@ -16,6 +16,7 @@ from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 
 __all__ = [
+    "CONNECT_TIMEOUT",
     "MAX_MESSAGE_BYTES",
     "TIMEOUT",
     "RemoteOptions",
@@ -29,6 +30,8 @@ __all__ = [
 
 TIMEOUT = 60.0
 """Seconds that a client waits for an answer by default."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds within which a server of several has to say anything, by default."""
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 """Bytes in a request or answer that a client takes by default."""
 
@@ -145,8 +148,8 @@ def is_perlert(url: Any) -> bool:
     return isinstance(url, str) and url.strip().startswith("perlert://")
 
 
-def checked_timeout(timeout: Any) -> float:
+def checked_timeout(timeout: Any, name: str = "timeout") -> float:
     """Return a timeout in seconds, or raise SettingError where it is none."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
-        raise SettingError(f"expected timeout to be a positive number of seconds, got {timeout!r}")
+        raise SettingError(f"expected {name} to be a positive number of seconds, got {timeout!r}")
     return float(timeout)

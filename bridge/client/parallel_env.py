@@ -1,4 +1,4 @@
-"""A remote world of several agents as a PettingZoo `ParallelEnv`, a connection an agent (extra `pettingzoo`)."""
+"""A remote world of several agents as a PettingZoo `ParallelEnv`, a stream an agent (extra `pettingzoo`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _Awaited = TypeVar("_Awaited", Joined, StepAnswered)
 
 
 class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
-    """All agents of one remote world, each over a connection of its own, as if the environment were local.
+    """All agents of one remote world, as if the environment were local; each has a stream of the one connection.
 
     Agents go by their names as text. All agents' members must be free: this environment takes them all.
 
@@ -114,7 +114,9 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         self._started = False
         self._pool = Pool(*pool)
         self._conflicts = ConflictDetector("environment", self._pool.turn)
-        self._remotes = {name: self._pool.new_remote(request, info) for name, (request, info) in known.items()}
+        self._remotes = {
+            name: self._pool.new_remote(request, info, together=True) for name, (request, info) in known.items()
+        }
         self._all, self.agents = list(self._remotes.values()), []
         forget_in_child(self)
 
@@ -131,7 +133,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
-        first = self._pool.new_remote(self._world_request)
+        first = self._pool.new_remote(self._world_request, together=True)
         self._all = [first]
         first.open()
         try:
@@ -150,7 +152,9 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
         place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={})
         self._remotes = {
-            agent: first if agent == name else self._pool.new_remote(dataclasses.replace(place, agent=agent))
+            agent: first
+            if agent == name
+            else self._pool.new_remote(dataclasses.replace(place, agent=agent), together=True)
             for agent in names
         }
         self._all = [first, *(remote for remote in self._remotes.values() if remote is not first)]
@@ -246,8 +250,9 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             if missing:
                 raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
             packed = {name: self._remotes[name].world.write_action(actions[name]) for name in self.agents}
-            for name, request in packed.items():
-                self._remotes[name].send_step(request)
+            with self._pool.poller.corked():
+                for name, request in packed.items():
+                    self._remotes[name].send_step(request)
             answers = self._gather({name: self._remotes[name] for name in packed}, StepAnswered, "to a step")
             read = {name: self._transition(name, answers[name]) for name in packed}
             self.agents = [name for name, t in read.items() if not (t[2] or t[3])]

@@ -47,15 +47,26 @@ class Pool:
         """Return the arguments that make an equal pool, in another process too."""
         return self.timeout, self._max_message_bytes, self._transport
 
-    def new_remote(self, request: WorldRequest, info: WorldInfo | None = None, *, shared: bool = False) -> Remote:
+    def new_remote(
+        self, request: WorldRequest, info: WorldInfo | None = None, *, shared: bool = False, together: bool = False
+    ) -> Remote:
         """Make a remote that delivers to this pool, without connecting it.
 
         Args:
             request: The world wanted.
             info: What is known of the world already; None: nothing.
             shared: Whether there are other remotes to the same place.
+            together: Whether they have to reach the same server, and so share a connection.
         """
-        return Remote(request, self.poller, self._max_message_bytes, self._transport, shared=shared, info=info)
+        return Remote(
+            request,
+            self.poller,
+            self._max_message_bytes,
+            self._transport,
+            shared=shared,
+            together=together,
+            info=info,
+        )
 
     def wait(self, remote: Remote, kind: type[_Awaited], purpose: str) -> _Awaited:
         """Wait for the one answer of a remote that is outstanding.

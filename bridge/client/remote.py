@@ -55,6 +55,7 @@ class Remote:
         max_message_bytes: The largest request or answer.
         transport: What to connect by, as for `connect`.
         shared: Whether there are other remotes to the same place.
+        together: Whether they have to reach the same server, and so share a connection.
         info: What is known of the world already, as of a copy; None: nothing.
     """
 
@@ -66,6 +67,7 @@ class Remote:
         transport: str = "http2",
         *,
         shared: bool = False,
+        together: bool = False,
         info: WorldInfo | None = None,
     ) -> None:
         self.request = request
@@ -79,7 +81,7 @@ class Remote:
         self._poller = poller
         self._max_message_bytes = max_message_bytes
         self._transport = transport
-        self._shared = shared
+        self._shared, self._together = shared, together
         self._call: AnyCall | None = None
         self._number = 0
         self._arrivals: deque[float] = deque()
@@ -134,14 +136,18 @@ class Remote:
         return self._call is not None
 
     @property
+    def silent(self) -> bool:
+        """Whether not a byte has come over its connection yet."""
+        return self._call is not None and self._call.silent
+
+    @property
     def draining(self) -> bool:
         """Whether the server has said that it is stopping; what there is goes on until then."""
         return self._call is not None and self._call.draining
 
     def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:
         """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
-        silent = self._call is not None and self._call.silent
-        hint = _SILENT if silent else "is the environment stuck, or timeout= too short?"
+        hint = _SILENT if self.silent else "is the environment stuck, or timeout= too short?"
         return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
 
     # Requests
@@ -169,6 +175,7 @@ class Remote:
             self._max_message_bytes,
             self._transport,
             shared=self._shared,
+            together=self._together,
             deliver=deliver,
         )
         self.session.connect(self.now())

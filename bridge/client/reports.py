@@ -14,7 +14,18 @@ from bridge.client.slots.slot import SPARE, Member, SlotPhase, SlotState
 from bridge.client.vector_pool import VectorPool
 from bridge.encoding.tensors import Array
 
-__all__ = ["as_universe", "remote_reports", "seconds_away", "slot_states"]
+__all__ = ["as_universe", "flat_report", "remote_reports", "seconds_away", "slot_states"]
+
+_SUMS = {
+    "moves": "moves",
+    "losses": "losses",
+    "returns": "returns",
+    "episodes_cut": "episodes_lost",
+    "episodes_moved": "episodes_moved",
+    "steps_asked": "steps_asked",
+    "steps_received": "steps_received",
+    "steps_lost": "steps_lost",
+}
 
 
 def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
@@ -51,6 +62,29 @@ def seconds_away(members: Sequence[Member], num_envs: int) -> Array | None:
             away = np.zeros(num_envs) if away is None else away
             away[member.slots] = time.monotonic() - since
     return away
+
+
+def flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) -> dict[str, float]:
+    """Return what `RemoteVectorEnv.report` does.
+
+    Args:
+        reports: Of each remote.
+        states: Of each slot, as `slot_states`.
+        stalled: Seconds for which calls waited for slots that were lost.
+    """
+    found = {f"slots/{state.name.lower()}": float(np.count_nonzero(states == state)) for state in SlotState}
+    found["stalled_seconds"] = stalled
+    for name, field in _SUMS.items():
+        found[name] = float(sum(getattr(report, field) for report in reports))
+    for report in reports:
+        for name, value in (
+            ("slots", len(report.slots)),
+            ("losses", report.losses),
+            ("seconds_away", report.seconds_away),
+        ):
+            key = f"servers/{report.url}/{name}"
+            found[key] = found.get(key, 0.0) + float(value)
+    return found
 
 
 def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:

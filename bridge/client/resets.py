@@ -13,7 +13,7 @@ from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["check_mask", "reset_settings", "spread_seeds"]
+__all__ = ["check_mask", "further_seeds", "reset_settings", "spread_seeds"]
 
 
 def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
@@ -26,6 +26,22 @@ def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
     if len(seeds) != num_envs:
         raise SettingError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
     return seeds
+
+
+def further_seeds(seeds: Sequence[int | None], start: int, episode: int) -> list[int | None] | None:
+    """Return the seeds of an episode in another world than the one that was seeded; None: the user gave none.
+
+    Args:
+        seeds: What the user's last reset gave to each slot of the world.
+        start: The first of these slots.
+        episode: Its number since that reset.
+    """
+    if all(seed is None for seed in seeds):
+        return None
+    return [
+        None if seed is None else int(np.random.SeedSequence([seed, start + lane, episode]).generate_state(1)[0])
+        for lane, seed in enumerate(seeds)
+    ]
 
 
 def check_mask(mask: Any, num_envs: int) -> None:

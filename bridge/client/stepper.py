@@ -115,6 +115,8 @@ class Stepper:
             options_here = member.remote.options({**given, **own} if options is not None or own else None)
             plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
         for member, settings in plans:
+            if seed is not None:
+                member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
             member.handle(SlotEvent.TOLD)
             member.error = member.refusal = None
             if member.phase in OFFLINE or member.phase in CONNECTING:
@@ -161,7 +163,7 @@ class Stepper:
             elif member.phase is SlotPhase.ENDED:
                 ended.append(member)
         written = self._write_steps(running, columns) if len(running) > 1 else {}
-        deadline = now + pool.timeout
+        deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         with pool.poller.corked() if pool.shared else nullcontext():
             for member in ended:
                 pool.begin(member, None, reset=False)
@@ -266,7 +268,7 @@ class Stepper:
     def _gather_all(self, timeout: float, on_lost: OnLost) -> Results:
         members, pool = self.pool.members, self.pool
         first = 0
-        began = time.monotonic()
+        began = looked = time.monotonic()
         waiting: WaitLog | None = None
 
         def tolerated(member: Member) -> bool:
@@ -277,14 +279,18 @@ class Stepper:
             return on_lost == "continue" and member.away and not all(other.away for other in members)
 
         def enough() -> bool:
-            nonlocal first, waiting
+            nonlocal first, looked, waiting
             if pool.has_errors:
                 pool.raise_permanent_error()
                 first = 0
-            while first < len(members) and (members[first].phase in SETTLED or tolerated(members[first])):
+            while first < len(members) and (
+                members[first].phase in SETTLED or (on_lost != "wait" and tolerated(members[first]))
+            ):
                 first += 1
             if first < len(members):
                 now = time.monotonic()
+                pool.stalled += now - looked if members[first].away else 0.0
+                looked = now
                 if now - began > 1.0:
                     waiting = waiting or WaitLog(timeout, began)
                     waiting.tell(members, now)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from types import FrameType
+from typing import Any, Literal, overload
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from bridge.client.connect import Transport
@@ -19,17 +21,19 @@ from bridge.client.endpoints import Directory, DnsDirectory, EndpointWatch, as_d
 from bridge.client.env import remote_metadata, remote_spec
 from bridge.client.joining import join_directory, join_urls
 from bridge.client.options import (
+    CONNECT_TIMEOUT,
     MAX_MESSAGE_BYTES,
     TIMEOUT,
     RemoteOptions,
     Role,
     Wait,
+    checked_timeout,
     given_options,
     is_perlert,
     refuse_unknown_keywords,
 )
 from bridge.client.remote_record import RemoteReport
-from bridge.client.reports import as_universe, remote_reports, slot_states
+from bridge.client.reports import as_universe, flat_report, remote_reports, slot_states
 from bridge.client.results import Results
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.slots import Slots
@@ -73,6 +77,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         agent: In worlds of several agents, which of them each URL is joined as, as for `make_vec_remote`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.
+        connect_timeout: Seconds within which a server has to say anything, as for `make_vec_remote`.
         keywords: The others of `make_vec_remote`.
 
     Raises:
@@ -90,11 +95,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         num_envs: int | None = None,
         agent: str | Sequence[str] | None = None,
         spares: str | Sequence[str] = (),
+        connect_timeout: float = CONNECT_TIMEOUT,
         **keywords: Any,
     ) -> None:
         options = RemoteOptions(**keywords)
         self.closed = False
         pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
+        pool.policy.connect_timeout = checked_timeout(connect_timeout, "connect_timeout")
         self._slots = Slots(pool)
         directory = as_directory(urls)
         spares = [spares] if isinstance(spares, str) else list(spares)
@@ -124,6 +131,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         given = {"urls": kept, "num_envs": self.num_envs, **options.keywords()}
         if agent is not None:
             given["agent"] = agent if isinstance(agent, str) else list(agent)
+        if connect_timeout != CONNECT_TIMEOUT:
+            given["connect_timeout"] = connect_timeout
         if spares:
             given["spares"] = [secret_url(url) for url in spares]
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
@@ -154,7 +163,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
         Returns:
             A tuple with an observation, or None, for each slot; and the infos.
+
+        Raises:
+            SettingError: One of Gymnasium's vector wrappers calls, which needs `make_vec_remote(…, blocking=True)`.
         """
+        frame = inspect.currentframe()
+        _refuse_batch_wrapper(frame.f_back if frame is not None else None)
         with self._slots.turns.exclusive("reset"):
             self._slots.stepper.begin_reset(seed, options)
             # What comes from here on is given by the first step.
@@ -287,6 +301,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
         return slot_states(self._slots.pool.members, self.num_envs)
+
+    def report(self) -> dict[str, float]:
+        """Say how the slots are, and what failures have cost, in numbers that can go to TensorBoard as they are.
+
+        Returns:
+            `slots/running`, `slots/resetting`, `slots/connecting` and `slots/lost`; `stalled_seconds`, for which calls
+            waited for slots that were lost; `moves`, `losses`, `returns`, `episodes_cut`, `episodes_moved`,
+            `steps_asked`, `steps_received` and `steps_lost` since the environment was made; and for each server
+            `servers/URL/slots`, `servers/URL/losses` and `servers/URL/seconds_away`.
+        """
+        return flat_report(self.remotes(), self.slot_states, self._slots.pool.stalled)
 
     def remotes(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
@@ -454,16 +479,42 @@ def with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tupl
     return list(zip(urls, names, strict=True))
 
 
+def _refuse_batch_wrapper(caller: FrameType | None) -> None:
+    """Raise SettingError where one of Gymnasium's vector wrappers calls, which would fail on a None instead."""
+    if caller is None or not str(caller.f_globals.get("__name__", "")).startswith("gymnasium."):
+        return
+    wrapper = caller.f_locals.get("self")
+    if isinstance(wrapper, VectorWrapper):
+        raise SettingError(
+            f"{type(wrapper).__name__} takes batched observations, but RemoteVectorEnv gives a tuple, with None for "
+            "slots that reset: make the environment with make_vec_remote(…, blocking=True), and wrap that"
+        )
+
+
+@overload
+def make_vec_remote(
+    urls: str | Sequence[str] | Directory, *, blocking: Literal[True], **keywords: Any
+) -> VectorEnv[Any, Any, Array]: ...
+
+
+@overload
+def make_vec_remote(
+    urls: str | Sequence[str] | Directory, *, blocking: Literal[False] = False, **keywords: Any
+) -> RemoteVectorEnv: ...
+
+
 @grouped(tls=TLS)
 def make_vec_remote(
     urls: str | Sequence[str] | Directory,
     *,
     num_envs: int | None = None,
+    blocking: bool = False,
     env_id: str | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
     agent: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
+    connect_timeout: float = CONNECT_TIMEOUT,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     transport: Transport = "http2",
     token: TokenLike | None = None,
@@ -476,8 +527,8 @@ def make_vec_remote(
     wait: Wait | None = None,
     player: str | None = None,
     diagnostics: bool = True,
-    **perlert: Any,
-) -> RemoteVectorEnv:
+    **more: Any,
+) -> VectorEnv[Any, Any, Array]:
     """Connect to many remote environments as one vector environment.
 
     Examples:
@@ -497,12 +548,17 @@ def make_vec_remote(
             with a method `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are a slot each and do
             not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
         num_envs: The number of slots; None: what the URLs give, a world each.
+        blocking: Whether `reset` and `step` wait until every slot has an observation, and return batched arrays, as
+            trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
         env_id: The environment, where a server has several.
         env_kwargs: Arguments of the environment's constructor.
         render_mode: The render mode to make it with.
         agent: In a world of several agents, which of them each URL is joined as; with one URL and a list, a slot for
             each agent of that list. The URLs name a world that exists, `?world=NAME`. None: the first that is free.
         timeout: Seconds to wait for any answer.
+        connect_timeout: Seconds within which a server has to say anything when it is connected to. One that is silent
+            for longer is passed over where others can take its slots: those of a directory, or of a list of URLs those
+            with the same path and query. With nobody to take them, it is waited for until `timeout`.
         max_message_bytes: The largest request or answer, in bytes.
         transport: What to speak gRPC with, as for `make_remote`.
         token: The token that the servers expect, as for `make_remote`.
@@ -516,22 +572,30 @@ def make_vec_remote(
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
         player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
-        perlert: With `perlert://` URLs: the keywords of `bridge.perlert.PerlertVectorEnv`.
+        more: With `blocking=True`: the keywords of `bridge.wrappers.BlockingReset`, whose `timeout` is named
+            `blocking_timeout` here. With `perlert://` URLs: those of `bridge.perlert.PerlertVectorEnv`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
         TypeError: There is no such keyword.
     """
-    options = {key: value for key, value in locals().items() if key not in ("urls", "perlert")}
+    options = {key: value for key, value in locals().items() if key not in ("urls", "blocking", "more")}
     kinds = {False} if as_directory(urls) is not None else {is_perlert(url) for url in checked_urls(urls)}
     if len(kinds) > 1:
         mixture = [secret_url(url) for url in checked_urls(urls)]
         raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {mixture!r:.200}")
+    if kinds == {True} and blocking:
+        raise SettingError(f"blocking=True is for servers of dm_env_rpc, got perlert:// URLs: {urls!r:.200}")
     if kinds == {True}:
         from bridge.perlert import PerlertVectorEnv
 
         # The declared type is that of every other URL; PerlertVectorEnv is this one's.
         given = given_options(make_vec_remote, options)
-        return PerlertVectorEnv(urls, **given, **perlert)  # type: ignore[return-value,arg-type]
-    refuse_unknown_keywords(make_vec_remote, perlert)
-    return RemoteVectorEnv(urls, **options)
+        return PerlertVectorEnv(urls, **given, **more)  # type: ignore[arg-type]
+    if not blocking:
+        refuse_unknown_keywords(make_vec_remote, more)
+        return RemoteVectorEnv(urls, **options)
+    from bridge.wrappers.blocking_reset import block
+
+    blocked: VectorEnv[Any, Any, Array] = block(lambda: RemoteVectorEnv(urls, **options), **more)
+    return blocked

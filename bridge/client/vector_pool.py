@@ -7,6 +7,7 @@ keepalive thread that all pools of the process share drives them in between, and
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from bridge.client.endpoints import Endpoint
 from bridge.client.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.pool import Pool
 from bridge.client.remote import Delivery, Remote
+from bridge.client.resets import further_seeds
 from bridge.client.session import ENDED_CODES
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.policy import (
@@ -34,6 +36,7 @@ from bridge.client.slots.policy import (
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.encoding.seeds import pack_seed
 from bridge.encoding.tensors import Array
 from bridge.errors import (
     ClosedError,
@@ -84,6 +87,10 @@ class VectorPool(Pool):
         """Whether real-time worlds of lanes answer only when every lane has an observation."""
         self.has_errors = False
         """Whether a member may have an error."""
+        self.step_timeout: float | None = None
+        """Seconds after which a world that has not answered a Step is cut; None: as any answer."""
+        self.stalled = 0.0
+        """Seconds for which calls waited for slots whose remotes were lost."""
         self.started = False
         """Whether there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.polled_at = time.monotonic()
@@ -99,15 +106,14 @@ class VectorPool(Pool):
             (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
             for member in self.everybody()
         ]
-        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes")}
-        policy = self.policy.placement, self.policy.moves
+        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
+        policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
         return {"parts": self.parts(), "members": members, "kept": kept, "policy": policy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         VectorPool.__init__(self, *state["parts"])
         self.__dict__.update(state["kept"])
-        placement, moves = state["policy"]
-        self.policy.placement = placement
+        self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
         if moves:
             self.enable_moves()
         everybody = []
@@ -180,7 +186,8 @@ class VectorPool(Pool):
     def open(self, member: Member) -> None:
         """Start to connect."""
         keepalive.add(self)
-        member.deadline = time.monotonic() + self.timeout
+        now = time.monotonic()
+        member.deadline, member.silent_until = now + self.timeout, now + self.policy.connect_timeout
         member.handle(SlotEvent.CONNECT)
         member.remote.open()
 
@@ -226,10 +233,25 @@ class VectorPool(Pool):
             self._add(remote, SPARE, lanes, endpoint.key)
 
     def _drop_spare(self, decision: DropSpare) -> None:
-        spare = decision.spare
-        self.spares.remove(spare)
-        del self._member_of[spare.remote]  # what still comes of it means nothing
-        spare.remote.close(0.0)
+        self.spares.remove(decision.spare)
+        self._forget(decision.spare)
+
+    def drop(self, member: Member) -> None:
+        """Leave a world that is not to fill slots after all, and forget it."""
+        self.members.remove(member)
+        self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        del self._member_of[member.remote]  # what still comes of it means nothing
+        member.remote.close(0.0)
+
+    def connect_instead(self, member: Member, request: WorldRequest) -> None:
+        """Give up a connection that is being made, and make another one."""
+        self._forget(member)
+        member.handle(SlotEvent.LOST)
+        member.remote = self.new_remote(request, shared=self.shared)
+        self._member_of[member.remote] = member
+        self.open(member)
 
     def _disconnect(self, decision: Disconnect) -> None:
         decision.spare.remote.close(0.0)
@@ -256,13 +278,19 @@ class VectorPool(Pool):
         settings = member.settings
         if new_world:
             settings = {key: value for key, value in (settings or {}).items() if key != "reset_mask"}
+            member.reseeds = "seed" not in settings
         self.begin(member, settings)
 
     def _give_up(self, decision: GiveUp) -> None:
         member = decision.member
-        asked = {SlotPhase.STEPPING: "a step"}.get(member.phase, "a reset")
-        purpose = "connecting" if member.phase in CONNECTING else asked
-        self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", self.timeout)))
+        purpose, waited = "a reset", self.timeout
+        if member.phase in CONNECTING:
+            purpose = "connecting"
+            if member.remote.silent:
+                waited = min(waited, self.policy.connect_timeout)
+        elif member.phase is SlotPhase.STEPPING:
+            purpose, waited = "a step", min(waited, self.step_timeout or waited)
+        self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
 
     _EXECUTE: Mapping[type[Any], Callable[[VectorPool, Any], None]] = {
         Connect: _connect,
@@ -283,6 +311,14 @@ class VectorPool(Pool):
             if member.remote is not remote:
                 return
         member.deadline = now + self.timeout
+        member.episodes += 1
+        if member.reseeds and (reset or member.single):
+            # Its world is not the one that got the user's seed: what it draws would be another with each run.
+            seeds = further_seeds(member.seeds, member.start, member.episodes)
+            if seeds is not None and remote.realtime is None:
+                seed = seeds[0] if member.single and seeds[0] is not None else seeds
+                settings, reset = {**(settings or {}), "seed": pack_seed(seed)}, True
+            member.reseeds = member.single
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
 
@@ -320,12 +356,16 @@ class VectorPool(Pool):
 
     def _check_spaces(self, member: Member) -> None:
         mine, first = member.remote.info, self.world_info()
-        if mine is None or mine.spaces != first.spaces:
-            got = mine.spaces if mine else None
-            raise SettingError(
-                f"{member.remote.url} has the spaces {got}, but {self.members[0].remote.url} has {first.spaces}; one "
-                "vector environment takes worlds of equal spaces"
-            )
+        if mine is not None and mine.spaces == first.spaces:
+            return
+        theirs = () if mine is None else mine.spaces
+        names = ("observation space", "action space", "reward space")
+        pairs = itertools.zip_longest(names, theirs, first.spaces)
+        different = "; ".join(f"the {name} {got} and not {wanted}" for name, got, wanted in pairs if got != wanted)
+        raise SettingError(
+            f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment takes "
+            "worlds of equal spaces"
+        )
 
     def world_info(self) -> WorldInfo:
         """Return what is known of the worlds, whose spaces are equal."""
@@ -340,15 +380,13 @@ class VectorPool(Pool):
         self.handle(event, self._member_of[remote])
 
     def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
-        """Take one delivery; (None, None) once the deadline has passed.
-
-        What a remote still delivers that was moved away from means nothing: its event is None, the member is any.
-        """
-        items = self.poller.ready(max(0.0, deadline - time.monotonic()))
-        if not items:
-            return None, None
-        remote, number, what = items.popleft()
-        return remote.receive(number, what), self._member_of.get(remote, self.members[0])
+        """Take one delivery; (None, None) once the deadline has passed."""
+        while items := self.poller.ready(max(0.0, deadline - time.monotonic())):
+            remote, number, what = items.popleft()
+            member = self._member_of.get(remote)
+            if member is not None:  # else its remote was moved away from, and it means nothing
+                return remote.receive(number, what), member
+        return None, None
 
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""
@@ -418,7 +456,11 @@ class VectorPool(Pool):
             if self.num_envs and member.remote.slots != member.lanes:
                 raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
         except SettingError as error:
-            lost = member.remote.give_up(PeerError(member.remote.url, f"{complaint}: {error}"))
+            text = f"{complaint}: {error}"
+            if self.policy.placement is None and text != member.complaint:  # else a change of the endpoint's state
+                member.complaint = text
+                _log.warning("%s: %s", member.title, text)
+            lost = member.remote.give_up(PeerError(member.remote.url, text))
             self.lose(member, dataclasses.replace(lost, established=False))
             return False
         return True

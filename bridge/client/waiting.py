@@ -12,13 +12,14 @@ __all__ = ["OnLost", "WaitLog", "describe"]
 
 _log = SafeLog(__name__)
 _PERIOD = 5.0
+_MOST_LINES = 5
 
 OnLost: TypeAlias = Literal["wait", "raise", "continue"]
 """What becomes of slots whose remote was lost: wait for them, raise, or go on with their last observations."""
 
 
 class WaitLog:
-    """Logs every 5 s what is waited for.
+    """Logs every 5 s what is waited for, in a few lines.
 
     Args:
         timeout: Seconds after which the wait ends.
@@ -35,10 +36,12 @@ class WaitLog:
         if now < self._next:
             return
         self._next = now + _PERIOD
-        for member in members:
-            if not member.settled:
-                waited = now - self._began
-                _log.warning("waiting for %s, %.0f s of at most %g s", describe(member), waited, self._timeout)
+        late = [member for member in members if not member.settled]
+        for member in late[:_MOST_LINES]:
+            waited = now - self._began
+            _log.warning("waiting for %s, %.0f s of at most %g s", describe(member), waited, self._timeout)
+        if len(late) > _MOST_LINES:
+            _log.warning("waiting for %d more", len(late) - _MOST_LINES)
 
 
 def describe(member: Member) -> str:

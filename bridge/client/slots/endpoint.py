@@ -10,7 +10,8 @@ while its worlds answer. Four kinds of trouble are told apart, because each ends
 - *refused*: it refuses us, or serves another environment. It ends when a person changes the server.
 
 A *draining* server has said that it takes no further worlds. Its worlds go on until it is gone, and it does not take
-that back: the next server at its URL is another one, so only the loss of the connection leaves this state.
+that back: the next server at its URL is another one. Whose worlds have all left sees no connection end, so after a
+while it is asked.
 
 An endpoint in trouble is tried again after pauses that double, by one world at a time: were all that are lost to try
 it at once, a black hole would hold up each of them, and a full server would refuse each of them.
@@ -38,6 +39,8 @@ class EndpointState(enum.Enum):
     DARK = "dark"
     DRAINING = "draining"
     REFUSED = "refused"
+
+    __hash__ = object.__hash__  # Enum's own is a Python function; each attempt goes through all endpoints
 
 
 class EndpointEvent(enum.Enum):
@@ -90,7 +93,7 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.DARK, _E.GONE): _S.DARK,
     (_S.DARK, _E.REFUSES): _S.REFUSED,
     (_S.DARK, _E.DRAINS): _S.DRAINING,
-    (_S.DRAINING, _E.JOINED): _S.DRAINING,  # it had begun before the server said so
+    (_S.DRAINING, _E.JOINED): _S.UP,  # the next server at its URL; the old one would say once more that it drains
     (_S.DRAINING, _E.OBSERVED): _S.DRAINING,
     (_S.DRAINING, _E.NO_ROOM): _S.DRAINING,
     (_S.DRAINING, _E.RAISED): _S.DRAINING,
@@ -106,8 +109,10 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.REFUSED, _E.DRAINS): _S.DRAINING,
 }
 
+# Seconds until it is asked whether there is another server at the URL of one that drains.
+_DRAINING = 30.0
 _WELL = frozenset({_S.UNTRIED, _S.UP})
-_TROUBLE = frozenset({_E.NO_ROOM, _E.RAISED, _E.GONE, _E.REFUSES})
+_TROUBLE = frozenset({_E.NO_ROOM, _E.RAISED, _E.GONE, _E.REFUSES, _E.DRAINS})
 
 
 def event_of(error: RemoteError) -> EndpointEvent:
@@ -160,7 +165,9 @@ class EndpointRecord:
         """
         before, self.state = self.state, TRANSITIONS[self.state, event]
         if event in _TROUBLE:
-            if now >= self.retry_at:  # else what fails now was tried together with what has failed before
+            if event is EndpointEvent.DRAINS:
+                self.retry_at = now + _DRAINING
+            elif now >= self.retry_at:  # else what fails now was tried together with what has failed before
                 self.failures += 1
                 self.retry_at = now + pause(self.failures)
             self.failed_at, self.trial_until = now, -math.inf

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bridge.client.endpoints import Endpoint, EndpointWatch
@@ -12,11 +13,9 @@ from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, Endpoint
 from bridge.client.slots.slot import Member
 from bridge.client.world_request import WorldRequest
 from bridge.errors import RemoteError, SettingError, shown_url
-from bridge.logs import SafeLog
+from bridge.logs import LimitedLog
 
 __all__ = ["Load", "Placement"]
-
-_log = SafeLog(__name__)
 
 
 class Load:
@@ -50,8 +49,12 @@ class Placement:
         self.watch = watch
         self.request_for = request_for
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
+        # Of thousands of dead addresses nobody reads a line each.
+        self._log = LimitedLog(__name__, burst=10, rate=0.1)
 
-    def choose(self, load: Load, lanes: int, now: float, patience: float) -> Endpoint | None:
+    def choose(
+        self, load: Load, lanes: int, now: float, patience: float, *, proven: bool = False, emptiest: bool = False
+    ) -> Endpoint | None:
         """Return where a world may go now, and count it in `load`; None: nowhere.
 
         Args:
@@ -59,33 +62,58 @@ class Placement:
             lanes: The slots that the world fills.
             now: Monotonic seconds.
             patience: Seconds within which the attempt ends.
+            proven: Whether to prefer endpoints that are up to untried ones. So who has met a dead one of many asks a
+                living one next, however many further dead ones the directory lists.
+            emptiest: Whether the number of slots comes first, whatever state an endpoint is in.
         """
+        records = self._records
+
+        def order(endpoint: Endpoint) -> tuple[Any, ...]:
+            record, count = records[endpoint.key], load.slots.get(endpoint.key, 0)
+            untried = proven and record.state is EndpointState.UNTRIED
+            return (count, *record.rank) if emptiest else (*record.rank, untried, count)
+
+        best = min(self._free(load, lanes, now), key=order, default=None)
+        if best is not None:
+            load.slots[best.key] += lanes
+            records[best.key].tried(now, patience)
+        return best
+
+    def choose_untried(self, load: Load, count: int, now: float) -> list[Endpoint]:
+        """Return up to so many endpoints that no world was tried at, in the directory's order; count them in `load`."""
+        untried = (e for e in self._free(load, 1, now) if self._records[e.key].state is EndpointState.UNTRIED)
+        found = [endpoint for endpoint in untried if not load.slots.get(endpoint.key)]
+        for endpoint in found[:count]:
+            load.slots[endpoint.key] += 1
+        return found[:count]
+
+    def is_well(self, key: str | None) -> bool:
+        """Tell whether nothing speaks against an endpoint."""
+        return key is not None and not self._records[key].rank[0]
+
+    def any_well(self, but: str | None = None) -> bool:
+        """Tell whether there is an endpoint that nothing speaks against, besides the one with the key `but`."""
+        return any(
+            self.is_well(endpoint.key) and not endpoint.draining
+            for endpoint in self.watch.endpoints
+            if endpoint.key != but
+        )
+
+    def fewest(self, load: Load, now: float) -> float:
+        """Return the number of slots of the emptiest endpoint that may take one more; inf: none may."""
+        return min((load.slots.get(endpoint.key, 0) for endpoint in self._free(load, 1, now)), default=math.inf)
+
+    def _free(self, load: Load, lanes: int, now: float) -> Iterator[Endpoint]:
+        """Yield the endpoints that may take a world of `lanes` slots now."""
         slots, draining, records = load.slots, load.draining, self._records
-        best: Endpoint | None = None
-        least: tuple[Any, ...] = ()
         for endpoint in self.watch.endpoints:
             key = endpoint.key
             if endpoint.draining or not records[key].may_try(now):
                 continue
             if draining and shown_url(endpoint.url) in draining:
                 continue
-            if endpoint.slots is not None and slots[key] + lanes > endpoint.slots:
-                continue
-            order = (*records[key].rank, slots[key])
-            if best is None or order < least:
-                best, least = endpoint, order
-        if best is not None:
-            slots[best.key] += lanes
-            records[best.key].tried(now, patience)
-        return best
-
-    def is_well(self, key: str | None) -> bool:
-        """Tell whether nothing speaks against an endpoint."""
-        return key is not None and not self._records[key].rank[0]
-
-    def any_well(self) -> bool:
-        """Tell whether there is an endpoint that nothing speaks against."""
-        return any(self.is_well(endpoint.key) and not endpoint.draining for endpoint in self.watch.endpoints)
+            if endpoint.slots is None or slots.get(key, 0) + lanes <= endpoint.slots:
+                yield endpoint
 
     def is_draining(self, key: str | None) -> bool:
         """Tell whether the directory says that an endpoint takes no further worlds."""
@@ -113,9 +141,14 @@ class Placement:
         """Take note that an episode has begun in a world of an endpoint."""
         self._handle(key, EndpointEvent.OBSERVED, now, "an episode has begun")
 
+    def drains(self, key: str, now: float) -> None:
+        """Take note that the server of an endpoint has said that it drains."""
+        if self._records[key].state is not EndpointState.DRAINING:
+            self._handle(key, EndpointEvent.DRAINS, now, "it takes no further worlds")
+
     def _handle(self, key: str, event: EndpointEvent, now: float, why: str) -> None:
         record = self._records[key]
         before = record.state
         # A line for each change, whatever the number of slots that saw it; the first success is none.
         if record.handle(event, now, pause) and (before, record.state) != (EndpointState.UNTRIED, EndpointState.UP):
-            _log.warning("%s is %s, after %s: %s", shown_url(key), record.state.value, before.value, why)
+            self._log.warning("%s is %s, after %s: %s", shown_url(key), record.state.value, before.value, why)

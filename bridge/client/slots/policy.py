@@ -24,6 +24,9 @@ __all__ = ["AddSpare", "Begin", "Connect", "Decision", "Disconnect", "DropSpare"
 _PERIOD = 0.1
 # Seconds for which the next episode waits for a replacement that is still connecting; later it begins where it was.
 _PATIENCE = 5.0
+# Seconds between two looks for an uneven spread, and the worlds that stand ready at a time to even it out.
+_EVEN_PERIOD = 1.0
+_MOST_RELIEFS = 8
 # Seconds until a spare connects again to the server that its slots have left.
 _RETURN = 1.0
 
@@ -91,12 +94,16 @@ class SlotPolicy:
     """Those that stand by."""
     timeout: float
     """Seconds within which an attempt ends."""
+    connect_timeout: float = 10.0
+    """Seconds within which a server has to say anything, where others may take its slots."""
     placement: Placement | None = None
     """Where worlds may be, of a directory; None: each has a URL of its own."""
     look_at: float = math.inf
     """When to look next for servers that drain; never, where there is nowhere else to go."""
     lanes_leave: bool = False
     """Whether a world of lanes is to change over."""
+    even_at: float = 0.0
+    """When to look next for an uneven spread."""
 
     @property
     def moves(self) -> bool:
@@ -160,13 +167,22 @@ class SlotPolicy:
             elif phase is SlotPhase.IDLE:
                 if now >= member.retry_at:
                     yield Begin(member, False)
-            elif phase in WAITING and now > member.deadline:
+            elif phase in WAITING and self._is_late(member, now):
                 yield GiveUp(member)
         for spare in tuple(self.spares):
-            if spare.phase is SlotPhase.OFFLINE:
+            if spare.phase is SlotPhase.OFFLINE and spare.relieves is not None:
+                yield DropSpare(spare)
+            elif spare.phase is SlotPhase.OFFLINE:
                 yield from self._connect(spare, now)
-            elif spare.phase in CONNECTING and now > spare.deadline:
+            elif spare.phase in CONNECTING and self._is_late(spare, now):
                 yield GiveUp(spare)
+
+    def _is_late(self, member: Member, now: float) -> bool:
+        """Tell whether an answer is late: a server that is silent is waited for less where there are others."""
+        if now > member.deadline:
+            return True
+        silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
+        return silent and self.placement is not None and self.placement.any_well(member.endpoint)
 
     def _connect(self, member: Member, now: float) -> Iterator[Decision]:
         """Connect a world that has no connection, if it is due: of a directory, to the endpoint that suits best now."""
@@ -176,7 +192,8 @@ class SlotPolicy:
                 yield Connect(member, None)
             return
         others = [other for other in self.everybody() if other is not member]
-        endpoint = placement.choose(Load(others), member.lanes, now, self.timeout)
+        proven = member.failures > 0
+        endpoint = placement.choose(Load(others), member.lanes, now, self.timeout, proven=proven)
         if endpoint is None:
             placement.watch.poll(now, soon=True)
             return
@@ -202,6 +219,9 @@ class SlotPolicy:
         """Look for servers that drain, and connect replacements for the worlds there."""
         placement = self.placement
         leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
+        for member in leaving:
+            if placement is not None and member.endpoint is not None:
+                placement.drains(member.endpoint, now)
         self.lanes_leave = any(not member.single for member in leaving)
         for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
             if placement is None:
@@ -217,8 +237,37 @@ class SlotPolicy:
                 endpoint = placement.choose(load, member.lanes, now, self.timeout)
                 if endpoint is not None:
                     yield AddSpare(endpoint, member.lanes)
-        for spare in self.spares[len(leaving) :]:
+        for spare in [spare for spare in self.spares if spare.relieves is None][len(leaving) :]:
             yield DropSpare(spare)
+        if not leaving and now >= self.even_at:
+            self.even_at = now + _EVEN_PERIOD
+            yield from self._even_out(placement, now)
+
+    def _even_out(self, placement: Placement, now: float) -> Iterator[Decision]:
+        """Connect worlds where there are fewer slots, for slots that are where there are more.
+
+        Lanes are never moved for that, because it would cut episodes. Nor is anything while slots are away: they go to
+        the emptiest endpoints by themselves.
+        """
+        if not all(member.single and _is_joined(member) for member in self.members):
+            return
+        load = Load(self.everybody())
+        crowded = {member.endpoint for member in self.members}
+        for spare in self.spares:
+            if spare.relieves not in crowded:
+                yield DropSpare(spare)
+            elif spare.relieves is not None:
+                load.slots[spare.relieves] -= 1  # as if the slot had moved already
+        for _ in range(_MOST_RELIEFS - len(self.spares)):
+            most = max((key for key in crowded if key is not None), key=lambda key: load.slots[key], default=None)
+            if most is None or placement.fewest(load, now) > load.slots[most] - 2:
+                return
+            endpoint = placement.choose(load, 1, now, self.timeout, emptiest=True)
+            if endpoint is None:
+                return
+            load.slots[most] -= 1
+            yield AddSpare(endpoint, 1)
+            self.spares[-1].relieves = most
 
     def _come_back_later(self, spare: Member, now: float) -> Iterator[Decision]:
         """Leave a spare's server, which drains, and try after a while whether there is one again."""
@@ -228,7 +277,13 @@ class SlotPolicy:
     def before_episode(self, member: Member, now: float) -> Iterator[Decision]:
         """Let the next episode of a world begin elsewhere, if its server drains or its environment always fails."""
         leaves = self.is_leaving(member) or (self.placement is not None and member.fails_every_reset)
-        if not leaves or "reset_mask" in (member.settings or {}):
+        if "reset_mask" in (member.settings or {}):
+            return
+        if not leaves:
+            for spare in self.spares:
+                if spare.relieves is not None and spare.relieves == member.endpoint and spare.phase is SlotPhase.IDLE:
+                    yield from self._change_over(member, spare, now)
+                    return
             return
         replacement = self._ready_elsewhere(member)
         if replacement is None and self.placement is not None:
@@ -276,9 +331,7 @@ class SlotPolicy:
         yield TakeOver(member, replacement)
         if self.placement is None:
             yield from self._come_back_later(replacement, now)
-        _log.info(
-            "%s moved from %s, which drains or fails, to %s", member.title, before.url, shown_url(member.remote.url)
-        )
+        _log.info("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
         if member.phase is SlotPhase.IDLE:
             yield Begin(member, True)
 

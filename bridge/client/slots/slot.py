@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bridge.errors import EnvironmentFailedError, RemoteError
@@ -228,18 +228,30 @@ class Member:
     phase: SlotPhase = SlotPhase.OFFLINE
     slots: slice = dataclasses.field(init=False)
     """Its slots in a batch."""
+    relieves: str | None = None
+    """Of a spare: the key of the endpoint with too many slots, one of which is to move to it; None: it is for any."""
     deadline: float = 0.0
     """When the answer that it waits for is late; monotonic seconds."""
+    silent_until: float = 0.0
+    """Until when a server that has not said anything is waited for, where there are others; monotonic seconds."""
     answer: StepAnswered | None = None
     """A Step's answer that has come and was not handed out yet."""
     last: StepAnswered | None = None
     """The last Step's answer that was handed out."""
+    seeds: Sequence[int | None] = ()
+    """What the last reset with a seed gave to each of its slots."""
+    episodes: int = 0
+    """Episodes that were asked for since."""
+    reseeds: bool = False
+    """Whether its world is another one than the one that got the seeds."""
     settings: Mapping[str, pb.Tensor] | None = None
     """Of the Reset that its next episode begins with."""
     error: RemoteError | None = None
     """Why it is lost, or why its episode was cut."""
     refusal: RemoteError | None = None
     """Why its last Reset, or Step, was refused; None: it was not, or its world is another one since."""
+    complaint: str = ""
+    """What the user was told last of a world that does not fit."""
     failures: int = 0
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0

@@ -1,0 +1,497 @@
+"""The policy of slots over random fleets, in virtual time: servers die, hang, fill, fail, drain, return and join.
+
+No socket is opened: a simulated fleet executes the policy's decisions, as `bridge.client.vector_pool` does over the
+network, and plays a training loop that goes on without lost slots.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from bridge.client.endpoints import Endpoint
+from bridge.client.remote_record import RemoteRecord
+from bridge.client.slots.placement import Placement
+from bridge.client.slots.policy import (
+    AddSpare,
+    Begin,
+    Connect,
+    Decision,
+    Disconnect,
+    DropSpare,
+    GiveUp,
+    SlotPolicy,
+    TakeOver,
+)
+from bridge.client.slots.slot import CUT, SETTLED, SPARE, Member, SlotEvent, SlotPhase
+from bridge.errors import (
+    Code,
+    ConnectError,
+    ConnectionLostError,
+    EnvironmentFailedError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+)
+
+TIMEOUT, CONNECT_TIMEOUT = 12.0, 3.0
+TICK, LATENCY = 0.2, 0.02
+EPISODE = 7
+"""Steps of an episode."""
+CALM = 60.0
+"""Seconds after which everything that can run does: the longest pause is 15 s, and one attempt may take TIMEOUT."""
+
+
+class Server:
+    """A server as the policy's world has it."""
+
+    def __init__(self, url: str, room: int) -> None:
+        self.url, self.room = url, room
+        self.up, self.hangs, self.fails, self.draining, self.listed = True, False, False, False, True
+        self.worlds: set[Any] = set()
+
+    @property
+    def well(self) -> bool:
+        return self.up and self.listed and not (self.hangs or self.fails or self.draining)
+
+
+class Remote:
+    """What the policy sees of a remote."""
+
+    def __init__(self, server: Server, record: RemoteRecord) -> None:
+        self.server, self.record = server, record
+        self.url, self.silent, self.connected = server.url, True, True
+        self.realtime = None
+
+    @property
+    def draining(self) -> bool:
+        return self.connected and not self.silent and self.server.draining and not self.server.hangs
+
+    def salvage(self, message: Any) -> None:
+        """Do nothing: nothing is in an answer."""
+
+    def send_step(self, request: bytes) -> None:
+        """Do nothing: the fleet answers."""
+
+
+class Fleet:
+    """Servers, slots, a clock, and a loop that steps."""
+
+    def __init__(self, servers: int, slots: int, room: int) -> None:
+        self.now = 0.0
+        self.servers = [Server(f"grpc://s{number}:1", room) for number in range(servers)]
+        self.attempts: Counter[str] = Counter()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._steps: Counter[Member] = Counter()
+        self.watch = SimpleNamespace(endpoints=(), draining=frozenset(), poll=lambda now, soon=False: None)
+        self.list_servers()
+        self.members: list[Member] = []
+        self.spares: list[Member] = []
+        placement = Placement(self.watch, None)  # type: ignore[arg-type]
+        self.policy = SlotPolicy(self.members, self.spares, TIMEOUT, CONNECT_TIMEOUT, placement, look_at=0.0)
+        for number in range(slots):
+            server = self.servers[number % servers]
+            self.members.append(self.member(server, number))
+
+    def member(self, server: Server, start: int) -> Member:
+        remote: Any = Remote(server, RemoteRecord())
+        remote.connected = False
+        return Member(remote, start, 1, server.url)
+
+    def list_servers(self) -> None:
+        self.watch.endpoints = tuple(Endpoint(server.url) for server in self.servers if server.listed)
+
+    def later(self, delay: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + delay, next(self._numbers), call))
+
+    def of(self, member: Member) -> Any:
+        return member.remote
+
+    # What servers do
+
+    def connect(self, member: Member, endpoint: Endpoint | None) -> None:
+        url = member.remote.url if endpoint is None else endpoint.url
+        server = next(server for server in self.servers if server.url == url)
+        member.remote = Remote(server, member.remote.record)  # type: ignore[assignment]
+        member.endpoint = url
+        member.deadline, member.silent_until = self.now + TIMEOUT, self.now + CONNECT_TIMEOUT
+        member.handle(SlotEvent.CONNECT)
+        self.attempts[url] += 1
+        self.later(LATENCY, self._if_current(member, self._accept))
+
+    def _if_current(self, member: Member, call: Callable[[Member], None]) -> Callable[[], None]:
+        remote = member.remote
+
+        def current() -> None:
+            for each in (*self.members, *self.spares):  # the remote may fill other slots by now
+                if each.remote is remote:
+                    call(each)
+
+        return current
+
+    def _accept(self, member: Member) -> None:
+        remote = self.of(member)
+        server = remote.server
+        if server.hangs:
+            self.later(1.0, self._if_current(member, self._accept))  # it may come round
+        elif not server.up:
+            self.lose(member, ConnectError(server.url, "refused"))
+        elif server.draining:
+            self.lose(member, RefusedError(server.url, "stopping", Code.UNAVAILABLE))
+        elif len(server.worlds) >= server.room:
+            self.lose(member, RefusedError(server.url, "full", Code.RESOURCE_EXHAUSTED))
+        else:
+            remote.silent = False
+            server.worlds.add(remote)
+            self.policy.joined(member, self.now)
+            member.handle(SlotEvent.JOINED)
+            member.single, member.refusal = True, None
+            if member.start == SPARE:
+                member.failures = 0
+            elif member.phase is SlotPhase.IDLE:
+                self.begin(member)
+
+    def begin(self, member: Member) -> None:
+        remote = member.remote
+        self.execute(self.policy.before_episode(member, self.now))
+        if member.remote is not remote:
+            return
+        member.deadline = self.now + TIMEOUT
+        member.handle(SlotEvent.BEGIN)
+        self.later(LATENCY, self._if_current(member, self._answer))
+
+    def _answer(self, member: Member) -> None:
+        server = self.of(member).server
+        if member.phase not in (SlotPhase.RESETTING, SlotPhase.STEPPING):
+            return
+        if server.hangs:
+            self.later(1.0, self._if_current(member, self._answer))
+        elif server.fails and member.phase is SlotPhase.RESETTING:
+            member.error = member.refusal = EnvironmentFailedError(server.url, "ValueError", Code.INTERNAL)
+            member.handle(SlotEvent.REFUSED)
+            self.policy.refused(member, member.error, self.now)
+        else:
+            first = member.phase is SlotPhase.RESETTING
+            member.take(("message", None))  # type: ignore[arg-type]
+            if first:
+                member.failures, member.refusal = 0, None
+                self.policy.observed(member, self.now)
+                member.remote.record.back(self.now)
+
+    def lose(self, member: Member, error: RemoteError) -> None:
+        remote = self.of(member)
+        established = remote in remote.server.worlds
+        remote.server.worlds.discard(remote)
+        remote.connected = False
+        member.error, member.refusal = error, None
+        member.handle(SlotEvent.LOST)
+        self.policy.lost(member, error, self.now, established=established)
+
+    def stop(self, server: Server) -> None:
+        server.up = server.draining = server.hangs = False
+        for member in (*self.members, *self.spares):
+            if self.of(member).server is server and self.of(member) in server.worlds:
+                self.lose(member, ConnectionLostError(server.url, "killed"))
+        server.worlds.clear()
+
+    # What the pool does
+
+    def execute(self, decisions: Any) -> None:
+        for decision in decisions:
+            self.execute_one(decision)
+
+    def execute_one(self, decision: Decision) -> None:
+        match decision:
+            case Connect(member, endpoint):
+                self.connect(member, endpoint)
+            case AddSpare(endpoint, lanes):
+                server = next(server for server in self.servers if server.url == endpoint.url)
+                spare = self.member(server, SPARE)
+                assert lanes == 1
+                self.spares.append(spare)
+                self.connect(spare, endpoint)
+            case DropSpare(spare):
+                self.spares.remove(spare)
+                self._leave(spare)
+            case Disconnect(spare):
+                raise AssertionError(f"with a directory no spare comes back later: {spare}")
+            case TakeOver(member, spare):
+                ready = spare.phase is SlotPhase.IDLE
+                member.handle(SlotEvent.MOVE if ready else SlotEvent.MOVE_AHEAD)
+                member.remote, spare.remote = spare.remote, member.remote
+                member.deadline, member.silent_until, member.refusal = spare.deadline, spare.silent_until, None
+                member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
+                self.spares.remove(spare)
+                self._leave(spare)
+            case Begin(member, _):
+                self.begin(member)
+            case GiveUp(member):
+                self.lose(member, RemoteTimeoutError(member.remote.url, "late"))
+
+    def _leave(self, member: Member) -> None:
+        remote = self.of(member)
+        remote.connected = False
+        remote.server.worlds.discard(remote)
+
+    # Time, and the training loop
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            tick = self.now + TICK
+            while self._due and self._due[0][0] <= tick:
+                self.now, _, call = heapq.heappop(self._due)
+                call()
+            self.now = tick
+            self.execute(self.policy.check(self.now))
+            self._step_all()
+
+    def _step_all(self) -> None:
+        for member in list(self.members):
+            if member.phase in CUT:
+                member.handle(SlotEvent.TOLD)
+                self._steps[member] = 0
+            elif member.answer is not None:
+                self._steps[member] += member.phase is SlotPhase.ANSWERED
+                member.handed(ended=self._steps[member] >= EPISODE)
+            if member.phase is SlotPhase.ENDED:
+                self._steps[member] = 0
+                self.begin(member)
+            elif member.phase is SlotPhase.RUNNING:
+                member.step(b"", self.now + TIMEOUT)
+                self.later(LATENCY, self._if_current(member, self._answer))
+
+
+class Machine(RuleBasedStateMachine):
+    """Random fleets, and what happens to them."""
+
+    @initialize(servers=st.integers(1, 5), slots=st.integers(1, 6), room=st.integers(1, 12))
+    def begin(self, servers: int, slots: int, room: int) -> None:
+        self.fleet = Fleet(servers, slots, room)
+        self.fleet.advance(2.0)
+
+    def pick(self, number: int) -> Server:
+        return self.fleet.servers[number % len(self.fleet.servers)]
+
+    @rule(number=st.integers(0, 9))
+    def kill(self, number: int) -> None:
+        self.fleet.stop(self.pick(number))
+
+    @rule(number=st.integers(0, 9))
+    def restart(self, number: int) -> None:
+        server = self.pick(number)
+        self.fleet.stop(server)
+        server.up, server.fails = True, False
+
+    @rule(number=st.integers(0, 9), lasts=st.booleans())
+    def hang(self, number: int, lasts: bool) -> None:
+        self.pick(number).hangs = self.pick(number).up
+        if lasts:
+            self.calm_down()
+
+    @rule(number=st.integers(0, 9))
+    def wake(self, number: int) -> None:
+        self.pick(number).hangs = False
+
+    @rule(number=st.integers(0, 9), fails=st.booleans())
+    def fail(self, number: int, fails: bool) -> None:
+        self.pick(number).fails = fails
+
+    @rule(number=st.integers(0, 9))
+    def drain(self, number: int) -> None:
+        self.pick(number).draining = self.pick(number).up
+
+    @rule(number=st.integers(0, 9), room=st.integers(0, 8))
+    def resize(self, number: int, room: int) -> None:
+        self.pick(number).room = room
+
+    @precondition(lambda self: len(self.fleet.servers) < 8)
+    @rule(room=st.integers(1, 6))
+    def join(self, room: int) -> None:
+        self.fleet.servers.append(Server(f"grpc://s{len(self.fleet.servers)}:1", room))
+        self.fleet.list_servers()
+
+    @rule()
+    def kill_all(self) -> None:
+        for server in self.fleet.servers:
+            self.fleet.stop(server)
+        self.go_on(10.0)
+
+    @rule(seconds=st.sampled_from([0.2, 1.0, 3.0, 10.0]))
+    def go_on(self, seconds: float) -> None:
+        before = self.fleet.attempts.copy()
+        self.fleet.advance(seconds)
+        slots = len(self.fleet.members)
+        for url, count in (self.fleet.attempts - before).items():
+            if not next(server for server in self.fleet.servers if server.url == url).well:
+                # Worlds that were tried together, and then one at a time after pauses that double from 0.1 s.
+                assert count <= 2 * slots + 8 + 2 * seconds, f"{count} attempts at {url} in {seconds} s"
+
+    @rule()
+    def calm_down(self) -> None:
+        self.fleet.advance(CALM)
+        slots = len(self.fleet.members)
+        if sum(server.room for server in self.fleet.servers if server.well) >= slots + len(self.fleet.servers):
+            self.check_that_all_run()
+
+    def check_that_all_run(self) -> None:
+        stepped = {member: member.remote.record.steps_received for member in self.fleet.members}
+        self.fleet.advance(20.0)
+        for member in self.fleet.members:
+            assert member.remote.record.steps_received != stepped[member], f"{member.title} stands still: {member}"
+
+    @invariant()
+    def each_step_is_accounted_for(self) -> None:
+        if "fleet" not in self.__dict__:
+            return
+        for member in self.fleet.members:
+            record = member.remote.record
+            outstanding = member.phase in (SlotPhase.STEPPING, SlotPhase.ANSWERED)
+            assert record.steps_asked == record.steps_received + record.steps_lost + outstanding
+
+    @invariant()
+    def a_phase_says_whether_there_is_an_answer(self) -> None:
+        for member in self.fleet.members if "fleet" in self.__dict__ else ():
+            here = (SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED)
+            assert (member.answer is not None) == (member.phase in here)
+            assert member.settled == (member.phase in SETTLED)
+
+    def teardown(self) -> None:
+        """Mend everything: then every slot runs again, evenly, and no world is left that nobody uses."""
+        fleet = self.fleet
+        for server in fleet.servers:
+            if server.draining or not server.up:
+                fleet.stop(server)
+            server.up, server.hangs, server.fails, server.room = True, False, False, 20
+        fleet.advance(CALM + 40.0)
+        self.check_that_all_run()
+        used = Counter(fleet.of(member).server.url for member in fleet.members)
+        assert sum(len(server.worlds) for server in fleet.servers) == len(fleet.members) + len(fleet.spares)
+        counts = [used[server.url] for server in fleet.servers]
+        assert max(counts) - min(counts) <= 1, f"uneven: {used}"
+
+
+# What single faults do
+
+
+def received(fleet: Fleet) -> list[int]:
+    return [member.remote.record.steps_received for member in fleet.members]
+
+
+def spread(fleet: Fleet) -> list[int]:
+    used = Counter(fleet.of(member).server.url for member in fleet.members)
+    return [used[server.url] for server in fleet.servers]
+
+
+def test_slots_leave_a_server_that_hangs() -> None:
+    fleet = Fleet(3, 6, 12)
+    fleet.advance(2.0)
+    fleet.servers[0].hangs = True
+    fleet.advance(TIMEOUT + CONNECT_TIMEOUT + 5.0)
+    assert spread(fleet) == [0, 3, 3]
+    before = received(fleet)
+    fleet.advance(5.0)
+    assert all(after > count for after, count in zip(received(fleet), before, strict=True))
+
+
+def test_slots_leave_a_server_whose_environment_always_raises_and_try_it_again() -> None:
+    fleet = Fleet(3, 6, 12)
+    fleet.advance(2.0)
+    fleet.servers[0].fails = True
+    fleet.advance(20.0)
+    assert spread(fleet) == [0, 3, 3]
+    fleet.servers[0].fails = False
+    fleet.advance(CALM)
+    assert spread(fleet) == [2, 2, 2]
+
+
+def test_slots_leave_a_server_that_drains_between_two_episodes() -> None:
+    fleet = Fleet(3, 6, 12)
+    fleet.advance(2.0)
+    fleet.servers[0].draining = True
+    fleet.advance(20.0)
+    assert spread(fleet) == [0, 3, 3]
+    assert sum(member.remote.record.losses for member in fleet.members) == 0
+    assert sum(member.remote.record.moves for member in fleet.members) == 2
+
+
+def test_a_server_that_joins_gets_its_share_and_loses_no_episode() -> None:
+    fleet = Fleet(1, 6, 12)
+    fleet.advance(2.0)
+    fleet.servers.append(Server("grpc://new:1", 12))
+    fleet.list_servers()
+    fleet.advance(30.0)
+    assert spread(fleet) == [3, 3]
+    assert sum(member.remote.record.losses for member in fleet.members) == 0
+
+
+def test_of_a_fleet_that_is_gone_each_server_is_asked_in_growing_pauses() -> None:
+    fleet = Fleet(2, 6, 12)
+    fleet.advance(2.0)
+    for server in fleet.servers:
+        fleet.stop(server)
+    fleet.advance(20.0)
+    fleet.attempts.clear()
+    fleet.advance(300.0)
+    assert 0 < sum(fleet.attempts.values()) <= 2 * 300 / 5
+    for server in fleet.servers:
+        server.up = True
+    fleet.advance(CALM)
+    assert spread(fleet) == [3, 3]
+
+
+def test_a_full_server_is_asked_in_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(2, 8, 12)
+    fleet.servers[0].room = 2
+    fleet.advance(20.0)
+    assert spread(fleet) == [2, 6]
+    fleet.attempts.clear()
+    fleet.advance(300.0)
+    assert 0 < fleet.attempts[fleet.servers[0].url] <= 300 / 5
+    assert len([record for record in caplog.records if "is full" in record.getMessage()]) == 1
+
+
+# Random fleets
+
+
+def run(examples: int) -> None:
+    logging.getLogger("bridge").setLevel(logging.ERROR)
+    try:
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=20,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        logging.getLogger("bridge").setLevel(logging.NOTSET)
+
+
+def test_slots_of_random_fleets_run_again_whatever_happened() -> None:
+    run(30)
+
+
+@pytest.mark.slow
+def test_slots_of_a_thousand_random_fleets_run_again_whatever_happened() -> None:
+    run(1000)
