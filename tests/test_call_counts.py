@@ -108,7 +108,7 @@ def test_one_step_passes_few_functions_of_the_server() -> None:
         found = list(counter.calls)  # the answer is here, so all of it ran
         call_in_serving_thread(server, lambda: sys.setprofile(None))
         env.close()
-    assert "worlds/environment.py" in {file for file, _ in found}
+    assert "worlds/local.py" in {file for file, _ in found}
     counter.calls = found
     counter.check(SERVER)
 
