@@ -58,9 +58,6 @@ class Host(abc.ABC, Generic[E]):
         facts: Its description.
     """
 
-    step: Callable[[Any], Result]
-    """Steps it."""
-
     def __init__(self, env: E, facts: EnvFacts) -> None:
         self.env = env
         self.facts = facts
@@ -75,6 +72,11 @@ class Host(abc.ABC, Generic[E]):
         if options is not None:
             given["options"] = options
         result: Result = self.env.reset(**given)
+        return result
+
+    def step(self, action: Any) -> Result:
+        """Step it."""
+        result: Result = self.env.step(action)
         return result
 
     def close(self) -> None:
@@ -200,7 +202,7 @@ class EnvHost(Host[GymEnv]):
 
     def __init__(self, env: GymEnv, facts: EnvFacts) -> None:
         super().__init__(env, facts)
-        self.step = env.step
+        self.step = env.step  # type: ignore[method-assign]  # one call less in each step
 
     def _own_properties(self) -> list[Property]:
         return _of_gymnasium(self, self.env)
@@ -236,7 +238,6 @@ class LanesHost(Host[Lanes]):
         super().__init__(env, facts)
         self._make = make
         self._broken: RequestError | None = None
-        self.step = self._step
         if "autoreset_mode" not in metadata_of(env):
             _log.info(
                 "%s does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is taken to do "
@@ -267,7 +268,8 @@ class LanesHost(Host[Lanes]):
         observation, info = self._guarded("reset", super().reset, seed, options)
         return observation, join_infos(info, self.env.num_envs) if self._collects else info
 
-    def _step(self, action: Any) -> Result:
+    def step(self, action: Any) -> Result:
+        """Step all lanes."""
         observation, reward, terminated, truncated, info = self._guarded("step", self.env.step, action)
         if self._collects:
             info = join_infos(info, self.env.num_envs)
@@ -357,17 +359,14 @@ class LanesHost(Host[Lanes]):
 class ParallelHost(Host[ParallelEnv]):
     """A PettingZoo ParallelEnv; `reset` and `step` return which agents are alive as a last item."""
 
-    def __init__(self, env: ParallelEnv, facts: EnvFacts) -> None:
-        super().__init__(env, facts)
-        self.step = self._step
-
     def reset(self, seed: Any, options: Any) -> Result:
         """Reset it."""
         observations, infos = super().reset(seed, options)
         return observations, infos, list(self.env.agents)
 
-    def _step(self, actions: Any) -> Result:
-        return *self.env.step(actions), list(self.env.agents)
+    def step(self, action: Any) -> Result:
+        """Step it."""
+        return *self.env.step(action), list(self.env.agents)
 
     def _find(self, name: str, lanes: list[int]) -> list[Any]:
         return [_look_up(lambda: getattr(self.env, name), name)]
