@@ -176,10 +176,27 @@ class ConcurrentUseError(UsageError, RuntimeError):
     """A second thread entered an environment that is in use."""
 
 
+_MOST_CHARACTERS = 8192
+
+
+def _harmless(text: str) -> str:
+    """Return a text, of many lines perhaps, that is neither long nor changes the terminal that it is printed on."""
+    if len(text) > _MOST_CHARACTERS:
+        text = f"{text[:_MOST_CHARACTERS]} … ({len(text) - _MOST_CHARACTERS} more characters)"
+    if text.isprintable():
+        return text
+    return "".join(each if each in "\n\t" or each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
 class RemoteError(BridgeError):
-    """The remote end failed. `url` says which, `reason` why."""
+    """The remote end failed. `url` says which, `reason` why.
+
+    A reason may be the words of a stranger: of more than 8,192 characters the rest is left out, and what a terminal
+    would obey is replaced.
+    """
 
     def __init__(self, url: str, reason: str) -> None:
+        reason = _harmless(reason)
         super().__init__(url, reason)
         self.url, self.reason = url, reason
 
@@ -210,7 +227,7 @@ class RefusedError(RemoteError):
 
     def __init__(self, url: str, reason: str, code: int) -> None:
         super().__init__(url, reason)
-        self.args = (url, reason, code)
+        self.args = (url, self.reason, code)
         self.code = code
 
     def __str__(self) -> str:

@@ -184,13 +184,13 @@ def generate(name: str, page: str) -> str:
     return page
 
 
-def main() -> None:
+def main(folder: Path = FOLDER) -> None:
     """Generate, or compare with what is committed."""
     for name in PARTS:
-        page = (FOLDER / name).read_text(encoding="utf-8")
+        page = (folder / name).read_text(encoding="utf-8")
         fresh = generate(name, page)
         if "--check" not in sys.argv[1:]:
-            (FOLDER / name).write_text(fresh, encoding="utf-8")
+            (folder / name).write_text(fresh, encoding="utf-8")
         elif fresh != page:
             sys.exit(f"{name} is not current; run python docs/generate.py")
 

@@ -13,19 +13,16 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits
+from bridge import RealTime
 from bridge.client.events import Event, Joined
 from bridge.client.poller import Poller, Timer
 from bridge.client.remote import Delivery, Remote
 from bridge.client.world_request import WorldRequest
 from bridge.errors import ConnectionLostError
-from bridge.server.registry import Registry
-from bridge.server.session import Session
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.testing.runtime import LocalRuntime
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.source import EnvSource
-from tests.realtime_tools import read
+from tests.realtime_tools import instead_of_calls, read
+from tests.support import direct_registry, direct_session, gym_source
 
 STEADY = Conditions(delay=0.04)
 """80 ms round trip."""
@@ -70,9 +67,9 @@ class _Stream:
     draining = False
 
     def __init__(self, net: FarNetwork, deliver: Callable[[Any], None]) -> None:
-        self._net, self._deliver = net, deliver
+        self._net, self.deliver = net, deliver
         self.duplex: Duplex[bytes] = Duplex(net.conditions, net.generator)
-        self.session = Session(net.registry, "test")
+        self.session = direct_session(net.registry, "test").wrapped
         self.requests: deque[bytes] = deque()
         self.most_waiting = 0
         self.busy = self.closed = False
@@ -93,7 +90,7 @@ class _Stream:
     def cut(self) -> None:
         """Have the network end it."""
         self.close(0.0)
-        self._deliver(ConnectionLostError("grpc://virtual:1", "cut"))
+        self.deliver(ConnectionLostError("grpc://virtual:1", "cut"))
 
     def carry(self) -> None:
         """Bring what has arrived at either end."""
@@ -103,7 +100,7 @@ class _Stream:
         self._serve()
         for answer in self.duplex.a.receive(now):
             if not self.closed:
-                self._deliver(answer)
+                self.deliver(answer)
 
     def _serve(self) -> None:
         while self.requests and not self.busy and not self.closed:
@@ -130,7 +127,7 @@ class FarNetwork:
         conditions: Of each direction of each stream.
         skew: The server's clock minus the client's, seconds.
         seed: Of the network's chance.
-        source: Further keywords of `EnvSource`.
+        source: Further keywords of `gym_source`.
     """
 
     def __init__(
@@ -149,9 +146,18 @@ class FarNetwork:
         self.clock.subscribe(lambda now: self.server_clock.advance_to(now + skew))
         self.skew = skew
         self.runtime = LocalRuntime(self.server_clock.now)
-        realtime = RealtimeOptions(fps, clock=self.server_clock)
-        made = EnvSource(lambda: env(self.server_clock.now), realtime=realtime, **source)
-        self.registry = Registry(made, Limits(), self.runtime)
+        realtime = RealTime(clock=self.server_clock)
+        self.made: list[Any] = []
+        """The environments, in the order in which they were made."""
+        self.taking = True
+        """False: what arrives at the client is left where it is."""
+
+        def make() -> Any:
+            self.made.append(env(self.server_clock.now))
+            return self.made[-1]
+
+        made = gym_source(make, fps=fps, realtime=realtime, **source)
+        self.registry = direct_registry(made, runtime=self.runtime)
         self.poller: Poller[Delivery] = Poller()
         self.poller.look_every = lambda seconds: None  # type: ignore[method-assign]
         self.poller.call_later = self._call_later  # type: ignore[method-assign]
@@ -159,8 +165,7 @@ class FarNetwork:
         self.answers: list[Event] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
-        monkeypatch.setattr("bridge.client.connect.connection_to", lambda *args, **kwargs: None)
-        monkeypatch.setattr("bridge.client.connect.Call", self._connect)
+        instead_of_calls(monkeypatch, self._connect)
 
     def _connect(self, connection: None, url: str, deliver: Callable[[Any], None]) -> Any:
         self.streams.append(_Stream(self, deliver))
@@ -200,7 +205,8 @@ class FarNetwork:
                 stream.carry()
             while self._timers and self._timers[0][0] <= self.clock.now():
                 heapq.heappop(self._timers)[2].run()
-            self._take()
+            if self.taking:
+                self.take()
         raise AssertionError("this takes too long")
 
     def _due(self) -> list[float]:
@@ -217,7 +223,8 @@ class FarNetwork:
         while self.runtime.scheduler.ready:
             self.runtime.scheduler.run()
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Take what the streams have brought, as a call of the client does."""
         while True:
             try:
                 remote, number, what = self.poller.get(0.0)
@@ -240,7 +247,7 @@ class FarNetwork:
         return self._told(remote)
 
     def _told(self, remote: Remote) -> Any:
-        self._take()
+        self.take()
         self.run_until(lambda: bool(self.answers))
         answer = self.answers.pop(0)
         error = getattr(answer, "error", None)
@@ -251,4 +258,4 @@ class FarNetwork:
     def close(self) -> None:
         for stream in self.streams:
             stream.close(0.0)
-        self.runtime.run(self.registry.close())
+        self.registry.close()

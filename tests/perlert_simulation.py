@@ -20,16 +20,42 @@ import numpy as np
 from gymnasium import spaces
 
 from bridge.perlert import GuardConfig, RolloutConfig
-from bridge.perlert.guard import Address, Outgoing
+from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.host import Host, Instance
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
 from bridge.perlert.server import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
+from bridge.worlds.realtime.joint_loop import Transition
 
 LOBBY_PORT = 32322
 SERVER = "192.0.2.1"
+
+
+def guard_of(config: GuardConfig | None = None, secret: bytes | None = None) -> Guard:
+    """The book of addresses that a lobby and its rollouts share."""
+    return Guard(config) if secret is None else Guard(config, secret)
+
+
+def result(observation: Any, reward: float, *, terminated: bool = False, truncated: bool = False) -> Transition:
+    """What a frame of a world tells of one agent, for `Rollout.frame`."""
+    return Transition(observation, reward, terminated=terminated, truncated=truncated)
+
+
+def steps_of(player: Player) -> list[Stepped]:
+    """The steps among a player's events."""
+    return [event for event in player.events if isinstance(event, Stepped)]
+
+
+def client_of(env: Any) -> Any:
+    """The client of a `PerlertEnv`: its `port` and its `player`, for a test that sends in its name."""
+    return env._client
+
+
+def ports_of(instance: Instance) -> list[int]:
+    """The ports of the runs of an instance."""
+    return [run.port for run in instance.lobby.runs]
 
 
 class CountWorld:

@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge import RealTime
 from bridge.client.events import Event, Joined
 from bridge.client.poller import Poller
 from bridge.client.remote import Delivery, Remote
 from bridge.client.step_reader import Batch
 from bridge.client.world_request import WorldRequest
-from bridge.encoding.spaces import Layout
 from bridge.testing import Conditions, Duplex, VirtualClock
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.source import EnvSource
-from tests.support import direct_registry, direct_session
+from tests.support import direct_registry, direct_session, gym_source, layout_of
+
+
+def instead_of_calls(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
+    """Have remotes get what `call` makes from no connection, a URL and where to deliver, in place of calls."""
+    for name, value in (("connection_to", lambda *args, **keywords: None), ("Call", call)):
+        monkeypatch.setattr(f"bridge.client.connect.{name}", value)
 
 
 class Network:
@@ -32,14 +36,13 @@ class Network:
         self.skew = skew
         server_clock = VirtualClock(100.0 + skew)
         self.clock.subscribe(lambda now: server_clock.advance_to(now + skew))
-        source = EnvSource(env, realtime=RealtimeOptions(fps, clock=server_clock))
-        self.registry = direct_registry(source)
+        self.registry = direct_registry(gym_source(env, fps=fps, realtime=RealTime(clock=server_clock)))
         self.duplex: Duplex[bytes] = Duplex(conditions, np.random.default_rng(0))
         self.session = direct_session(self.registry, "test")
         self.poller: Poller[Delivery] = Poller()
         self.answers: list[Event] = []
         self._deliver: Callable[[bytes], None] = lambda what: None
-        monkeypatch.setattr("bridge.client.connect.Call", self._connect)
+        instead_of_calls(monkeypatch, self._connect)
 
     def _connect(self, connection: Any, url: str, deliver: Callable[[bytes], None]) -> Any:
         self._deliver = deliver
@@ -104,17 +107,17 @@ class Network:
         self.registry.close()
 
 
+def read_batch(remote: Remote, message: Any) -> tuple[list[Any], Batch, Any]:
+    """The rows of an answered Step, one a lane, all that stands in columns, and the info."""
+    assert remote.info is not None
+    lanes, layout = remote.info.lanes or 1, layout_of(remote.info.observation_space)
+    batch = Batch.empty(layout, lanes)
+    info = remote.reader.read_into(message, batch, 0, remote.now())
+    return [layout.row(batch.columns, lane) for lane in range(lanes)], batch, info
+
+
 def read(remote: Remote, answer: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
     """Observation, reward, flags and info of an answered Step."""
-    assert remote.info is not None
     assert answer.message is not None
-    layout = Layout(remote.info.observation_space, "observation")
-    batch = Batch(layout.columns(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
-    info = remote.reader.read_into(answer.message, batch, 0, remote.now())
-    return (
-        layout.row(batch.columns, 0),
-        float(batch.rewards[0]),
-        bool(batch.terminations[0]),
-        bool(batch.truncations[0]),
-        info,
-    )
+    (row,), batch, info = read_batch(remote, answer.message)
+    return row, float(batch.rewards[0]), bool(batch.terminations[0]), bool(batch.truncations[0]), info

@@ -22,13 +22,21 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import Limits
+from bridge import Limits, RealTime
+from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import unpack_tensor
+from bridge.gymnasium_versions import dict_space, discrete_space
 from bridge.server.registry import Registry
 from bridge.server.session import Session
 from bridge.testing import Inspector, LocalRuntime
 from bridge.worlds.base import Agent, World
+from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
+from bridge.worlds.multi_agent.source import ParallelSource
+from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.scheduling import Pending
+from bridge.worlds.source import EnvSource
+from tests.inside import registry_of
 
 everywhere = pytest.mark.parametrize("isolation", [None, "process"], indirect=True, ids=["here", "isolated"])
 """Runs a test with environments in the server's process, and in processes of their own."""
@@ -228,9 +236,33 @@ class Later:
             runtime.scheduler.run()
 
 
-def direct_registry(source: Any, limits: Limits | None = None) -> Any:
+def gym_source(env: Any, *, fps: float | None = None, realtime: RealTime | None = None, **options: Any) -> Any:
+    """Give the maker of worlds that a server of `serve_gym` with these keywords has."""
+    return EnvSource(env, realtime=_clocked(fps, realtime), **options)
+
+
+def parallel_source(
+    env: Any,
+    *,
+    fps: float | None = None,
+    realtime: RealTime | None = None,
+    isolation: str | None = None,
+    **options: Any,
+) -> Any:
+    """Give the maker of worlds that a server of `serve_parallel` with these keywords has."""
+    apart = Isolation.of(isolation, CALL_TIMEOUT, None)
+    if fps is None:
+        return ParallelSource(env, MultiAgentOptions(**options), isolation=apart)
+    return ParallelSource(env, isolation=apart, realtime=_clocked(fps, realtime, **options))
+
+
+def _clocked(fps: float | None, realtime: RealTime | None, **options: Any) -> RealtimeOptions | None:
+    return None if fps is None else RealtimeOptions(fps=fps, **{**vars(realtime or RealTime()), **options})
+
+
+def direct_registry(source: Any, limits: Limits | None = None, runtime: LocalRuntime | None = None) -> Any:
     """A registry of worlds without a server: a `Direct` one, whose `runtime` sessions may share."""
-    runtime = LocalRuntime()
+    runtime = runtime or LocalRuntime()
     return Direct(Registry(source, limits or Limits(), runtime), runtime)
 
 
@@ -239,16 +271,46 @@ def direct_session(registry: Any, version: str = "") -> Any:
     return Direct(Session(registry.wrapped, version), registry.runtime)
 
 
-def direct_world(source: Any, settings: Any = None) -> Any:
+def direct_world(source: Any, settings: Any = None, name: str = "w", runtime: LocalRuntime | None = None) -> Any:
     """A world that a source makes, without a server."""
-    runtime = LocalRuntime()
-    return Direct(runtime.run(source.make_world("w", settings or {}, runtime)), runtime)
+    runtime = runtime or LocalRuntime()
+    return Direct(runtime.run(source.make_world(name, settings or {}, runtime)), runtime)
 
 
 def world_of(server: Any, name: str = "") -> Any:
     """A world of a server in this process."""
-    (found,) = [world for world in server._registry.worlds if world.name == name]
+    (found,) = [world for world in registry_of(server).worlds if world.name == name]
     return found
+
+
+def layout_of(space: spaces.Space[Any], name: str = "observation", lanes: int | None = None, **more: Any) -> Any:
+    """How values of a space stand in tensors: `name` is `observation` or `action`, and those of lanes are batched."""
+    return Layout(space, name, lanes, **more)
+
+
+def ordered_dict(items: Iterable[tuple[Any, spaces.Space[Any]]]) -> spaces.Dict:
+    """A Dict space that keeps the order of its keys, with any Gymnasium."""
+    return dict_space(items, sort_keys=False)
+
+
+def typed_discrete(n: int, start: int, dtype: Any) -> spaces.Discrete:
+    """A Discrete space of a dtype, with any Gymnasium."""
+    return discrete_space(n, start, np.dtype(dtype))
+
+
+def lane_info(info: Any, lane: int) -> dict[str, Any]:
+    """What Gymnasium's infos of lanes say of one of them: keys whose mask `_key` has it."""
+    if isinstance(info, list):
+        return dict(info[lane])
+    own = {key: value for key, value in info.items() if not key.startswith("_") and info[f"_{key}"][lane]}
+    return {key: lane_info(value, lane) if isinstance(value, dict) else value[lane] for key, value in own.items()}
+
+
+def without_readers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Forget for a test what `register_space` was given; return the table, empty."""
+    readers: dict[str, Any] = {}
+    monkeypatch.setattr("bridge.encoding.space_json._readers", readers)
+    return readers
 
 
 def read_property(url: str, key: str) -> Any:

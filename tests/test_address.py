@@ -113,3 +113,39 @@ def test_a_password_is_refused_and_never_shown(url):
 def test_an_address_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         parse_address("h:1").port = 2  # type: ignore[misc]
+
+
+def test_a_port_of_a_url_without_one_is_that_of_the_web():
+    assert (parse_address("ws://host/E-v0").port, parse_address("wss://host").port) == (80, 443)
+    assert parse_address("wss://host:8443/ALE/Pong-v5").target == "host:8443"
+    assert parse_address("ws://[::1]:1").tls is False
+    assert parse_address("wss://[::1]:1").tls is True
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "token"),
+    [
+        ("grpc://h:1?token=abc", "grpc://h:1", "abc"),
+        ("grpc://h:1/Env-v0?token=abc&num_envs=2", "grpc://h:1/Env-v0?num_envs=2", "abc"),
+        ("h:1?num_envs=2&token=a%2Db", "h:1?num_envs=2", "a-b"),
+        ("unix:///p?token=abc", "unix:///p", "abc"),
+    ],
+)
+def test_the_token_of_a_url_is_shown_to_the_server_and_in_no_message(url, shown, token):
+    address = parse_address(url)
+    assert address.url == shown
+    assert address.credentials.token.reveal() == token
+    assert token not in repr(address)
+    assert "token" not in dict(address.settings)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["grpc://h:1?token=sec%20ret", "grpc://h?token=secret", "tcp://h:1?token=secret", "grpc://h:1?token=secret&x"],
+)
+def test_no_error_about_a_url_shows_its_token(url):
+    with pytest.raises(AddressError) as caught:
+        parse_address(url)
+    assert "sec%20ret" not in str(caught.value)
+    assert "token=s" not in str(caught.value)
+    assert "=secret" not in str(caught.value)

@@ -18,6 +18,7 @@ import bridge
 import bridge.wrappers
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.wrappers import BlockingReset
+from tests.inside import in_serving_thread
 
 ROOT, WRAPPERS = Path(bridge.__file__).parent, Path(bridge.wrappers.__file__).parent
 # What a step of CartPole may take at most: calls, and files.
@@ -99,20 +100,20 @@ def test_one_step_passes_few_functions_of_the_server() -> None:
         env.reset(seed=0)
         for action in (0, 1, 0, 1):
             env.step(action)
-        in_serving_thread(server, lambda: sys.setprofile(counter))
+        call_in_serving_thread(server, lambda: sys.setprofile(counter))
         for action in (1, 0):  # once they are answered, what brought the function into the thread is over, too
             env.step(action)
         counter.calls.clear()
         env.step(0)
         found = list(counter.calls)  # the answer is here, so all of it ran
-        in_serving_thread(server, lambda: sys.setprofile(None))
+        call_in_serving_thread(server, lambda: sys.setprofile(None))
         env.close()
     assert "worlds/environment.py" in {file for file, _ in found}
     counter.calls = found
     counter.check(SERVER)
 
 
-def in_serving_thread(server: Any, function: Callable[[], Any]) -> None:
+def call_in_serving_thread(server: Any, function: Callable[[], Any]) -> None:
     """Call a function in the server's thread, and wait until it returned."""
     done = threading.Event()
 
@@ -120,5 +121,5 @@ def in_serving_thread(server: Any, function: Callable[[], Any]) -> None:
         function()
         done.set()
 
-    server._loop.scheduler.call_soon_threadsafe(call)
+    in_serving_thread(server, call)
     assert done.wait(20.0)

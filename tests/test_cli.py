@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,6 +28,7 @@ from bridge.cli import main
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
 from bridge.testing import ServerProcess, make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
+from tests.inside import add_command
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.public_server import PublicServer
@@ -838,8 +840,12 @@ def test_what_a_command_raises_becomes_its_exit_code(
         def fail(arguments: Any, raised: BaseException = raised) -> int:
             raise raised
 
-        monkeypatch.setattr("bridge.cli.demo.run", fail)
-        assert main(["demo"]) == code
+        def register(commands: Any, run: Any = fail) -> None:
+            commands.add_parser("fail").set_defaults(run=run)
+
+        monkeypatch.setitem(sys.modules, "fail_command", SimpleNamespace(register=register))
+        add_command(monkeypatch, "fail", "fail_command")
+        assert main(["fail"]) == code
         assert capsys.readouterr().err == said
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from bridge.cli import main, program
 from bridge.cli.program import positive
+from tests.inside import add_command
 
 DEADLINE = 30.0
 
@@ -59,6 +60,6 @@ def test_another_module_adds_its_command_by_being_named(
         "    parser.set_defaults(run=lambda arguments: print('hello') or 0)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(program.COMMANDS, "greet", ("greet_command", "say hello"))
+    add_command(monkeypatch, "greet", "greet_command")
     assert main(["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"

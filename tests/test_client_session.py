@@ -19,8 +19,7 @@ from bridge.client.world_request import WorldRequest
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, RemoteTimeoutError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
-from bridge.worlds.source import EnvSource
-from tests.support import direct_registry, direct_session
+from tests.support import direct_registry, direct_session, gym_source
 
 NOW = 100.0
 
@@ -29,7 +28,7 @@ class Pair:
     """A client's session and a server's, joined by lists of messages."""
 
     def __init__(self, env: Any = None, url: str = "grpc://virtual:1") -> None:
-        self.registry = direct_registry(EnvSource(env or (lambda: CountingEnv(3))))
+        self.registry = direct_registry(gym_source(env or (lambda: CountingEnv(3))))
         self.server = direct_session(self.registry, "test")
         self.client = ClientSession(WorldRequest.of(url), 1 << 20)
         self.client.server_version = "test"

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,9 @@ import pytest
 
 import bridge
 from bridge import Limits, make_remote, make_vec_remote, serve_gym
-from bridge.client import pool, stepper, vector_pool
-from bridge.server.idle_worlds import IdleWorlds
-from bridge.testing import CountingEnv, Proxy, VirtualClock
-from bridge.worlds.scheduling import Scheduler
+from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
+from tests.inside import set_client_clock
 from tests.support import server_process, until
 
 HOUR = 3600.0
@@ -123,24 +120,6 @@ def test_a_date_that_jumps_moves_no_frame_of_a_world_in_real_time(jumps: list[in
     assert jumps[0]
 
 
-def test_time_in_which_a_server_stood_still_makes_no_world_idle() -> None:
-    clock = VirtualClock()
-    scheduler = Scheduler(clock.now)
-    told: list[float] = []
-    watch = IdleWorlds(told.append, 0.04, scheduler)
-    watch.start()
-    for seconds in [0.01] * 5 + [HOUR] + [0.01] * 5:
-        clock.advance(seconds)
-        scheduler.run()
-    assert len(told) == 11
-    assert max(np.diff(told)) <= 0.02 + 1e-9
-    assert told[-1] < 60
-    watch.stop()
-    clock.advance(1.0)
-    scheduler.run()
-    assert len(told) == 11
-
-
 def test_time_in_which_a_client_stood_still_is_not_its_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, looks = threading.Event(), [0]
 
@@ -163,8 +142,7 @@ def test_time_in_which_a_client_stood_still_is_not_its_servers_fault(monkeypatch
     with serve_gym(Slow) as server:
         envs = make_vec_remote(server.url, timeout=20.0)
         BlockingReset(envs).reset(seed=0)
-        for module in (pool, vector_pool, stepper):
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
+        set_client_clock(monkeypatch, monotonic)
         rows, _, _, truncated, _ = envs.step(np.zeros(1, np.int64))
         assert rows[0].tolist() == [1, 1]
         assert not truncated.any()

@@ -12,10 +12,9 @@ import pytest
 from gymnasium import spaces
 
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.encoding import space_json
 from bridge.errors import EnvironmentFailedError, RefusedError
 from bridge.wrappers import BlockingReset
-from tests.support import assert_identical
+from tests.support import assert_identical, without_readers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Gymnasium's remarks about unusual environments
@@ -428,7 +427,7 @@ def test_the_reader_of_the_documentation_makes_minigrids_mission_space(monkeypat
 
     page = (Path(__file__).resolve().parent.parent / "docs" / "conversions.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.setattr(space_json, "_readers", {})
+    without_readers(monkeypatch)
     scope = {}
     exec(compile(code, "conversions.md", "exec"), scope)
     env_id = "MiniGrid-Fetch-5x5-N2-v0"

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.client.directory import interleave
 from bridge.testing import CountingEnv, Proxy
 
 NUMERIC = socket.AI_NUMERICHOST
@@ -110,10 +109,3 @@ def test_closing_does_not_wait_for_the_resolver(monkeypatch: pytest.MonkeyPatch)
         make_remote("grpc://slow.example:1", timeout=0.1)
     assert resolver.entered.is_set()
     resolver.free.set()
-
-
-def test_address_families_take_turns_and_the_first_stays_first() -> None:
-    six, four = socket.AF_INET6, socket.AF_INET
-    assert interleave([(six, 1), (six, 2), (six, 3), (four, 4)]) == ((six, 1), (four, 4), (six, 2), (six, 3))
-    assert interleave([(four, 1), (six, 2), (four, 3)]) == ((four, 1), (six, 2), (four, 3))
-    assert interleave([]) == ()

@@ -7,8 +7,7 @@ import pytest
 from bridge import make_remote, serve_gym
 from bridge.errors import EnvironmentFailedError
 from bridge.server.failure_log import FailureLog
-from bridge.testing import CountingEnv
-from bridge.worlds.scheduling import Scheduler
+from bridge.testing import CountingEnv, LocalRuntime
 
 
 class Clock:
@@ -28,7 +27,7 @@ def lines(caplog):
 
 
 def test_the_first_failure_of_a_kind_is_logged_in_full_and_the_others_are_counted_each_minute(clock, caplog):
-    scheduler = Scheduler(clock)
+    scheduler = LocalRuntime(clock).scheduler
     failures = FailureLog(scheduler)
     for number in range(5):
         failures.add("w", f"the environment raised ValueError in step: number {number}\nTraceback …")
@@ -51,7 +50,7 @@ def test_the_first_failure_of_a_kind_is_logged_in_full_and_the_others_are_counte
 
 
 def test_ever_new_kinds_of_failures_are_bounded(clock, caplog):
-    scheduler = Scheduler(clock)
+    scheduler = LocalRuntime(clock).scheduler
     failures = FailureLog(scheduler)
     for _ in range(2):
         for number in range(300):

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from bridge import Limits, SlotState, errors, make_remote, make_vec_remote, serve_gym
-from bridge.client.events import StepAnswered
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import begin_step, finish_step
 from tests.support import SERVE, server_process, until, world_of
 
 ZEROS = {n: np.zeros(n, np.int64) for n in (1, 2, 3, 4)}
@@ -340,10 +340,10 @@ def test_a_server_killed_in_the_middle_of_a_step_is_told() -> None:
         remote.reset(seed=1)
         process.send_signal(signal.SIGSTOP)  # the step is under way when the server goes
         os.waitpid(process.pid, os.WUNTRACED)  # none of its threads runs any more
-        remote._remote.step(0)
+        begin_step(remote, 0)
         process.kill()
         with pytest.raises(errors.ConnectionLostError, match="the connection was lost"):
-            remote._pool.wait(remote._remote, StepAnswered, "to a step")
+            finish_step(remote)
         with pytest.raises(errors.ConnectError):
             remote.reset()  # it tries anew
         remote.close()

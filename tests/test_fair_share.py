@@ -9,13 +9,19 @@ import time
 import pytest
 
 from bridge import make_remote, serve_gym
-from bridge.server import connections, fair_share
+from bridge.server import fair_share
 from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.testing import CountingEnv
-from bridge.transport.websocket import PATH as WS_PATH
-from bridge.transport.websocket import SUBPROTOCOL
 from tests.http2_tools import DATA, END_HEADERS, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE, block, frame, raw
+from tests.inside import linger
 from tests.support import until
+from tests.websocket_tools import PATH, SUBPROTOCOL
+
+
+@pytest.fixture
+def no_share(monkeypatch):
+    """Read again after hours who has used more than a little."""
+    monkeypatch.setattr(fair_share, "SHARE", 1e-9)
 
 
 def test_a_little_at_once_costs_no_wait():
@@ -55,9 +61,8 @@ def test_flooders_use_their_share_of_the_time_together_however_many_they_are():
         assert used / end < SHARE + REFILL + 0.02
 
 
-def test_who_was_refused_and_goes_on_is_not_read_without_end(monkeypatch):
-    monkeypatch.setattr(fair_share, "SHARE", 1e-9)  # who has used more than a little is read again after hours
-    monkeypatch.setattr(connections, "_LINGER", 3600.0)
+def test_who_was_refused_and_goes_on_is_not_read_without_end(no_share, monkeypatch):
+    linger(monkeypatch, 3600.0)
     with serve_gym(lambda: CountingEnv(5)) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         while client.recv(65536):  # what it says of the refusal, up to its end
@@ -102,13 +107,12 @@ def test_fragments_of_a_large_websocket_message_that_hold_nothing_are_charged():
     head += "Sec-WebSocket-Protocol: SUBPROTOCOL\r\n\r\n"
     begun = b"\x02\xff" + (70_000).to_bytes(8, "big") + bytes(4) + bytes(70_000)
     with serve_gym(lambda: CountingEnv(1 << 30), web=True) as server:
-        text = head.replace("PORT", str(server.port)).replace("SUBPROTOCOL", SUBPROTOCOL).replace("/ws", WS_PATH)
+        text = head.replace("PORT", str(server.port)).replace("SUBPROTOCOL", SUBPROTOCOL).replace("/ws", PATH)
         flood(server, text.encode() + begun, b"\x00\x80\0\0\0\0" * 64)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a peer has closed before all is read")
-def test_what_a_closed_connection_had_sent_is_dropped(monkeypatch):
-    monkeypatch.setattr(fair_share, "SHARE", 1e-9)  # who has used more than a little is read again after hours
+def test_what_a_closed_connection_had_sent_is_dropped(no_share):
     with serve_gym(lambda: CountingEnv(5)) as server:
         with raw(server, HELLO) as sock:
             sock.settimeout(0.2)

@@ -10,7 +10,6 @@ import struct
 import threading
 import time
 import zlib
-from types import SimpleNamespace
 
 import grpc
 import gymnasium
@@ -30,19 +29,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
-from bridge.client.connect import connect
-from bridge.client.poller import Poller
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import calls, connections, grpc_server, keepalive
-from bridge.server.admission import Admission
-from bridge.server.auth import Gate
-from bridge.server.connection import Connection
-from bridge.server.fair_share import FairShare, ProcessorAccount
-from bridge.server.grpc_services import Services
 from bridge.testing import CountingEnv, Proxy
-from bridge.transport.address import parse_address
 from bridge.wrappers import BlockingReset
 from tests.frame_proxy import FrameProxy
 from tests.http2_tools import (
@@ -77,6 +67,15 @@ from tests.http2_tools import (
     raw,
     request,
     sent_all,
+)
+from tests.inside import (
+    Call,
+    as_another_machine,
+    calls_of,
+    connections_of,
+    look_at_sockets_after,
+    server_connection,
+    server_signs_of_life,
 )
 from tests.peers import Stream
 from tests.support import objects_of, until
@@ -928,9 +927,7 @@ def test_who_does_not_begin_to_speak_is_closed(first):
 
 
 def test_a_client_that_gives_no_sign_is_cut_and_its_world_goes(monkeypatch):
-    monkeypatch.setattr(connections, "_KEEPALIVE", 0.05)
-    monkeypatch.setattr(keepalive, "QUIET", 0.2)
-    monkeypatch.setattr(keepalive, "PATIENCE", 0.3)
+    server_signs_of_life(monkeypatch, 0.05, quiet=0.2, patience=0.3)
     with serve_gym(long) as server, Hand(server) as silent, Hand(server) as alive:
         silent.play()
         number = alive.play()
@@ -946,9 +943,8 @@ def test_a_client_that_takes_a_long_answer_slowly_is_not_taken_for_dead():
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)
-        connection = Connection(near, "peer", None, Admission(limits), ProcessorAccount(FairShare(), 0.0))
-        handler = SimpleNamespace(calls=SimpleNamespace(receive=None))
-        protocol = grpc_server.GrpcProtocol(connection, handler, limits, Gate(None), Services())
+        connection = server_connection(near, limits)
+        protocol = connection.protocol
         began = time.monotonic()
         connection.outgoing.append(bytes(5_000_000))
         connection.flush()
@@ -1003,7 +999,7 @@ def test_a_slow_environment_holds_up_nobody_else(door, safe):
 
 
 def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_it(door, monkeypatch):
-    monkeypatch.setattr(connections, "_KEEPALIVE", 3600.0)
+    server_signs_of_life(monkeypatch, 3600.0)
     with serve_gym(lambda: SlowEnv(door)) as server, Hand(server) as hand:
         slow, quick = hand.play(), hand.open()
         hand.step(slow, BEGIN)
@@ -1018,12 +1014,12 @@ def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_
 
 
 def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
-    monkeypatch.setattr(calls, "MOMENT", 0.0005)
+    look_at_sockets_after(monkeypatch, 0.0005)
     held = []
 
     class Watched(CountingEnv):
         def step(self, action):
-            held.append(len(server._calls.ready))
+            held.append(len(calls_of(server).ready))
             return super().step(action)
 
     with serve_gym(lambda: Watched(1_000_000)) as server, Hand(server) as hand:
@@ -1194,30 +1190,26 @@ def test_a_slot_whose_call_ends_leaves_the_others_on_the_socket(server):
 
 def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
     with serve_gym(long, limits=Limits(max_connections=2)) as server:
-        first, second, third = ([], [], [])
-        poller = Poller()
-        lines = [
-            connect(parse_address(server.url), poller, lambda what, got=got: (got, what), 1 << 20, shared=True)
-            for got in (first, second, third)
-        ]
+        first = Call(server.url, shared=True)
+        lines = [first, *(Call(server.url, neighbour=first, shared=True) for _ in range(2))]
         assert len({line.connection for line in lines}) == 1
         for line in lines:
             line.send(LEAVE)
-        came = [poller.get(20.0) for _ in range(3)]
-        assert [isinstance(what, errors.RefusedError) for got, what in came if got is third] == [True]
-        assert not any(isinstance(what, Exception) for got, what in came if got is not third)
-        lines[0].send(LEAVE)
-        assert poller.get(20.0)[0] is first
+        came = [first.get(20.0) for _ in range(3)]
+        assert [isinstance(what, errors.RefusedError) for line, what in came if line is lines[2]] == [True]
+        assert not any(isinstance(what, Exception) for line, what in came if line is not lines[2])
+        first.send(LEAVE)
+        assert first.get(20.0)[0] is first
         for line in lines:
             line.close(1.0)
         until(lambda: server.status()["sockets"] == 0)
 
 
 def test_another_machines_name_is_not_shared(server, monkeypatch):
-    poller = Poller()
-    lines = [connect(parse_address(server.url), poller, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
-    monkeypatch.setattr("bridge.client.connect.is_loopback", lambda host: False)
-    lines += [connect(parse_address(server.url), poller, lambda what: what, 1 << 20, shared=True) for _ in range(2)]
+    first = Call(server.url, shared=True)
+    lines = [first, Call(server.url, neighbour=first, shared=True)]
+    as_another_machine(monkeypatch, "client.connect")
+    lines += [Call(server.url, neighbour=first, shared=True) for _ in range(2)]
     assert len({line.connection for line in lines}) == 3
     for line in lines:
         line.close(0.0)
@@ -1325,9 +1317,7 @@ def test_a_connection_that_floods_is_read_later_and_in_smaller_pieces(server):
             return server.status()["throttled"] == 1
 
         until(flood)
-        assert not any(
-            connection.account.productive for connection in server._connections.all.values() if not connection.calls
-        )
+        assert not any(connection.account.productive for connection in connections_of(server) if not connection.calls)
     until(lambda: server.status()["throttled"] == 0)
 
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ import numpy as np
 import pytest
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
-from bridge.client.poller import Poller
 from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
+from tests.inside import call_of, remote_of
 from tests.support import LargeArrays, sampled, until
 
 pytestmark = [
@@ -109,7 +108,7 @@ def test_a_copy_connects_by_grpcio_too_and_so_does_the_spec() -> None:
         assert env.spec.kwargs["transport"] == "grpcio"
         other = pickle.loads(pickle.dumps(env))
         assert np.array_equal(other.reset(seed=3)[0], env.reset(seed=3)[0])
-        assert type(other._remote._call).__name__ == "GrpcioCall"
+        assert type(call_of(remote_of(other))).__name__ == "GrpcioCall"
         other.close()
         env.close()
 
@@ -242,7 +241,7 @@ def test_a_forked_process_leaves_the_parents_connection_alone() -> None:
     with serve_gym("CartPole-v1") as server:
         env = by_grpcio(server.url)
         env.reset(seed=0)
-        connection = env._remote._call
+        connection = call_of(remote_of(env))
         child = os.fork()
         if not child:
             code = 1
@@ -257,38 +256,3 @@ def test_a_forked_process_leaves_the_parents_connection_alone() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         env.step(0)
         env.close()
-
-
-def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts() -> None:
-    poller: Poller[str] = Poller()
-    poller.add_poster()
-    assert poller._waker is not None
-    watched, real = poller._waker
-
-    class Interrupted:
-        """As if the collector ran in `send`, and closed the connection."""
-
-        close = real.close
-
-        def send(self, data: bytes) -> int:
-            poller.remove_poster()
-            return real.send(data)
-
-    poller._waker = (watched, Interrupted())  # type: ignore[assignment]
-    poller.post("posted")
-    assert poller.get(0.0) == "posted"
-    assert poller._waker is None
-
-
-def test_an_item_that_another_thread_posts_wakes_whoever_waits() -> None:
-    poller: Poller[str] = Poller()
-    poller.add_poster()
-    began = time.monotonic()
-    timer = threading.Timer(0.05, poller.post, ["posted"])
-    timer.start()
-    assert poller.get(10.0) == "posted"
-    assert time.monotonic() - began < 1.5  # it looks at its sockets every two seconds anyway
-    timer.join()
-    poller.remove_poster()
-    poller.post("after the end")
-    assert poller.get(0.0) == "after the end"

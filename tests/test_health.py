@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from bridge import TLS, make_remote, serve_gym
+from bridge import TLS, Limits, make_remote, serve_gym
 from bridge.cli import main
 from bridge.errors import ConnectError, ConnectionLostError, RefusedError, RemoteTimeoutError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
@@ -129,6 +129,17 @@ def test_a_server_that_drains_says_that_it_takes_no_more(capsys: pytest.CaptureF
         assert main(["health", server.url]) == 1
         assert capsys.readouterr().out == "NOT_SERVING\n"
         env.step(0)
+
+
+@pytest.mark.parametrize("limit", ["max_connections", "max_worlds"])
+def test_a_full_server_is_neither_dead_nor_free(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1", limits=Limits(**{limit: 1})) as server:
+        assert main(["health", server.url, "--room"]) == 0
+        assert capsys.readouterr().out == "SERVING\n"
+        with make_remote(server.url):
+            assert main(["health", server.url]) == 0
+            assert capsys.readouterr().out == "SERVING, full: it takes no further client\n"
+            assert main(["health", server.url, "--room"]) == 1
 
 
 def test_certificates_without_tls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,10 +29,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def env_of(net: FarNetwork) -> Telling:
-    env = net.world.env
-    while not isinstance(env, Telling):
-        env = getattr(env, "env", None) or env._env
-    return env
+    return net.made[-1]
 
 
 def test_each_frame_is_told_once_and_as_soon_as_it_has_come(network: Make) -> None:
@@ -155,7 +152,7 @@ def test_a_client_that_takes_nothing_is_sent_no_more_than_it_asked_for(network: 
     feed = remote.feed
     assert feed is not None
     asked = feed.in_flight
-    monkeypatch.setattr(net, "_take", lambda: None)
+    net.taking = False
     net.run_for(5.0)
     assert len([number for _, number, _ in net.poller.items if number > 0]) == asked
     assert asked <= 10

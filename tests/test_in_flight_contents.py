@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.client.infos import lane_info, pick_lanes
-from bridge.client.step_reader import Batch
-from bridge.client.unseen_frames import UnseenFrames
-from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from tests.far_network import FarNetwork
+from tests.realtime_tools import read_batch
+from tests.support import lane_info
 
 LANES = 3
 
@@ -88,7 +86,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def told(net: FarNetwork, remote: Any) -> Any:
-    net._take()
+    net.take()
     net.run_until(lambda: bool(net.answers))
     return net.answers.pop(0).message  # type: ignore[union-attr]
 
@@ -101,11 +99,8 @@ def test_an_answer_put_together_from_several_holds_each_lane_s_observation_and_i
     remote.session.wait_for_all()
     remote.begin({})
     message, frames = told(net, remote), set()
-    layout = Layout(Rich.observation_space, "observation")
     for number in range(80):
-        batch = Batch.empty(layout, LANES)
-        info = remote.reader.read_into(message, batch, 0, remote.now())
-        rows = [layout.row(batch.columns, lane) for lane in range(LANES)]
+        rows, _, info = read_batch(remote, message)
         for lane, row in enumerate(rows):
             episode, frame = row["where"].astype(int).tolist()
             assert (row["frame"], row["text"], row["items"]) == (frame, f"{episode}-{frame}", (frame,) * (frame % 4))
@@ -141,39 +136,3 @@ def test_the_form_of_observations_is_known_where_the_first_answer_is_left_out(ne
     remote.begin({"restart": pack_tensor(False)})
     observation = remote.reader.read(told(net, remote), remote.now())[0]
     assert type(observation["frame"]) is int
-
-
-def test_infos_that_do_not_fit_together_become_a_list() -> None:
-    here = np.array([True, True])
-    one, other = ({"a": np.array([1, 2]), "_a": here}, {"a": np.array([1.5, 2.5]), "_a": here})
-    assert pick_lanes([one, other]) == [{"a": 1}, {"a": 2.5}]
-    assert pick_lanes([one, [{"b": 1}, {"b": "text"}]]) == [{"a": 1}, {"b": "text"}]
-    joined = pick_lanes([one, {"a": np.array([3, 4]), "_a": ~here}])
-    assert isinstance(joined, dict)
-    assert (joined["a"].tolist(), joined["_a"].tolist()) == ([1, 0], [True, False])
-    nested = {"n": {"a": np.array([1, 2]), "_a": here}, "_n": here}
-    mixed = pick_lanes([nested, {"n": {"a": np.array([5, 6]), "_a": here}, "_n": here}])
-    assert isinstance(mixed, dict)
-    assert mixed["n"]["a"].tolist() == [1, 6]
-    assert pick_lanes([nested, {"n": np.array([1, 2]), "_n": here}])[1] == {"n": 2}  # type: ignore[index]
-
-
-def test_whether_a_first_observation_is_of_a_frame_is_learned_from_what_follows() -> None:
-    """Frames 1 and 2 had passed when the episode was entered; the server never showed the first."""
-    frames = UnseenFrames()
-    first = frames.arrived(1, 10.0, 0, 1)
-    third = frames.arrived(1, 10.1, 3, 1)  # tells of frames 1 to 3
-    assert first.of_frame
-    assert frames.told(third, 1) == 2, "the first and the second"
-    again = frames.arrived(1, 10.1, 0, 1)
-    assert again is third
-    assert frames.so_far(1) == 2
-
-
-def test_a_first_observation_of_a_reset_is_no_frame() -> None:
-    frames = UnseenFrames()
-    frames.arrived(1, 10.0, 0, 0)
-    assert frames.told(frames.arrived(1, 10.2, 2, 1), 1) == 1, "the server skipped the first"
-    new = frames.arrived(2, 10.2, 0, 1)
-    assert new.sent == 1, "the same moment, but another episode"
-    assert frames.told(frames.arrived(2, 10.3, 1, 1), 1) == 1

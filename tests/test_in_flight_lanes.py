@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.client.infos import lane_info
-from bridge.client.step_reader import Batch
 from bridge.encoding import values
-from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import PeerError, RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import Session
 from tests.far_network import ROUGH, STEADY, FarNetwork, Telling
-from tests.support import Direct
+from tests.realtime_tools import read_batch
+from tests.support import direct_session, lane_info
 
 FRAME = 1 / 60
 LANES = 3
@@ -53,16 +50,11 @@ class Lanes(FarNetwork):
     @property
     def stepped(self) -> list[Lane]:
         """The lanes' environments."""
-        found = []
-        for env in self.world.env.lanes:
-            while not isinstance(env, Lane):
-                env = getattr(env, "env", None) or getattr(env, "_env", None) or env.watched
-            found.append(env)
-        return found
+        return self.made[-len(self.world.env.lanes) :]
 
     def stream(self) -> Any:
         """A session of another client, without a network."""
-        return Direct(Session(self.registry, "test"), self.runtime)
+        return direct_session(self.registry, "test")
 
     def join(self, *, partial: bool = False, **request: Any) -> Any:
         remote = self.remote(**request)
@@ -82,14 +74,12 @@ class Lanes(FarNetwork):
         return self._told(remote)
 
     def _told(self, remote: Any) -> Any:
-        self._take()
+        self.take()
         self.run_until(lambda: bool(self.answers))
         answer: Any = self.answers.pop(0)
         if getattr(answer, "error", None) is not None:
             raise answer.error
-        lanes = remote.info.lanes
-        batch = Batch.empty(Layout(remote.info.observation_space, "observation"), lanes)
-        info = remote.reader.read_into(answer.message, batch, 0, remote.now())
+        _, batch, info = read_batch(remote, answer.message)
         return batch.columns[0], batch.rewards, batch.terminations, batch.truncations, info
 
 
@@ -320,14 +310,14 @@ def test_an_answer_that_cannot_be_read_loses_the_server(network: Make, name: str
     net.run_for(0.1)
     uid = next(uid for uid, spec in remote.session.world.specs.observations.items() if spec.name == name)
     stream = net.streams[0]
-    deliver = stream._deliver
+    deliver = stream.deliver
 
     def spoil(data: Any) -> None:
         message = pb.EnvironmentResponse.FromString(bytes(data))
         message.step.observations[uid].CopyFrom(pack_tensor(value))
         deliver(message.SerializeToString())
 
-    stream._deliver = spoil
+    stream.deliver = spoil
     steps = (net.act(remote, [0] * LANES) for _ in range(10))
     with pytest.raises(PeerError, match="cannot be read"):
         deque(steps, maxlen=0)

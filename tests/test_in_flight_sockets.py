@@ -15,12 +15,12 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import bridge
-from bridge.client.vector_env import slots_of
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Proxy
 from bridge.wrappers import BlockingReset, Throttle
 from tests.far_network import Telling
+from tests.inside import remotes_of
 from tests.parallel_envs import Relay
 from tests.peers import Stream
 from tests.support import until
@@ -48,7 +48,7 @@ def far() -> Iterator[Any]:
 
 
 def feeds(envs: Any) -> list[Any]:
-    return [member.remote.feed for member in slots_of(envs).pool.members]
+    return [remote.feed for remote in remotes_of(envs)]
 
 
 def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:

@@ -28,6 +28,20 @@ def test_the_vocabulary_names_modules_that_exist():
     assert set(internals.PUBLIC_PACKAGES) <= internals.modules()
 
 
+def test_each_entry_of_the_helpers_names_a_file_that_imports_it():
+    found = {(each.file, each.what.removeprefix("bridge.")) for each in internals.find() if each.kind == "helpers"}
+    assert found == {(file, name) for file, (_, names) in internals.HELPERS.items() for name in names.split()}
+
+
+def test_what_a_helper_may_import_counts_apart():
+    code = """
+    from bridge.perlert.guard import Guard
+    from bridge.server.calls import Calls
+    """
+    kinds = [kind for kind, *_ in findings(code, "tests/perlert_simulation.py")]
+    assert kinds == ["helpers", "imports"]
+
+
 def test_a_private_attribute_counts_wherever_it_is_reached():
     code = """
     server._calls
@@ -59,7 +73,7 @@ def test_an_import_counts_unless_the_module_is_public_or_that_of_the_test():
     from bridge import serve_gym, errors
     from bridge.pb import dm_env_rpc_pb2
     from bridge.fleet.ray import launch
-    from bridge.server.session import Session
+    from bridge.encoding.names import ACTION
     from bridge.server import calls
     from bridge.perlert.guard import Guard
     """
@@ -100,8 +114,23 @@ def test_a_patch_counts_unless_it_is_of_something_of_others():
     monkeypatch.setattr(session, "LIMIT", 3)
     monkeypatch.setattr(session.time, "monotonic", None)
     monkeypatch.setattr("bridge.server.session.LIMIT", 3)
+    monkeypatch.setattr(f"bridge.server.session.{name}", 3)
     monkeypatch.setattr(server.loop, "run", None)
     mock.patch.object(session, "LIMIT", 3)
     session.LIMIT = 3
     """
-    assert [line for kind, line, _ in findings(code) if kind == "patches"] == [12, 13, 14, 15, 16, 17]
+    assert [line for kind, line, _ in findings(code) if kind == "patches"] == [12, 13, 14, 15, 16, 17, 18]
+
+
+def test_a_patch_by_the_name_of_its_target_counts_as_an_import_too():
+    code = """
+    monkeypatch.setattr("bridge.server.calls._LIMIT", 3)
+    monkeypatch.setattr(f"bridge.server.calls.{name}", 3)
+    """
+    assert findings(code) == [
+        ("patches", 2, "bridge.server.calls._LIMIT"),
+        ("imports", 2, "bridge.server.calls"),
+        ("private", 2, "._LIMIT"),
+        ("patches", 3, "f'bridge.server.calls.{name}'"),
+        ("imports", 3, "bridge.server.calls"),
+    ]

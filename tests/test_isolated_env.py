@@ -28,15 +28,15 @@ from bridge import (
     serve_gym,
     serve_parallel,
 )
-from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv, VirtualClock
 from bridge.wrappers import BlockingReset
+from tests.inside import registry_of
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
-from tests.support import SmallNumbers, sampled, until, world_of
+from tests.support import SmallNumbers, layout_of, sampled, until, world_of
 from tests.test_fidelity import step_together
 from tests.trick_envs import PatientEnv, TrickEnv, TrickRelay, gone, pid_of
 
@@ -208,7 +208,7 @@ def test_all_who_are_in_a_real_time_world_are_told_what_its_environment_did(
 ) -> None:
     server = isolated(TrickEnv, fps=10, limits=Limits(call_timeout=1.0))
     player = make_vec_remote(server.url, env_kwargs={"trick": trick})
-    world = server._registry.worlds[0]
+    world = registry_of(server).worlds[0]
     spectator = make_vec_remote(f"{server.url}?world={world.name}", role="spectator")
     for envs in (player, spectator):
         begin(envs, [0])
@@ -278,7 +278,7 @@ def test_a_clients_own_factory_plays_in_real_time(clock: VirtualClock) -> None:
 
 def lawful(name: str) -> dict[str, Any]:
     space = Relay().action_space(name)
-    arrays = Layout(space, "action").pack_action(space.sample())
+    arrays = layout_of(space, "action").pack_action(space.sample())
     return {"step": pb.StepRequest(actions={uid: pack_tensor(array) for uid, array in enumerate(arrays, start=1)})}
 
 

@@ -15,12 +15,13 @@ import pytest
 from bridge import Limits, Server, SlotState, errors, make_remote, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv, FailingEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import registry_of
 from tests.support import assert_identical, until, world_of
 from tests.trick_envs import TrickEnv, gone, pid_of
 
 
 def processes_of(server: Server) -> list[int]:
-    return [pid for world in server._registry.worlds if (pid := pid_of(world)) is not None]
+    return [pid for world in registry_of(server).worlds if (pid := pid_of(world)) is not None]
 
 
 @pytest.fixture

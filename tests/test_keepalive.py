@@ -4,17 +4,16 @@ import queue
 import selectors
 import socket
 import threading
+import time
 
 import h2.config
 import h2.connection
 import h2.events
 import pytest
 
-from bridge.client.connect import connect
-from bridge.client.poller import Poller
 from bridge.errors import ConnectionLostError
 from bridge.transport import keepalive
-from bridge.transport.address import parse_address
+from tests.inside import Call, new_poller, sign_of_life_after
 from tests.support import until
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
@@ -49,6 +48,11 @@ class Server:
             self.send()
         self.seen.clear()
 
+    def until_closed(self):
+        """Wait until the client has closed its end."""
+        while self.sock.recv(65536):
+            pass
+
     def close(self):
         if self.sock is not None:
             self.sock.close()
@@ -57,7 +61,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(keepalive, "KEEPALIVE", 0.5)
+    sign_of_life_after(monkeypatch, 0.5)
     server = Server()
     yield server
     server.close()
@@ -68,8 +72,7 @@ def threads():
 
 
 def test_a_server_that_asks_for_a_sign_gets_it_though_nobody_waits_for_answers(server):
-    poller = Poller()
-    connection = connect(parse_address(server.url), poller, lambda what: what, 1000)
+    call = Call(server.url, 1000)
     assert len(threads()) == 1
     server.accept()
     server.h2.send_headers(1, HEADERS)
@@ -77,47 +80,45 @@ def test_a_server_that_asks_for_a_sign_gets_it_though_nobody_waits_for_answers(s
     server.read_until(h2.events.PingAckReceived)
     server.h2.send_data(1, ANSWER)
     server.send()
-    assert bytes(poller.get(20.0)) == ANSWER[5:]
-    connection.close(0.0)
+    assert bytes(call.receive()) == ANSWER[5:]
+    call.close(0.0)
     until(lambda: not threads())
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_server_that_gives_no_sign_is_given_up_whether_or_not_somebody_waits(server, waits):
-    poller = Poller()
-    connection = connect(parse_address(server.url), poller, lambda what: what, 1000)
+    call = Call(server.url, 1000)
     server.accept()
     server.h2.send_headers(1, HEADERS)
     server.h2.send_data(1, ANSWER)
     server.send()
-    assert bytes(poller.get(20.0)) == ANSWER[5:]
+    assert bytes(call.receive()) == ANSWER[5:]
     server.read_until(h2.events.PingReceived)  # its answer is sent; the next one's is not
     if not waits:
-        until(lambda: connection.connection._sock is None)
-    ending = poller.get(20.0)
+        server.until_closed()
+    ending = call.receive()
     assert isinstance(ending, ConnectionLostError)
     assert "keepalive ping" in str(ending)
-    connection.close(0.0)
+    call.close(0.0)
     with pytest.raises(queue.Empty):
-        poller.get(0.0)
+        call.receive(0.0)
     until(lambda: not threads())
 
 
 def test_inboxes_share_one_thread_which_ends_with_the_last_of_them(server):
-    connections = [connect(parse_address(server.url), Poller(), lambda what: what, 1000) for _ in range(3)]
+    calls = [Call(server.url, 1000) for _ in range(3)]
     assert len(threads()) == 1
-    for connection in connections:
-        connection.close(0.0)
+    for call in calls:
+        call.close(0.0)
     until(lambda: not threads())
-    again = connect(parse_address(server.url), Poller(), lambda what: what, 1000)
+    again = Call(server.url, 1000)
     assert len(threads()) == 1
     again.close(0.0)
     until(lambda: not threads())
 
 
 def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_end(server):
-    poller = Poller()
-    connection = connect(parse_address(server.url), poller, lambda what: what, 1 << 20, "grpc")
+    call = Call(server.url)
     server.accept()
     server.h2.send_headers(1, HEADERS)
     large = bytes(79_000)
@@ -126,18 +127,17 @@ def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_en
         server.h2.send_data(1, sent[start : start + 16_000], end_stream=start + 16_000 >= len(sent))
     data = server.h2.data_to_send()
     server.sock.sendall(data[:-100])
-    http = connection.connection.protocol.http
+    http = call.connection.protocol.http
     until(lambda: http.frame is not None and http.frame.left == 100)
     server.sock.sendall(data[-100:])
-    assert bytes(poller.get(20.0)) == large
-    ending = poller.get(20.0)
-    assert "without a status" in str(ending)
-    connection.close(0.0)
+    assert bytes(call.receive()) == large
+    assert "without a status" in str(call.receive())
+    call.close(0.0)
 
 
 def test_what_the_other_thread_took_while_a_taker_waited_for_it_is_taken_at_once(monkeypatch):
     """Else the taker would wait for what has come already."""
-    poller, slept = Poller(), []
+    poller, slept = new_poller(), []
 
     class Lock:
         def __enter__(self):
@@ -147,13 +147,13 @@ def test_what_the_other_thread_took_while_a_taker_waited_for_it_is_taken_at_once
             pass
 
     monkeypatch.setattr(poller, "lock", Lock())
-    monkeypatch.setattr("bridge.client.poller.time.sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     assert (poller.get(20.0), slept) == ("here", [])
 
 
 def test_a_connection_is_looked_after_though_another_one_never_pauses(monkeypatch):
-    monkeypatch.setattr(keepalive, "KEEPALIVE", 0.0)
-    poller, looked = Poller(), []
+    sign_of_life_after(monkeypatch, 0.0)
+    poller, looked = new_poller(), []
 
     class Quiet:
         def check_keepalive(self):
@@ -171,18 +171,17 @@ def test_a_connection_is_looked_after_though_another_one_never_pauses(monkeypatc
 
 def test_the_garbage_collector_may_close_a_connection_that_is_being_looked_after(server):
     """It runs in whatever thread makes objects, also in the one that holds the lock, and calls `__del__`."""
-    poller = Poller()
-    connection = connect(parse_address(server.url), poller, lambda what: connection.close(0.0), 1000)
+    call = Call(server.url, 1000, deliver=lambda what: call.close(0.0))
     server.accept()
     server.h2.send_headers(1, HEADERS)
     server.h2.send_data(1, ANSWER)
     server.send()
-    until(lambda: connection.connection._sock is None)
+    server.until_closed()
     until(lambda: not threads())
 
 
 def test_the_last_inbox_does_not_wait_for_a_thread_that_another_one_needs(monkeypatch):
-    monkeypatch.setattr(keepalive, "period", lambda: 0.01)
+    sign_of_life_after(monkeypatch, 0.1)  # looks every tenth of it
     keeper = keepalive._Keeper()
     looked, free = threading.Event(), threading.Event()
 
@@ -195,7 +194,7 @@ def test_the_last_inbox_does_not_wait_for_a_thread_that_another_one_needs(monkey
     first, second = Busy(), Busy()
     keeper.add(first)
     assert looked.wait(20.0)
-    monkeypatch.setattr(keepalive, "period", lambda: 60.0)
+    sign_of_life_after(monkeypatch, 600.0)
     leaving = threading.Thread(target=keeper.remove, args=(first,))
     leaving.start()
     until(lambda: first not in keeper._all)
@@ -228,7 +227,7 @@ def test_an_environment_that_is_collected_while_the_thread_starts_does_not_block
 
     blocked = []
     keeper, pool = keepalive._Keeper(), Pool()
-    monkeypatch.setattr(keepalive.threading, "Thread", Starting)
+    monkeypatch.setattr(threading, "Thread", Starting)
     keeper.add(pool)
     monkeypatch.undo()
     keeper.remove(pool)

@@ -1,23 +1,20 @@
 """What a loop sees of an environment that only fails, and of a server that goes: raise, wait, or go on."""
 
-import logging
 import re
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, SlotState, make_vec_remote, serve_gym
+from bridge import Limits, make_vec_remote, serve_gym
 from bridge.cli import main
-from bridge.client.vector_env import slots_of
-from bridge.client.waiting import WaitLog
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import pool_of
 from tests.support import server_process
 
 DEADLINE = 30.0
@@ -253,34 +250,14 @@ def test_raise_lets_a_spare_take_the_place():
         blocking.reset()
         ready = threading.Event()
         for _ in range(1000):
-            if slots_of(envs).pool.policy.ready_spare(slots_of(envs).pool.members[0]):
+            if pool_of(envs).policy.ready_spare(pool_of(envs).members[0]):
                 break
-            slots_of(envs).pool.drain()
+            pool_of(envs).drain()
             ready.wait(0.01)
         other.server.stop()
         cut = [blocking.step(np.zeros(2, np.int64))[3].tolist() for _ in range(20)]
         assert cut.count([False, True]) == 1
         blocking.close()
-
-
-def test_waiting_says_every_five_seconds_for_what(caplog):
-    error = ConnectionLostError("grpc://a:1", "it closed the connection\nand more")
-    slot = SimpleNamespace(
-        settled=False,
-        title="slots 2 to 3",
-        remote=SimpleNamespace(url="grpc://a:1"),
-        state=SlotState.LOST,
-        error=error,
-    )
-    fine = SimpleNamespace(settled=True)
-    log = WaitLog(60.0, 100.0)
-    for now in (100.1, 104.9, 105.0, 105.1, 109.9, 110.2):
-        log.tell([slot, fine], now)
-    assert [record.getMessage() for record in caplog.records] == [
-        "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 5 s of at most 60 s",
-        "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 10 s of at most 60 s",
-    ]
-    assert caplog.records[0].levelno == logging.WARNING
 
 
 def advantages():

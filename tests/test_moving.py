@@ -14,9 +14,9 @@ import pytest
 
 from bridge import SlotState, errors, make_vec_remote, serve_gym
 from bridge.client.endpoints import Endpoint
-from bridge.client.vector_env import slots_of
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import pool_of, protocol_of, remotes_of
 from tests.planned_env import Episodes, Planned, planned_process
 from tests.support import sampled, until
 
@@ -42,7 +42,7 @@ def play_until(episodes: Episodes, condition: Any) -> None:
 
 
 def ended(server: Any) -> bool:
-    return bool(server._serving.finished.is_set())
+    return bool(server.ended)
 
 
 def vector(urls: Any, num_envs: int, **more: Any) -> tuple[Any, Episodes]:
@@ -128,8 +128,8 @@ def test_who_cannot_go_elsewhere_asks_for_no_health() -> None:
             envs, episodes = vector([server.url], 1, **more)
             while not episodes.whole.all():
                 episodes.step()
-            (member,) = slots_of(envs).pool.members
-            assert (member.remote._call.connection.protocol._watch is not None) == asks
+            (remote,) = remotes_of(envs)
+            assert (protocol_of(remote)._watch is not None) == asks
             envs.close()
 
 
@@ -216,7 +216,7 @@ def test_without_a_free_endpoint_a_slot_stays_until_the_server_ends_and_is_lost_
         old.drain(600.0)
         play_until(
             episodes,
-            lambda: all(each.remote.draining for each in slots_of(envs).pool.members if each.remote.url == old.url),
+            lambda: all(each.draining for each in remotes_of(envs) if each.url == old.url),
         )
         for _ in range(300):
             episodes.step()
@@ -250,7 +250,7 @@ def test_a_replacement_that_goes_is_no_loss(on_lost: Any) -> None:
         envs = BlockingReset(make_vec_remote(directory, num_envs=1, timeout=DEADLINE), on_lost=on_lost)
         envs.reset()
         directory.listed += [dead, Endpoint(new.url)]
-        policy = slots_of(envs).pool.policy
+        policy = pool_of(envs).policy
         watch = policy.placement.watch
         until(lambda: watch.poll(time.monotonic(), soon=True) or len(watch.endpoints) == 3)
         # Without a look ahead its next episode begins at the one that is not there.

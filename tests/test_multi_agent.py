@@ -18,7 +18,6 @@ import bridge
 from bridge.errors import Code, InvalidActionError, RefusedError, ResetNeededError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import check_server
-from bridge.worlds.default_actions import default_action
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import PublicClient, Stream
 from tests.support import assert_identical, everywhere, until
@@ -218,23 +217,6 @@ def test_what_is_no_environment_is_refused():
             bridge.serve_parallel(wrong)
     with bridge.serve_parallel(lambda: 7) as server, pytest.raises(RefusedError, match="ParallelEnv"):
         bridge.make_parallel_remote(server.url)
-
-
-def test_the_default_action_is_in_every_space_and_obeys_masks():
-    """D-22: what stands in for a missing agent is an element of its space."""
-    from gymnasium import spaces
-
-    for space in (
-        spaces.Discrete(4, start=2),
-        spaces.Box(np.array([1.0, -2.0]), np.array([3.0, -1.0]), dtype=np.float64),
-        spaces.MultiDiscrete([2, 3], start=[4, 5]),
-        spaces.MultiBinary(3),
-        spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(1, 2)}),
-        spaces.Tuple((spaces.Discrete(2), spaces.Text(3))),
-    ):
-        assert space.contains(default_action("a", None, space)), space
-    mask = {"action_mask": np.array([0, 0, 1, 1])}
-    assert default_action("a", mask, spaces.Discrete(4)) == 2
 
 
 def test_bridge_imports_without_pettingzoo():

@@ -14,16 +14,14 @@ import time
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
 from bridge.errors import RemoteTimeoutError
-from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, parse_perlert_address, serve_perlert
-from bridge.perlert.client import PerlertClient
-from bridge.perlert.player_run import Stats
-from bridge.perlert.protocol import packet
-from bridge.perlert.udp import receive
+from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, serve_perlert
 from tests.draft_peers import PlainClient
+from tests.perlert_simulation import client_of
 from tests.test_perlert_server import two_agents
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -52,11 +50,11 @@ class Recorder(gymnasium.Env):
 
 
 def sock_of(env):
-    return env._client.port._socket
+    return client_of(env).port._socket
 
 
 def rollout_of(env):
-    return env._client.player.port
+    return client_of(env).player.port
 
 
 def finish(env, action):
@@ -205,7 +203,7 @@ class Tap:
 
 
 def record(env):
-    tap = env._client.port._socket = Tap(env._client.port._socket)
+    tap = client_of(env).port._socket = Tap(sock_of(env))
     return tap
 
 
@@ -227,7 +225,7 @@ def test_what_was_recorded_of_a_client_with_the_key_changes_nothing_when_it_is_s
                 for datagram, _ in [*early.sent[:20], *late.sent[-20:]]:
                     for port in (server.port, rollout_of(env)):
                         late.sock.sendto(datagram, ("127.0.0.1", port))
-                        late.sock.sendto(old._client.port._seal.hello(), ("127.0.0.1", port))
+                        late.sock.sendto(client_of(old).port._seal.hello(), ("127.0.0.1", port))
                 _, _, done, truncated, info = env.step(np.int64(7))
             assert not truncated
             assert info["return"] == 60.0
@@ -283,14 +281,14 @@ def test_an_action_of_one_run_is_not_applied_in_the_next_one():
         env.reset()
         finish(env, 5)
         actions = [datagram for datagram, _ in tap.sent if b"action=" in datagram]
-        player = env._client.player
-        env._client.port.send(player.set_ready(True, time.monotonic()))
+        player, ours = client_of(env).player, client_of(env).port
+        ours.send(player.set_ready(True, time.monotonic()))
         old = player.port
         while player.port == old:  # until the next run's port is known, and not an action longer
-            env._client.port.wait(0.05)
-            datagram, sender, _ = env._client.port.read() or (b"", ("", 0), 0)
+            ours.wait(0.05)
+            datagram, sender, _ = ours.read() or (b"", ("", 0), 0)
             tap.mute = b";start=" in datagram and str(old).encode() not in datagram
-            env._client.port.send(player.receive(datagram, sender, time.monotonic()))
+            ours.send(player.receive(datagram, sender, time.monotonic()))
         for _ in range(20):
             for datagram in actions:
                 tap.sock.sendto(datagram, ("127.0.0.1", player.port))
@@ -493,18 +491,21 @@ class Stuck(Crashes):
 def test_a_server_that_stops_while_it_makes_an_environment_again_leaves_no_process(tmp_path):
     settings = {"fps": 50, "max_rate": 50, "isolation": "process", "env_kwargs": {"path": tmp_path / "crashed"}}
     with serve_perlert(Stuck, name="count", **settings) as server, PerlertEnv(server.url) as env:
+        before = {each.pid for each in psutil.Process().children(recursive=True)}
         env.reset()
         assert finish(env, 1)[1]
-        env._client.port.send(env._client.player.set_ready(True, time.monotonic()))
+        client = client_of(env)
+        client.port.send(client.player.set_ready(True, time.monotonic()))
 
         def made():
-            env._client.pump()
-            return next(iter(server.runtime.processes), None)
+            client.pump()
+            return [each for each in psutil.Process().children(recursive=True) if each.pid not in before]
 
         wait_until(made)
-        process = made()._process
+        processes = made()
         server.stop()
-        assert not process.is_alive()
+        for process in processes:
+            process.wait(10)
 
 
 def test_turn_based_environments_are_served():
@@ -518,43 +519,6 @@ def test_turn_based_environments_are_served():
 
 
 # The network
-
-
-def test_a_server_that_tells_slots_without_end_does_not_exhaust_its_client():
-    with udp("127.0.0.1") as server:
-        client = PerlertClient(parse_perlert_address(f"perlert://127.0.0.1:{server.getsockname()[1]}/count:0"))
-        client.pump()
-        _, source = server.recvfrom(2048)
-        for number in range(1500):
-            slots = ";".join(f"a{number}_{i}=open,k,x,ready" for i in range(40))
-            server.sendto(f"count:0;{slots}".encode(), source)
-            server.sendto(f"count:0;message={number}".encode(), source)
-            client.pump()
-        assert client.player.said == "1499"
-        assert len(client.player.slots) == len(client.player.events) == 1024
-        client.close()
-
-
-def test_what_a_client_measures_is_when_a_datagram_arrived_and_not_when_the_agent_read_it(monkeypatch):
-    noted, by_reading = Stats.arrival, Stats()
-
-    def arrival(stats, timestamp, arrived):
-        noted(by_reading, timestamp, time.monotonic())
-        noted(stats, timestamp, arrived)
-
-    monkeypatch.setattr(Stats, "arrival", arrival)
-    with (
-        serve_perlert(lambda: Recorder(60), name="count", fps=60, max_rate=60) as server,
-        PerlertEnv(server.url) as env,
-    ):
-        env.reset()
-        thinking = threading.Event()
-        for _ in range(4):
-            thinking.wait(0.2)
-            _, _, _, _, info = env.step(np.int64(1))
-        # Steps lay in the buffer for up to 200 ms each time, and were read at once.
-        assert info["skipped"] > 5
-        assert info["perlert"]["jitter"] < 0.8 * by_reading.jitter
 
 
 class Stalls(Recorder):
@@ -580,7 +544,7 @@ def test_after_a_stall_steps_are_not_sent_faster_than_before():
             client.say("action=1", rollout)
             times, last = [], b""
             while b"done=true" not in last:
-                last, _, ancillary = receive(client.socket, 2048)
+                last, ancillary, _, _ = client.socket.recvmsg(2048, 128)
                 if b";obs=" in last:
                     seconds, nanoseconds = np.frombuffer(ancillary[0][2], np.int64)[:2]
                     times.append(seconds + nanoseconds / 1e9)
@@ -669,9 +633,7 @@ def test_a_client_asks_for_the_spaces_as_long_as_its_timeout_lets_it():
             relay.close()
 
 
-def test_sixty_ports_that_ask_for_the_lobby_have_it_written_once_for_each_of_its_versions(monkeypatch):
-    written, write = [], packet.format_message
-    monkeypatch.setattr(packet, "format_message", lambda message: written.append(type(message)) or write(message))
+def test_sixty_ports_that_ask_for_the_lobby_take_no_step_from_a_player():
     with (
         serve_perlert(lambda: Recorder(150), name="count", fps=50, max_rate=50, spectators=60) as server,
         PerlertEnv(server.url) as env,
@@ -679,7 +641,6 @@ def test_sixty_ports_that_ask_for_the_lobby_have_it_written_once_for_each_of_its
     ):
         askers = [stack.enter_context(udp("127.0.0.1")) for _ in range(60)]
         env.reset()
-        written.clear()
         answered, done = 0, False
         while not done:
             for asker in askers:
@@ -687,7 +648,6 @@ def test_sixty_ports_that_ask_for_the_lobby_have_it_written_once_for_each_of_its
             _, _, done, _, info = env.step(np.int64(1))
             answered += sum(len(heard(asker)) for asker in askers)
         assert answered > 1000
-        assert written.count(packet.LobbyInfo) <= 10
         assert info["perlert"]["lost"] == 0
         assert info["return"] == 150.0
         lobby = next(iter(server.host.instances.values())).lobby

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.perlert import guard, lobby, player, rollout
+from bridge.perlert import GuardConfig, LobbyConfig, RolloutConfig, lobby, player
 from bridge.perlert.protocol import packet
 
 DOCS = Path(__file__).parent.parent / "docs" / "perlert.md"
@@ -22,7 +22,7 @@ def test_the_state_diagrams_in_the_docs_are_those_of_the_tables(module):
 
 def test_the_limits_in_the_docs_are_the_defaults():
     text = DOCS.read_text()
-    for config in (guard.GuardConfig(), lobby.LobbyConfig(), rollout.RolloutConfig()):
+    for config in (GuardConfig(), LobbyConfig(), RolloutConfig()):
         for row in re.findall(rf"^\|(.*)\| `{type(config).__name__}\.(.*)` \|$", text, re.M):
             values = row[0].split("|")[1]
             for name in row[1].split("`, `"):

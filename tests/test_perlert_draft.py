@@ -9,15 +9,13 @@ import pytest
 from gymnasium import spaces
 
 from bridge.perlert import LobbyConfig, PerlertEnv, RolloutConfig, serve_perlert
-from bridge.perlert.guard import Guard
 from bridge.perlert.lobby import Lobby, State
 from bridge.perlert.player import Player
-from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header, Slot, parse_client
 from bridge.perlert.rollout import Rollout
-from bridge.worlds.realtime.joint_loop import Transition as Result
 from tests import draft_peers
 from tests.draft_peers import PlainClient, PlainServer
+from tests.perlert_simulation import guard_of, result, steps_of
 
 # Figure 1 of draft-perlert-wg-00: (from the client?, datagram)
 SESSION = [
@@ -43,7 +41,7 @@ LOBBY, ROLLOUT = ("10.0.0.2", 32322), ("10.0.0.2", 32323)
 
 def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
     # P-7 asks for one datagram that the figure leaves out: the lobby, after the registration.
-    guard = Guard()
+    guard = guard_of()
     lobby = Lobby(H, [Slot("agent0", True, "citizen", "cpu", True)], guard)
     run = None
     answers = []
@@ -70,7 +68,7 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
             stamp = int(text.split(":")[2])
             observation, reward = frames.pop(0)
             assert acted == {"agent0": "walk"}
-            out = run.frame({"agent0": Result(observation, reward, terminated=not frames)}, stamp / 1000)
+            out = run.frame({"agent0": result(observation, reward, terminated=not frames)}, stamp / 1000)
             # STEP: constant in the figure, counted by us.
             answers = [re.sub(r"^(city:7:\d+):\d+;", r"\1:0;", datagram.decode()) for datagram, _ in out]
         assert answers.pop(0) == text
@@ -92,7 +90,7 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_client():
             assert sent == []
         else:
             sent += player.receive(text.encode(), ROLLOUT if ";obs=" in text else LOBBY, now)
-    steps = [event for event in player.events if isinstance(event, Stepped)]
+    steps = steps_of(player)
     assert [(step.observation, int(step.reward), step.done) for step in steps] == [
         ("45", 0, False),
         ("47", 0, False),

@@ -5,8 +5,8 @@ import pytest
 
 from bridge.perlert import player as module
 from bridge.perlert.player import Player, PlayerConfig, State
-from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header, Message, Start, parse_client
+from tests.perlert_simulation import steps_of
 
 H = Header("city", 7)
 SERVER = ("192.0.2.1", 32322)
@@ -22,10 +22,6 @@ def make(**settings):
 
 def sent(out, target=SERVER):
     return [datagram.decode() for datagram, address in out if address == target]
-
-
-def stepped(player):
-    return [event for event in player.events if isinstance(event, Stepped)]
 
 
 def playing(**settings):
@@ -151,9 +147,9 @@ def test_the_drafts_steps_with_a_constant_number_are_taken_in_the_order_of_their
     for stamp, observation, reward in ((1590853116323, 45, 0), (1590853121058, 47, 0), (1590853126423, 48, 1)):
         player.receive(b"city:7:%d:0;obs=%d;reward=%d;done=false" % (stamp, observation, reward), ROLLOUT, 1.0)
     player.receive(b"city:7:1590853134833:0;obs=51;reward=1;done=true", ROLLOUT, 2.0)
-    assert [step.observation for step in stepped(player)] == ["45", "47", "48", "51"]
+    assert [step.observation for step in steps_of(player)] == ["45", "47", "48", "51"]
     assert player.state is State.OVER
-    assert stepped(player)[-1].ret == 2
+    assert steps_of(player)[-1].ret == 2
 
 
 def step(number, reward="1", done="false", extra=""):
@@ -164,8 +160,8 @@ def test_a_step_that_comes_twice_or_late_is_not_delivered_and_its_reward_counts_
     player = playing()
     for number in (0, 1, 3, 2, 3, 2, 4):
         player.receive(step(number), ROLLOUT, 1.0 + number)
-    assert [s.step for s in stepped(player)] == [0, 1, 3, 4]
-    assert sum(s.reward for s in stepped(player)) == 5
+    assert [s.step for s in steps_of(player)] == [0, 1, 3, 4]
+    assert sum(s.reward for s in steps_of(player)) == 5
     assert (player.stats.duplicates, player.stats.reordered) == (2, 1)
 
 
@@ -174,7 +170,7 @@ def test_done_is_delivered_exactly_once():
     player = playing()
     for datagram in (step(1), step(2, done="true"), step(2, done="true"), step(1), step(2, done="true")):
         player.receive(datagram, ROLLOUT, 1.0)
-    assert [s.done for s in stepped(player)] == [False, True]
+    assert [s.done for s in steps_of(player)] == [False, True]
     assert player.wake() == float("inf")
 
 
@@ -242,7 +238,7 @@ def test_returns_of_lost_steps_are_recovered_from_the_profile():
     for number, ret, sent_count in ((0, "0", 1), (1, "0.1", 2), (5, "-3.7", 6), (9, "2.25", 10)):
         extra = f";extra=token:{TOKEN},ack:3,got:3,sent:{sent_count},ret:{ret}"
         player.receive(step(number, extra=extra), ROLLOUT, 1.0)
-    assert [s.reward for s in stepped(player)] == [Decimal(r) for r in ("0", "0.1", "-3.8", "5.95")]
+    assert [s.reward for s in steps_of(player)] == [Decimal(r) for r in ("0", "0.1", "-3.8", "5.95")]
     assert player.stats.lost == 6
 
 
@@ -303,7 +299,7 @@ def test_a_plain_servers_client_sends_plain_actions():
     player = playing(use_profile=True)
     player.receive(step(0), ROLLOUT, 1.0)
     assert sent(player.act("5,6.78", 2.0), ROLLOUT) == ["city:7;action=5,6.78"]
-    assert stepped(player)[-1].ack is None
+    assert steps_of(player)[-1].ack is None
 
 
 def test_steps_of_an_older_run_or_from_elsewhere_are_dropped_and_counted():
@@ -325,7 +321,7 @@ def test_steps_of_an_older_run_or_from_elsewhere_are_dropped_and_counted():
     assert player.port == 40000
     assert player.stats.stale == 6
     player.receive(step(0), ("192.0.2.1", 40000), 2.4)
-    assert [s.step for s in stepped(player)] == [0, 1, 0]
+    assert [s.step for s in steps_of(player)] == [0, 1, 0]
 
 
 def test_a_client_keeps_contact_until_it_has_seen_the_end():
@@ -350,7 +346,7 @@ def test_a_run_whose_end_never_came_is_ended_when_the_lobby_knows_of_none():
         assert player.state is State.PLAYING
     player.receive(MINE % b"not_ready", SERVER, 15.0)
     assert player.state is State.OVER
-    last = stepped(player)[-1]
+    last = steps_of(player)[-1]
     assert (last.done, last.truncated, last.lost) == (True, True, True)
 
 
@@ -378,7 +374,7 @@ def test_a_malformed_datagram_is_counted_and_delivers_nothing(datagram):
     player = playing()
     assert player.receive(datagram, ROLLOUT, 1.0) == []
     assert player.stats.malformed == 1
-    assert stepped(player) == []
+    assert steps_of(player) == []
 
 
 def test_every_state_and_event_of_the_table_is_used():

@@ -5,11 +5,10 @@ import pytest
 
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import GuardConfig
-from bridge.perlert.guard import Guard
 from bridge.perlert.protocol.packet import Header, parse_client, parse_server
 from bridge.perlert.protocol.profile import parse_extra
 from bridge.perlert.rollout import Player, Rollout, RolloutConfig
-from bridge.worlds.realtime.joint_loop import Transition as Result
+from tests.perlert_simulation import guard_of, result
 
 H = Header("city", 7)
 ANN, BOB, FAR = ("127.0.0.1", 1001), ("127.0.0.1", 1002), ("203.0.113.5", 4000)
@@ -38,7 +37,7 @@ class Recorded(Rollout):
 
 
 def make(*players, now=0.0, guard=None, **config):
-    run = Recorded(H, 40000, Guard(guard), config=RolloutConfig(**config), epoch=1_000_000.0)
+    run = Recorded(H, 40000, guard_of(guard), config=RolloutConfig(**config), epoch=1_000_000.0)
     for player in players or (Player(ANN, "agent0"),):
         run.join(player, now)
     return run
@@ -58,7 +57,7 @@ def frames(run, count, *, fps, start=0.0, reward=1.0, last=False):
     for number in range(count):
         now = start + number / fps
         done = last and number == count - 1
-        out += run.frame({"agent0": Result(str(number), reward, terminated=done)}, now)
+        out += run.frame({"agent0": result(str(number), reward, terminated=done)}, now)
     return out
 
 
@@ -85,7 +84,7 @@ def test_several_clients_act_in_one_simulation_each_in_its_slot():
     run.receive(b"city:7;action=9", FAR, 0.0)
     assert run.acted == {"agent0": 1, "agent1": 2}
     assert run.counts["not in this run"] == 1
-    out = run.frame({"agent0": Result("a", 1), "agent1": Result("b", 2, terminated=True)}, 0.0)
+    out = run.frame({"agent0": result("a", 1), "agent1": result("b", 2, terminated=True)}, 0.0)
     assert [(s.observation, s.reward, s.done) for s in steps(out, ANN)] == [("a", "1", False)]
     assert [(s.observation, s.reward, s.done) for s in steps(out, BOB)] == [("b", "2", True)]
     assert run.running
@@ -115,7 +114,7 @@ def test_thirty_steps_a_second_go_to_a_client_and_one_more_at_once(fps, seconds,
     times = []
     for number in range(fps * seconds):
         now = number / fps
-        times += [now] * len(run.frame({"agent0": Result("1", 1.0)}, now))
+        times += [now] * len(run.frame({"agent0": result("1", 1.0)}, now))
     assert len(times) >= least
     for first, length in itertools.product(times, range(1, seconds)):
         assert sum(first <= time < first + length - 1e-5 for time in times) <= 30 * length + 1
@@ -138,9 +137,9 @@ def test_rewards_of_steps_that_were_not_sent_are_in_the_next_one():
 
 def test_a_step_that_the_byte_budget_held_back_is_rewarded_later():
     run = make(Player(FAR, "agent0"), fps=10)
-    assert run.frame({"agent0": Result("1", 5.0)}, 0.0) == []
+    assert run.frame({"agent0": result("1", 5.0)}, 0.0) == []
     run.receive(b"city:7;action=1", FAR, 0.05)
-    (step,) = steps(run.frame({"agent0": Result("2", 2.0)}, 0.1), FAR)
+    (step,) = steps(run.frame({"agent0": result("2", 2.0)}, 0.1), FAR)
     assert step.reward == "7"
 
 
@@ -185,11 +184,11 @@ def test_the_port_stays_open_for_each_client_from_its_own_end():
     # P-17
     run = make(Player(ANN, "agent0"), Player(BOB, "agent1"), fps=10, resends=())
     begin(run)
-    run.frame({"agent0": Result("1", 0, terminated=True), "agent1": Result("1", 0)}, 0.0)
+    run.frame({"agent0": result("1", 0, terminated=True), "agent1": result("1", 0)}, 0.0)
     now = 0.0
     for number in range(1, 60):
         now = number / 10
-        run.frame({"agent1": Result("1", 0, truncated=number == 59)}, now)
+        run.frame({"agent1": result("1", 0, truncated=number == 59)}, now)
     run.tick(12.0)
     assert not run.running
     assert run.receive(b"city:7;lobby", ANN, 12.0) == []
@@ -205,7 +204,7 @@ def test_frames_that_come_early_and_late_are_all_sent():
     sent = 0
     for number in range(3000):
         now = number / 30 + chance.uniform(0, 0.03)
-        sent += len(run.frame({"agent0": Result("1", 1.0)}, now))
+        sent += len(run.frame({"agent0": result("1", 1.0)}, now))
     assert sent == 3000
 
 
@@ -214,7 +213,7 @@ def test_frames_that_are_caught_up_on_are_not_all_sent():
     run = make(fps=30)
     begin(run)
     frames(run, 30, fps=30)
-    stalled = sum(len(run.frame({"agent0": Result("1", 1.0)}, 1.4)) for _ in range(12))
+    stalled = sum(len(run.frame({"agent0": result("1", 1.0)}, 1.4)) for _ in range(12))
     assert stalled == 2
     assert run.counts["not sent, rate"] == 10
 
@@ -246,7 +245,7 @@ def test_an_invalid_action_is_not_acknowledged_and_the_last_one_stays():
     run.receive(f"city:7;action={TOKEN},40000,1,5".encode(), ANN, 0.0)
     run.receive(f"city:7;action={TOKEN},40000,2,walk".encode(), ANN, 0.0)
     assert run.acted == {"agent0": 5}
-    (step,) = steps(run.frame({"agent0": Result("1", 0)}, 0.0))
+    (step,) = steps(run.frame({"agent0": result("1", 0)}, 0.0))
     extra = parse_extra(step.extra)
     assert (extra.ack, extra.got, extra.sent) == (1, 2, 1)
 
@@ -256,11 +255,11 @@ def test_a_plain_client_gets_no_extra_and_a_client_of_ours_its_token_with_the_co
     run = make(Player(ANN, "agent0"), Player(BOB, "agent0", token=TOKEN))
     run.receive(b"city:7;action=0", ANN, 0.0)
     run.receive(f"city:7;action={TOKEN},40000,1,walk".encode(), BOB, 0.0)
-    out = run.frame({"agent0": Result("1", 2.5)}, 0.0)
+    out = run.frame({"agent0": result("1", 2.5)}, 0.0)
     assert steps(out, ANN)[0].extra is None
     assert steps(out, BOB)[0].extra == f"token:{TOKEN},ack:0,got:1,sent:1,ret:2.5"
     run.receive(f"city:7;action={TOKEN},40000,1,5".encode(), BOB, 0.0)
-    out = run.frame({"agent0": Result("1", 0.25, truncated=True)}, 1.0)
+    out = run.frame({"agent0": result("1", 0.25, truncated=True)}, 1.0)
     assert steps(out, BOB)[0].extra == f"token:{TOKEN},ack:1,got:2,sent:2,ret:2.75,end:truncated"
 
 
@@ -299,7 +298,7 @@ def test_a_spectators_actions_are_ignored_and_it_sees_the_steps():
     run.receive(b"city:7;action=1", ANN, 0.0)
     run.receive(b"city:7;action=2", BOB, 0.0)
     assert run.acted == {"agent0": 1}
-    assert steps(run.frame({"agent0": Result("1", 1)}, 0.0), BOB)[0].reward == "1"
+    assert steps(run.frame({"agent0": result("1", 1)}, 0.0), BOB)[0].reward == "1"
 
 
 def test_who_joins_late_is_not_rewarded_for_what_was_before():
@@ -307,16 +306,16 @@ def test_who_joins_late_is_not_rewarded_for_what_was_before():
     begin(run)
     frames(run, 3, fps=10, reward=1.0)
     run.join(Player(BOB, "agent0", watching=True), 0.25)
-    assert steps(run.frame({"agent0": Result("1", 5)}, 0.3), BOB)[0].reward == "5"
+    assert steps(run.frame({"agent0": result("1", 5)}, 0.3), BOB)[0].reward == "5"
 
 
 def test_who_watches_an_agent_whose_episode_is_over_is_told_so_while_the_run_goes_on():
     run = make(Player(ANN, "agent0"), Player(BOB, "agent1"), fps=10)
     begin(run)
-    run.frame({"agent0": Result("7", 1, terminated=True), "agent1": Result("1", 0)}, 0.0)
+    run.frame({"agent0": result("7", 1, terminated=True), "agent1": result("1", 0)}, 0.0)
     run.join(Player(FAR, "agent0", watching=True), 0.1)
     run.guard.prove(FAR)
-    (step,) = steps(run.frame({"agent1": Result("2", 0)}, 0.2), FAR)
+    (step,) = steps(run.frame({"agent1": result("2", 0)}, 0.2), FAR)
     assert (step.observation, step.reward, step.done) == ("7", "0", True)
     assert run.running
 
@@ -324,7 +323,7 @@ def test_who_watches_an_agent_whose_episode_is_over_is_told_so_while_the_run_goe
 def test_an_end_that_is_declared_is_a_step_of_its_own():
     run = make(fps=10)
     begin(run)
-    (step,) = steps(run.frame({"agent0": Result("1", 2)}, 0.0))
+    (step,) = steps(run.frame({"agent0": result("1", 2)}, 0.0))
     run.end(0.0)
     (end,) = steps(run.tick(1.0))
     assert (end.step, end.reward, end.done, end.observation) == (step.step + 1, "0", True, "1")
@@ -333,7 +332,7 @@ def test_an_end_that_is_declared_is_a_step_of_its_own():
 def test_a_run_that_everybody_left_is_ended():
     run = make(fps=10, abandoned=60.0)
     begin(run)
-    run.frame({"agent0": Result("1", 0)}, 0.0)
+    run.frame({"agent0": result("1", 0)}, 0.0)
     run.tick(59.9)
     assert run.running
     out = run.tick(60.0)
@@ -347,7 +346,7 @@ def test_a_reward_that_cannot_be_sent_is_an_error_of_the_environment(reward):
     run = make()
     begin(run)
     with pytest.raises(ValueError, match="below 1e20"):
-        run.frame({"agent0": Result("1", reward)}, 0.0)
+        run.frame({"agent0": result("1", reward)}, 0.0)
     assert run.step == -1
 
 
@@ -375,7 +374,7 @@ def test_a_plain_client_that_plays_far_away_is_sent_most_of_its_steps():
     out = []
     for number in range(300):
         run.receive(b"city:7;action=1", FAR, number / 30)
-        out += run.frame({"agent0": Result("0.12345,6.78901,-0.1234,5.678901", 1.0)}, number / 30 + 0.01)
+        out += run.frame({"agent0": result("0.12345,6.78901,-0.1234,5.678901", 1.0)}, number / 30 + 0.01)
     assert len(out) > 120
     assert sum(float(step.reward) for step in steps(out, FAR)) > 290
 

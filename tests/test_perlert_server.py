@@ -25,8 +25,8 @@ from bridge.errors import (
 )
 from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, make_perlert_env, serve_perlert
 from bridge.perlert.server import default_name
-from bridge.perlert.udp import receive
-from tests.support import sampled
+from tests.perlert_simulation import ports_of
+from tests.support import sampled, until
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -56,6 +56,12 @@ class Counter(gymnasium.Env):
 
     def close(self):
         Counter.closed += 1
+
+
+def instance_of(server):
+    """The only instance of a server."""
+    (instance,) = server.host.instances.values()
+    return instance
 
 
 def episode(env, action=None):
@@ -138,13 +144,26 @@ def test_step_and_reset_out_of_turn_tell_what_to_call():
 
 
 def test_a_second_thread_gets_an_error_and_not_a_race():
+    ended = threading.Event()
+
+    def wait_for_a_run():
+        with pytest.raises(RemoteTimeoutError, match="no run started"):
+            env.reset()
+        ended.set()
+
+    policy = LobbyConfig(clients=2)
     with (
-        serve_perlert(Counter, name="count", fps=100) as server,
-        PerlertEnv(server.url) as env,
-        env._conflicts,
-        pytest.raises(ConcurrentUseError),
+        serve_perlert(two_agents, name="two", fps=100, lobby_config=policy) as server,
+        PerlertEnv(server.url, agent="a_0", start_timeout=3.0) as env,
     ):
-        env.reset()
+        lobby = instance_of(server).lobby
+        thread = threading.Thread(target=wait_for_a_run)
+        thread.start()
+        until(lambda: lobby.listing()["a_0"].ready)  # the thread has said so, and waits for the second client
+        with pytest.raises(ConcurrentUseError):
+            env.reset()
+        thread.join(30)
+        assert ended.is_set()
 
 
 def test_an_environment_is_pickled_as_its_url_and_connects_again():
@@ -384,7 +403,7 @@ def test_a_stop_with_grace_lets_the_run_end():
 def test_junk_on_both_ports_ends_nobodys_run(payload):
     with serve_perlert(lambda: Counter(20), name="count", fps=100) as server, PerlertEnv(server.url) as env:
         env.reset()
-        rollout = env._client.player.port
+        (rollout,) = ports_of(instance_of(server))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             for _ in range(50):
                 for port in (server.port, rollout):
@@ -397,17 +416,6 @@ def test_junk_on_both_ports_ends_nobodys_run(payload):
 
 def test_a_datagram_that_the_buffer_cuts_is_dropped_and_counted():
     # P-19: a fixed buffer, and no plausible `12.` out of a cut `12.5`.
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
-    ):
-        receiver.bind(("127.0.0.1", 0))
-        receiver.settimeout(5.0)
-        for size, kept in ((20, True), (21, False), (1000, False)):
-            sender.sendto(b"x" * size, receiver.getsockname())
-            datagram, address, _ = receive(receiver, 20)
-            assert (datagram is not None) == kept
-            assert address[0] == "127.0.0.1"
     with serve_perlert(Counter, name="count", fps=100) as server:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.settimeout(5.0)
@@ -433,7 +441,7 @@ def test_one_source_port_is_kept_for_the_whole_life_of_the_client():
         sources = set()
         for _ in range(2):
             episode(env)
-            sources |= set(next(iter(server.host.instances.values())).lobby.clients)
+            sources |= set(instance_of(server).lobby.clients)
         ((host, port),) = sources
         ours = {each.laddr.port for each in psutil.Process().net_connections("udp")}
         assert host == "127.0.0.1"

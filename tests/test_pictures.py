@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 from bridge import serve_gym
-from bridge.demo import Generation, Outcome
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +46,13 @@ def test_the_picture_is_small_and_has_the_size_that_the_readme_shows_twice(
     from PIL import Image
 
     random = np.random.default_rng(0)
-    history = [Generation(number, random.uniform(0, 500, 64), number * 1000, 1.0) for number in (1, 2, 3)]
+    history = [
+        SimpleNamespace(number=number, returns=random.uniform(0, 500, 64), steps=number * 1000, rate=1.0)
+        for number in (1, 2, 3)
+    ]
     frames = [random.integers(0, 255, (64, 64, 3), np.uint8) for _ in pictures.SCENES]
     path = tmp_path / "picture.png"
-    pictures.draw(Outcome(history, np.full(8, 500.0), 1.0, None), frames, path)
+    pictures.draw(pictures.Outcome(history, np.full(8, 500.0), 1.0, None), frames, path)
     with Image.open(path) as image:
         assert image.width == 1600
         assert image.convert("RGBA").getchannel("A").getpixel((0, 0)) == 0  # round corners on any background

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.cli.target import find_policies
 from bridge.errors import SettingError
 from bridge.worlds.policies import as_policy, by_name, check_policies, policy_name
 from tests.parallel_envs import Relay
@@ -58,27 +57,3 @@ def test_what_is_no_policy_is_refused(given):
 )
 def test_a_policy_has_a_name_for_people(given, name):
     assert policy_name(given) == name
-
-
-def test_the_command_line_names_policies_by_their_modules():
-    assert find_policies(["random"]) == "random"
-    assert find_policies(["tests.test_policies:still"]) is still
-    assert find_policies(["a=tests.test_policies:still", "b=random"]) == {"a": still, "b": "random"}
-    assert find_policies(["tests.parallel_envs:Relay.step"]) is Relay.step
-
-
-@pytest.mark.parametrize(
-    ("items", "text"),
-    [
-        (["clever"], "expected a policy as random, or as MODULE:FUNCTION .* got 'clever'"),
-        (["tests.test_policies:"], "got 'tests.test_policies:'"),
-        ([":still"], "got ':still'"),
-        (["tests.test_policies:nothing"], "the module tests.test_policies has no 'nothing'"),
-        (["no_such_module_1:act"], "cannot import the module of 'no_such_module_1:act'"),
-        (["random", "random"], "expected --agents with one policy for all, or AGENT=POLICY for some"),
-        (["a=random", "random"], "expected --agents with one policy for all"),
-    ],
-)
-def test_a_policy_that_the_command_line_does_not_find_is_told(items, text):
-    with pytest.raises(SettingError, match=text):
-        find_policies(items)

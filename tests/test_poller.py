@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import sys
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from bridge.client.connect import connect
 from bridge.client.poller import Poller
-from bridge.transport.address import parse_address
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import MessageReader, message_parts
-from bridge.transport.sockets import AT_ONCE, RECEIVE_TIMEOUT, let_receive_wait
+from tests.inside import Call
 
 
 def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> None:
@@ -45,7 +43,7 @@ def test_the_only_socket_of_a_poller_is_waited_for_by_its_own_recv() -> None:
             poller.get(0.0)  # the first look checks keepalives, and asks the selector
         assert poller.get(10.0) == "alone"
         theirs.send(b"1")
-        assert poller.get(RECEIVE_TIMEOUT / 2) == "selector: b'1'", "recv would wait for too long"
+        assert poller.get(0.02) == "selector: b'1'", "recv would wait for too long"
         poller.watch(other, 1, lambda events: poller.put(f"other: {other.recv(10)!r}"))
         other_end.send(b"2")
         assert poller.get(10.0) == "other: b'2'", "there are two sockets now"
@@ -58,38 +56,14 @@ def test_the_only_socket_of_a_poller_is_waited_for_by_its_own_recv() -> None:
         poller.forget(ours)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere recv does not wait, and a selector does")
-def test_recv_waits_for_a_moment_unless_it_is_told_not_to() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert let_receive_wait(ours)
-        with pytest.raises(BlockingIOError):
-            ours.recv(10, AT_ONCE)
-        with pytest.raises(BlockingIOError):
-            ours.recv(10)  # after RECEIVE_TIMEOUT
-        timer = threading.Timer(RECEIVE_TIMEOUT / 5, theirs.send, [b"late"])
-        timer.start()
-        received = b""
-        while not received:
-            with contextlib.suppress(BlockingIOError):
-                received = ours.recv(10)
-        assert received == b"late"
-        timer.join()
-        with contextlib.suppress(BlockingIOError):
-            while ours.send(bytes(65536), AT_ONCE):
-                pass
-        with pytest.raises(BlockingIOError):
-            ours.send(bytes(1 << 24), AT_ONCE)
-
-
 def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
     """What the socket does not take is kept, and sent while answers are received."""
     got: list[Any] = []
     http = Http2(client=False, stream_window=1 << 26)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        poller: Poller[Any] = Poller()
         url = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
-        connection = connect(parse_address(url), poller, got.append, 1 << 26)
+        connection = Call(url, 1 << 26, deliver=got.append)
+        poller = connection.poller
         server, _ = listener.accept()
         with server:
             with contextlib.suppress(queue.Empty):
@@ -125,3 +99,39 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
             assert [len(message) for message in (*received, *got)] == [8_000_000, 3_000_000]
             connection.close(0.0)
             timer.join()
+
+
+def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts(monkeypatch: pytest.MonkeyPatch) -> None:
+    poller: Poller[str] = Poller()
+    watched, real = socket.socketpair()
+
+    class Interrupted:
+        """As if the collector ran in `send`, and closed the connection."""
+
+        close = real.close
+
+        def send(self, data: bytes) -> int:
+            poller.remove_poster()
+            return real.send(data)
+
+        setblocking = real.setblocking
+
+    monkeypatch.setattr(socket, "socketpair", lambda: (watched, Interrupted()))
+    poller.add_poster()
+    poller.post("posted")
+    assert poller.get(0.0) == "posted"
+    assert real.fileno() == watched.fileno() == -1, "closed, and nothing waits at them any more"
+
+
+def test_an_item_that_another_thread_posts_wakes_whoever_waits() -> None:
+    poller: Poller[str] = Poller()
+    poller.add_poster()
+    began = time.monotonic()
+    timer = threading.Timer(0.05, poller.post, ["posted"])
+    timer.start()
+    assert poller.get(10.0) == "posted"
+    assert time.monotonic() - began < 1.5  # it looks at its sockets every two seconds anyway
+    timer.join()
+    poller.remove_poster()
+    poller.post("after the end")
+    assert poller.get(0.0) == "after the end"

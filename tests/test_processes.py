@@ -22,8 +22,8 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from bridge import Server, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.errors import ClosedError, ConnectionLostError, ResetNeededError
 from bridge.perlert import PerlertEnv, serve_perlert
-from bridge.server import serving
 from bridge.wrappers import BlockingReset
+from tests.inside import call_of, lock_of_environments, remote_of
 from tests.parallel_envs import Relay
 from tests.support import SERVE, assert_identical, sampled, server_process, until
 
@@ -198,7 +198,7 @@ def test_a_connection_that_a_fork_inherits_is_the_parents(server: Server) -> Non
     """Whoever holds it: an error where it is used, no wait where it is closed."""
     env = make_remote(server.url)
     env.reset()
-    connection = env._remote._call
+    connection = call_of(remote_of(env))
     assert connection is not None
 
     def child() -> str:
@@ -228,7 +228,7 @@ def test_the_environments_lock_is_free_in_a_forked_process(server: Server) -> No
     held, done = threading.Event(), threading.Event()
 
     def call() -> None:
-        with serving.environments_lock:
+        with lock_of_environments():
             held.set()
             done.wait(60.0)
 
@@ -236,7 +236,7 @@ def test_the_environments_lock_is_free_in_a_forked_process(server: Server) -> No
     caller.start()
     try:
         assert held.wait(20.0)
-        assert in_child(lambda: serving.environments_lock.acquire(timeout=5.0))
+        assert in_child(lambda: lock_of_environments().acquire(timeout=5.0))
     finally:
         done.set()
         caller.join()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, progress, serve_gym
-from bridge.client import joining, pool
 from bridge.progress import Progress
+from tests.inside import look_every
 
 
 class Terminal(io.StringIO):
@@ -58,8 +58,7 @@ def test_a_stream_that_is_no_terminal_gets_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     terminal = as_terminal(monkeypatch)
-    monkeypatch.setattr(pool, "LOOK", 0.05)
-    monkeypatch.setattr(joining, "LOOK", 0.05)
+    look_every(monkeypatch, 0.05)
     with socket.create_server(("127.0.0.1", 0)) as mute, serve_gym("CartPole-v1") as server:
         url = f"grpc://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(errors.RemoteTimeoutError):

@@ -73,12 +73,11 @@ def test_the_check_tells_a_stale_page(generate, tmp_path, monkeypatch):
     stale = tmp_path / "protocol.md"
     stale.write_text(PAGE.read_text(encoding="utf-8").replace("| LeaveWorld |", "| Leave |"), encoding="utf-8")
     shutil.copy(ROOT / "docs" / "how-it-works.md", tmp_path)
-    monkeypatch.setattr(generate, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
     with pytest.raises(SystemExit, match="not current"):
-        generate.main()
+        generate.main(tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate.py"])
-    generate.main()
+    generate.main(tmp_path)
     assert stale.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
 
 

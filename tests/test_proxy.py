@@ -13,8 +13,8 @@ import pytest
 
 from bridge import Limits, RemoteVectorEnv, Server, errors, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv, Proxy
-from bridge.transport import keepalive
 from bridge.wrappers import BlockingReset
+from tests.inside import sign_of_life_after
 from tests.support import until
 
 
@@ -33,7 +33,7 @@ def limits() -> Limits:
 
 @pytest.fixture
 def way(limits: Limits, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
-    monkeypatch.setattr(keepalive, "KEEPALIVE", 0.4)
+    sign_of_life_after(monkeypatch, 0.4)
     with serve_gym(lambda: CountingEnv(1_000_000), limits=limits) as server, Proxy(server.port) as proxy:
         envs = make_vec_remote([f"grpc://127.0.0.1:{proxy.port}"] * 2, timeout=60.0)
         BlockingReset(envs).reset(seed=0)

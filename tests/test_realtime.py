@@ -14,11 +14,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 import bridge
 from bridge import RealTime, RemoteVectorEnv, Server, SlotState, make_remote, make_vec_remote, serve_gym
-from bridge.client.vector_env import slots_of
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import (
@@ -30,8 +28,8 @@ from bridge.errors import (
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, FailingEnv, Inspector, Proxy, SlowResetEnv, VirtualClock, check_server
-from bridge.worlds.default_actions import neutral_action
 from bridge.wrappers import BlockingReset
+from tests.inside import pool_of
 from tests.support import everywhere, read_property
 
 LONG = 10**9
@@ -622,36 +620,18 @@ def test_a_loop_over_slots_that_are_all_none_does_not_spin(monkeypatch: pytest.M
         envs = make_vec_remote(server.url)
         envs.reset()
         waits: list[float] = []
-        gather = slots_of(envs).pool.gather
+        pool = pool_of(envs)
+        gather = pool.gather
 
         def watched(enough: Any, deadline: float) -> None:
             waits.append(deadline - time.monotonic())
             gather(enough, deadline)
 
-        monkeypatch.setattr(slots_of(envs).pool, "gather", watched)
+        monkeypatch.setattr(pool, "gather", watched)
         assert envs.step([0])[0] == (None,)
         assert waits[-1] > 0.005, "the step waited a moment for an observation"
         release.set()
         envs.close()
-
-
-@pytest.mark.parametrize(
-    ("space", "expected"),
-    [
-        (spaces.Discrete(3, start=-1), -1),
-        (spaces.Box(1.0, 2.0, (2,)), [1.0, 1.0]),
-        (spaces.Box(-1.0, 1.0, (2,)), [0.0, 0.0]),
-        (spaces.MultiBinary(2), [0, 0]),
-        (spaces.MultiDiscrete([2, 3]), [0, 0]),
-        (spaces.Text(3, min_length=2, charset="ab"), "aa"),
-        (spaces.Tuple((spaces.Discrete(2),)), (0,)),
-        (spaces.Dict({"a": spaces.Discrete(2)}), {"a": 0}),
-    ],
-)
-def test_the_neutral_action_is_in_its_space(space: spaces.Space[Any], expected: Any) -> None:
-    action = neutral_action(space)
-    assert space.contains(action)
-    assert (action.tolist() if isinstance(action, np.ndarray) else action) == expected
 
 
 def wait_for(done: Callable[[], bool]) -> None:

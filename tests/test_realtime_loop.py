@@ -6,9 +6,7 @@ import itertools
 
 import pytest
 
-from bridge.client.latency import ClockOffset, Latency
 from bridge.errors import SettingError
-from bridge.samples import Samples
 from bridge.worlds.realtime.loop import TRANSITIONS, Event, Job, Observer, Phase, RealtimeLoop
 
 
@@ -313,16 +311,16 @@ def test_a_failure_cuts_the_episode_off_once_and_is_tried_again_with_growing_pau
     assert [job.kind for job in drive.loop.poll(0.4)] == ["reset"]
 
 
-def test_lane_buffers_are_bounded_and_say_what_they_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.worlds.realtime.lane_buffer._MOST_RECORDS", 10)
+def test_lane_buffers_are_bounded_and_say_what_they_lost() -> None:
     drive = Drive(length=1)
     observer = drive.player()
-    drive.until(2.0)
+    drive.until(2.0 + 65_526 / 10)
     buffer = observer.buffers[0]
     records = buffer.take_records()
-    assert [record.episode for record in records] == list(range(11, 21))
+    assert [record.episode for record in records] == list(range(11, 11 + 65_536))
     assert buffer.unrecorded == 10
-    assert [record.observation is not None for record in records] == [False] * 2 + [True] * 8
+    kept = [record.observation is not None for record in records]
+    assert kept == [False] * (len(kept) - 8) + [True] * 8
 
 
 def test_every_phase_is_reached_and_left() -> None:
@@ -338,51 +336,3 @@ def test_every_phase_is_reached_and_left() -> None:
 def test_a_frame_rate_out_of_range_is_an_error(fps: object) -> None:
     with pytest.raises(SettingError, match="expected fps to be frames a second"):
         RealtimeLoop(1, fps, None)  # type: ignore[arg-type]
-
-
-def test_percentiles_are_of_the_last_samples() -> None:
-    """U-11: percentiles, not means."""
-    samples = Samples(capacity=100)
-    assert samples.summary()["count"] == 0
-    for value in range(1000):
-        samples.add(value)
-    summary = samples.summary()
-    assert (summary["count"], summary["max"], samples.last) == (1000, 999, 999)
-    assert summary["p50"] == pytest.approx(949.5)
-    assert summary["p99"] > summary["p90"] > summary["p50"]
-
-
-def test_the_clock_offset_is_an_interval_that_holds_the_truth() -> None:
-    """U-11: from monotonic times alone; delays differ by direction, so a guess would be wrong."""
-    offset = ClockOffset(drift=0.0)
-    truth = 1000.0
-    for there, kept, back in ((0.5, 0.2, 0.1), (0.05, 0.0, 0.4), (0.3, 0.1, 0.02)):
-        sent = 10.0
-        offset.sample(sent, sent + there + truth, sent + there + kept + truth, arrived := sent + there + kept + back)
-        assert offset.low <= truth <= offset.high
-        assert arrived > sent
-    assert offset.high - offset.low == pytest.approx(0.07), "the best of each direction"
-    assert offset.recalibrated == 0
-
-
-def test_the_clock_offset_is_recalibrated_as_clocks_drift_or_jump() -> None:
-    """U-11."""
-    offset = ClockOffset(drift=1e-3)
-    offset.sample(0.0, 100.01, 100.01, 0.02)
-    narrow = offset.high - offset.low
-    offset.sample(100.0, 200.5, 200.5, 101.0)  # a bad sample, much later: the old knowledge has worn
-    assert offset.high - offset.low > narrow + 0.15
-    offset.sample(101.0, 5000.0, 5000.0, 101.1)  # a clock was set
-    assert offset.recalibrated == 1
-    assert (offset.low, offset.high) == (pytest.approx(4898.9), pytest.approx(4899.0))
-    with pytest.raises(SettingError, match="sent <= arrived"):
-        offset.sample(2.0, 1.0, 1.0, 1.0)
-
-
-def test_a_round_trip_leaves_out_what_the_server_kept() -> None:
-    """U-11: a first Step that waited for a reset says nothing of the network."""
-    latency = Latency()
-    latency.answered(0.0, 50.1, 55.1, 5.3)
-    assert latency.figures()["round_trip"] == pytest.approx(0.3)
-    assert latency.age(55.0, 5.5) == pytest.approx(5.5 + latency.offset.middle - 55.0)
-    assert latency.summary()["round_trip"]["count"] == 1

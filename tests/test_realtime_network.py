@@ -11,10 +11,8 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Conditions, CountingEnv
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.source import EnvSource
 from tests.realtime_tools import Network, read
-from tests.support import Later, direct_registry, direct_session
+from tests.support import Later, direct_registry, direct_session, gym_source
 
 Make = Callable[..., Network]
 
@@ -193,7 +191,7 @@ def test_reset_world_begins_anew_once_the_others_were_told(network: Make) -> Non
 
 def test_a_first_step_that_waits_ends_when_its_client_hangs_up() -> None:
     """Nothing hangs: a dead client's request does not wait for a slow reset."""
-    registry = direct_registry(EnvSource(lambda: CountingEnv(5), realtime=RealtimeOptions(50.0)))
+    registry = direct_registry(gym_source(lambda: CountingEnv(5), fps=50.0))
     runtime, session = registry.runtime, direct_session(registry)
     session.answer(pb.EnvironmentRequest(join_world=pb.JoinWorldRequest()))
     runtime.executor, answers = Later(), []

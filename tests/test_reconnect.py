@@ -14,11 +14,9 @@ import psutil
 import pytest
 
 from bridge import errors, make_vec_remote, serve_gym
-from bridge.client.remote_record import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
-from bridge.client.vector_env import slots_of
 from bridge.testing import CountingEnv, Proxy
-from bridge.transport import keepalive
 from bridge.wrappers import BlockingReset
+from tests.inside import protocol_of, remotes_of, sign_of_life_after
 from tests.support import server_process, until
 
 SERVE_AT = """
@@ -161,7 +159,7 @@ def test_a_connection_that_is_cut_is_made_again(proxied: tuple[Any, Proxy]) -> N
 def test_a_lost_connection_is_made_again_between_calls(
     proxied: tuple[Any, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepalive, "KEEPALIVE", 1.0)  # the thread looks after a tenth of it
+    sign_of_life_after(monkeypatch, 1.0)  # the thread looks after a tenth of it
     _, proxy = proxied
     envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=20)
     blocking = BlockingReset(envs)
@@ -184,7 +182,7 @@ def test_a_lost_connection_is_made_again_between_calls(
 def test_a_half_open_connection_is_found_by_keepalive(
     proxied: tuple[Any, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepalive, "KEEPALIVE", 0.5)
+    sign_of_life_after(monkeypatch, 0.5)
     _, proxy = proxied
     envs = make_vec_remote(f"grpc://127.0.0.1:{proxy.port}", timeout=300)
     BlockingReset(envs).reset(seed=0)
@@ -232,39 +230,6 @@ def test_a_step_that_is_refused_is_counted_as_lost() -> None:
         assert (report.steps_asked, report.steps_received, report.steps_lost) == (1, 0, 1)
         assert report.episodes_lost == 1
         envs.close()
-
-
-def test_the_breaker_leaves_alone_a_remote_that_goes_too_often() -> None:
-    record = RemoteRecord()
-    now = 100.0
-    for count in range(1, BREAKER_LOSSES):
-        assert record.lost(now, 0.1, "gone", established=True) == now + 0.1, count
-        record.back(now + 1.0)
-        now += 2.0
-    assert record.lost(now, 0.1, "gone", established=True) == now + BREAKER_REST
-    assert record.report(now + 1.0, "url", (0,), "lost").state == "resting"
-    assert record.report(now + BREAKER_REST, "url", (0,), "lost").state == "lost"
-    # Attempts that fail do not count: a server that is down is tried again as soon as the backoff says.
-    fresh = RemoteRecord()
-    for attempt in range(50):
-        assert fresh.lost(now + attempt, 0.1, "nobody", established=False) == now + attempt + 0.1
-    # Nor do losses that lie far apart.
-    for visit in range(50):
-        moment = now + visit * BREAKER_WINDOW / (BREAKER_LOSSES - 1.5)
-        assert fresh.lost(moment, 0.1, "gone", established=True) == moment + 0.1
-
-
-def test_the_time_away_adds_up_over_absences() -> None:
-    record = RemoteRecord()
-    record.lost(10.0, 0.1, "gone", established=True)
-    record.lost(12.0, 0.1, "still nobody", established=False)
-    assert record.report(13.0, "url", (), "lost").away == 3.0
-    record.back(15.0)
-    record.back(16.0)
-    record.lost(20.0, 0.1, "gone again", established=True)
-    report = record.report(21.5, "url", (), "connecting")
-    assert (report.seconds_away, report.away, report.losses, report.returns) == (6.5, 1.5, 2, 1)
-    assert report.reason == "gone again"
 
 
 def test_a_reset_gives_up_the_step_that_is_under_way_and_counts_it() -> None:
@@ -316,6 +281,6 @@ def test_only_servers_of_ours_are_asked_often_for_a_sign() -> None:
         quiet = []
         for port in (foreign.port, server.port):
             envs = make_vec_remote(f"grpc://127.0.0.1:{port}", timeout=20)
-            quiet.append(slots_of(envs).pool.members[0].remote._call.connection.protocol.keepalive_interval)
+            quiet.append(protocol_of(remotes_of(envs)[0]).keepalive_interval)
             envs.close()
     assert quiet == [310.0, 20.0]

@@ -20,12 +20,11 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.recording import library, replay_world
-from bridge.recording.library import Library
 from bridge.recording.reader import read_folder, read_newest
 from bridge.recording.replay import verify
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import limit_replays, list_recordings_again_after
 from tests.parallel_envs import Relay
 from tests.peers import Stream
 from tests.support import everywhere, until, world_of
@@ -78,7 +77,7 @@ class Page(Stream):
 
 @pytest.fixture(autouse=True)
 def read_again_soon(monkeypatch):
-    monkeypatch.setattr(library, "_FRESH", 0.05)
+    list_recordings_again_after(monkeypatch, 0.05)
 
 
 @pytest.fixture
@@ -236,23 +235,6 @@ def test_as_many_of_the_newest_files_are_read_as_the_episodes_need(tmp_path):
     assert len(read_newest(tmp_path, 1000).streams) == 4
 
 
-def test_a_folder_that_cannot_be_listed_is_said_and_the_list_ends_with_the_server(tmp_path):
-    (tmp_path / "other.rec").write_bytes(b"something else")
-    lists = []
-    shelf = Library(tmp_path)
-
-    def there() -> bool:
-        lists.append(shelf.list())
-        return not lists[-1]["reading"]
-
-    until(there, 60)
-    assert "to be a recording of format version 1" in lists[-1]["problem"]
-    shelf = Library(tmp_path)
-    assert shelf.list()["reading"]
-    shelf.close()
-    shelf.close()
-
-
 # Worlds that show an episode
 
 
@@ -369,8 +351,7 @@ def test_what_does_not_steer_is_refused(shown):
 
 def test_a_replay_goes_when_nobody_looks_at_it_and_there_are_only_so_many(shown, page, monkeypatch):
     server, one, name = shown
-    monkeypatch.setattr(replay_world, "MOST_REPLAYS", 2)
-    monkeypatch.setattr(replay_world.ReplayWorld, "lingers", 2.0)
+    limit_replays(monkeypatch, 2, lingers=2.0)
     other = page(server)
     episode = other.episodes()[0]["episode"]
     # One that nobody joins goes too.
@@ -437,10 +418,3 @@ def test_environments_of_several_agents_and_of_lanes_are_shown(page, tmp_path: P
         one.join(name, role="spectator")
         answer = one.ask(step=pb.StepRequest())
         assert answer.step.state == pb.RUNNING, answer
-
-
-def test_an_empty_folder_is_an_empty_list_at_once(tmp_path):
-    """No process reads it: one that began before the first file was there would call that a problem."""
-    shelf = Library(tmp_path)
-    assert shelf.list() == {"episodes": [], "reading": False, "problem": ""}
-    shelf.close()

@@ -6,15 +6,13 @@ import threading
 import pytest
 from gymnasium import spaces
 
-from bridge import Limits, make_remote, serve_gym
+from bridge import Limits, __version__, make_remote, serve_gym
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, RequestError, SettingError
-from bridge.server import serving
 from bridge.testing import CountingEnv
-from bridge.version import __version__
-from bridge.worlds.source import EnvSource
-from tests.support import Later, direct_registry
+from tests.inside import lock_of_environments
+from tests.support import Later, direct_registry, gym_source
 
 
 class StubbornEnv(CountingEnv):
@@ -32,7 +30,7 @@ def make(factory=CountingEnv, **limits):
         envs.append(factory(**kwargs))
         return envs[-1]
 
-    return direct_registry(EnvSource(build), Limits(**limits)), envs
+    return direct_registry(gym_source(build), Limits(**limits)), envs
 
 
 def refusal(function, *args):
@@ -209,7 +207,7 @@ def test_the_environment_is_built_under_the_lock_of_the_process():
     held = []
 
     def factory():
-        lock = serving.environments_lock
+        lock = lock_of_environments()
         thread = threading.Thread(target=lambda: held.append(not lock.acquire(blocking=False)))
         thread.start()
         thread.join(10)
@@ -222,7 +220,7 @@ def test_the_environment_is_built_under_the_lock_of_the_process():
 
 def test_properties_say_what_the_server_is_and_gives():
     # D-18, before join
-    registry = direct_registry(EnvSource(["CartPole-v1", "CartPole-v0"]), Limits(max_connections=9, max_lanes=3))
+    registry = direct_registry(gym_source(["CartPole-v1", "CartPole-v0"]), Limits(max_connections=9, max_lanes=3))
     tree = registry.properties()
     assert unpack_tensor(tree.read("server.version"))[()] == __version__
     assert unpack_tensor(tree.read("server.limits.max_connections")) == 9
@@ -255,7 +253,7 @@ def test_without_worlds_of_their_own_clients_join_the_default_one():
 
 
 def test_a_default_world_of_many_ids_asks_for_a_name():
-    registry = direct_registry(EnvSource(["CartPole-v1", "CartPole-v0"]))
+    registry = direct_registry(gym_source(["CartPole-v1", "CartPole-v0"]))
     error = refusal(registry.find_world, "")
     assert error.code == Code.INVALID_ARGUMENT
     assert (

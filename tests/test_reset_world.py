@@ -12,7 +12,7 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.parallel_envs import NAMES, Relay
-from tests.support import everywhere, until, world_of
+from tests.support import everywhere, layout_of, until, world_of
 
 STEP = {"step": pb.StepRequest(actions={1: pack_tensor(0)}, requested_observations=[1])}
 RESET_WORLD = {"reset_world": pb.ResetWorldRequest()}
@@ -243,11 +243,9 @@ def lawful(number):
     """A Step with an action of the agent of this number."""
     from gymnasium import spaces
 
-    from bridge.encoding.spaces import Layout
-
     space = Relay().action_space(NAMES[number])
     sample = space.sample() if not isinstance(space, spaces.Discrete) else 1
-    actions = {uid: pack_tensor(a) for uid, a in enumerate(Layout(space, "action").pack(sample), start=1)}
+    actions = {uid: pack_tensor(a) for uid, a in enumerate(layout_of(space, "action").pack(sample), start=1)}
     return {"step": pb.StepRequest(actions=actions, requested_observations=[1])}
 
 

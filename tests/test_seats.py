@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import any_pb2
 
-from bridge.client.extensions import property_request, property_value, property_write
+from bridge import RealTime
+from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
 from bridge.testing import VirtualClock
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.source import EnvSource
 from tests.far_network import Telling
-from tests.support import direct_registry, direct_session
+from tests.support import direct_registry, direct_session, gym_source
 
 
 class Player:
@@ -50,8 +51,21 @@ class Player:
     def seen(self, answer: pb.EnvironmentResponse, name: str) -> Any:
         return unpack_tensor(answer.step.observations[self.uids[name]])
 
+    def property(self, **fields: Any) -> pb.EnvironmentResponse:
+        body = any_pb2.Any(
+            type_url=PROPERTY_REQUEST_URL, value=properties_pb2.PropertyRequest(**fields).SerializeToString()
+        )
+        return self.ask(pb.EnvironmentRequest(extension=body))
+
     def seat(self) -> str:
-        return str(property_value(self.ask(property_request("world.seat")), "here", False))
+        answer = self.property(read_property=properties_pb2.ReadPropertyRequest(key="world.seat"))
+        body = properties_pb2.PropertyResponse.FromString(answer.extension.value)
+        return str(unpack_tensor(body.read_property.value)[()])
+
+    def write_wait(self, wait: str) -> pb.EnvironmentResponse:
+        return self.property(
+            write_property=properties_pb2.WritePropertyRequest(key="world.wait", value=pack_tensor(wait))
+        )
 
 
 @pytest.fixture
@@ -61,7 +75,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def registry(clock: VirtualClock) -> Iterator[Any]:
-    made = direct_registry(EnvSource(lambda: Telling((5,), clock.now), realtime=RealtimeOptions(10.0, clock=clock)))
+    made = direct_registry(gym_source(lambda: Telling((5,), clock.now), fps=10.0, realtime=RealTime(clock=clock)))
     yield made
     made.close()
 
@@ -99,7 +113,7 @@ def test_an_action_for_another_episode_than_the_running_one_is_dropped(registry:
 
 def test_steps_that_were_sent_before_the_end_was_seen_begin_no_episode(registry: Any, clock: VirtualClock) -> None:
     player = Player(registry)
-    wrote = player.ask(property_write("world.wait", pack_tensor("new_frame")))
+    wrote = player.write_wait("new_frame")
     assert wrote.WhichOneof("payload") == "extension"
     player.ask(player.step("observation"))
     clock.advance(1.0)
@@ -129,7 +143,7 @@ def test_what_a_second_stream_cannot_do_is_said(registry: Any) -> None:
     lacking = acting.ask(acting.step("timing", action=1))
     assert lacking.error.code == Code.INVALID_ARGUMENT
     assert "'episode'" in lacking.error.message
-    wrong = player.ask(property_write("world.wait", pack_tensor("tomorrow")))
+    wrong = player.write_wait("tomorrow")
     assert wrong.error.code == Code.INVALID_ARGUMENT
     assert "new_frame" in wrong.error.message
     player.session.close()
@@ -157,7 +171,7 @@ def test_frames_that_nobody_was_told_of_are_counted_over_unseen_episodes(registr
 
 
 def test_the_numbers_of_lanes_are_those_of_their_episodes(clock: VirtualClock) -> None:
-    source = EnvSource(lambda: Telling((5,), clock.now), num_envs=2, realtime=RealtimeOptions(10.0, clock=clock))
+    source = gym_source(lambda: Telling((5,), clock.now), num_envs=2, fps=10.0, realtime=RealTime(clock=clock))
     registry = direct_registry(source)
     player = Player(registry, wait="new_frame")
     player.ask(player.step("observation"))

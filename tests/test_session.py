@@ -1,5 +1,7 @@
 """`bridge.server.session`: one call's protocol, without a network; what clients rely on, request by request."""
 
+import threading
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,16 +11,13 @@ from hypothesis import strategies as st
 
 from bridge.encoding import values
 from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
-from bridge.encoding.spaces import Leaf
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
-from bridge.gymnasium_versions import discrete_space
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
-from bridge.worlds.source import EnvSource
-from tests.support import direct_registry, direct_session, stable_id
+from tests.support import direct_registry, direct_session, gym_source, stable_id, typed_discrete
 
 KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_world", "destroy_world", "extension")
 
@@ -34,7 +33,7 @@ class Server:
             self.envs.append(env)
             return env
 
-        self.registry = direct_registry(EnvSource(factory, **kwargs))
+        self.registry = direct_registry(gym_source(factory, **kwargs))
 
     def connect(self):
         return Peer(direct_session(self.registry))
@@ -536,16 +535,41 @@ def test_duplicates_are_harmless_and_none_requested_none_returned(peer):
     assert not peer.step(0, ()).step.observations
 
 
-def test_what_is_not_requested_is_not_computed(monkeypatch):
+class Looked:
+    """A number that is known only once somebody asks for it."""
+
+    def __init__(self, look):
+        self.look = look
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.look(), dtype)
+
+
+class Told(gymnasium.Env):
+    """Gives observations and infos as they are."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation_space, observe, info=None):
+        self.observation_space, self.observe, self.info = observation_space, observe, info or {}
+
+    def reset(self, *, seed=None, options=None):
+        return self.observe(), self.info
+
+    def step(self, action):
+        return self.observe(), 1.0, False, False, self.info
+
+
+def test_what_is_not_requested_is_not_computed():
     # D-10
-    packed = []
-    original = Leaf.pack
-    monkeypatch.setattr(Leaf, "pack", lambda self, *args: packed.append(self.name) or original(self, *args))
-    monkeypatch.setattr(values, "encode_info", lambda *args: pytest.fail("the info was encoded"))
-    peer = Server(lambda: SpaceEnv(spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2)))).connect()
+    looks = []
+    seen = {name: Looked(lambda name=name: looks.append(name) or 1) for name in "ab"}
+    info = {"more": Looked(lambda: pytest.fail("the info was encoded"))}
+    space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
+    peer = Server(lambda: Told(space, lambda: seen, info)).connect()
     peer.join()
     peer.play(wanted=["observation.b", "reward"])
-    assert packed == ["observation.b"]
+    assert looks == ["b"]
 
 
 def tensor(shape=(), member="floats", elements=(0.0,)):
@@ -628,7 +652,7 @@ def test_one_missing_action_of_several_is_named():
         (spaces.Graph(spaces.Discrete(2), None), pack_tensor(np.frombuffer(values.encode("x"), np.uint8))),
         (spaces.Graph(spaces.Discrete(2), None), pack_tensor(np.uint8([255]))),
         (spaces.Box(-np.inf, np.inf, (), np.float16), pack_tensor(np.float32(1e10))),
-        (discrete_space(3, -1, np.dtype(np.int8)), pack_tensor(np.int8(2))),
+        (typed_discrete(3, -1, np.int8), pack_tensor(np.int8(2))),
     ],
     ids=lambda value: str(value) if isinstance(value, spaces.Space) else "",
 )
@@ -875,17 +899,18 @@ def test_a_closed_session_gives_back_its_seat_and_its_own_world(server):
         one.refused(Code.FAILED_PRECONDITION, **{kind: {}})
 
 
-def test_a_fault_of_the_server_itself_is_answered_with_its_traceback(server, peer, monkeypatch):
+def test_a_fault_of_the_server_itself_is_answered_with_its_traceback():
     # D-1: and the stream stays open
-    peer.join()
-    peer.play()
+    faulty = threading.Event()
 
-    def broken(*args):
+    def broken():
         raise ZeroDivisionError("oops")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(peer.session._agent.wrapped, "observe", broken)
-        response = peer.step(0)
+    peer = Server(lambda: Told(spaces.Discrete(2), lambda: Looked(broken) if faulty.is_set() else 1)).connect()
+    peer.join()
+    peer.play()
+    faulty.set()
+    response = peer.step(0)
     assert response.error.code == Code.INTERNAL
     assert "ZeroDivisionError('oops')" in response.error.message
     assert "in broken" in response.error.message

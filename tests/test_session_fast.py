@@ -7,12 +7,22 @@ from bridge.encoding.step_codec import StepCodec
 from bridge.encoding.tensors import Spec, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import CountingEnv
 from tests.test_session import Server
+
+
+class Failing(CountingEnv):
+    """Raises in its steps as long as it is told to."""
+
+    failing = False
+
+    def step(self, action):
+        return broken() if self.failing else super().step(action)
 
 
 @pytest.fixture
 def server():
-    return Server()
+    return Server(Failing)
 
 
 @pytest.fixture
@@ -70,9 +80,9 @@ def test_fast_steps_are_refused_as_others_are(server, peer, monkeypatch):
     # D-1, D-2, D-11: out of range, an environment and a server that fail
     fast = Fast(peer)
     fast.refused(Code.INVALID_ARGUMENT, "'action': expected INT64 of shape []", "above the maximum", action=7)
-    with monkeypatch.context() as patch:
-        patch.setattr(server.envs[0], "step", broken)
-        fast.refused(Code.INTERNAL, "the environment raised ZeroDivisionError in step: oops", "in broken")
+    server.envs[0].failing = True
+    fast.refused(Code.INTERNAL, "the environment raised ZeroDivisionError in step: oops", "in broken")
+    server.envs[0].failing = False
     assert fast.play() == ("RUNNING", [1, 2], 2.0, False, False)
     with monkeypatch.context() as patch:
         patch.setattr(peer.session._agent.wrapped, "apply", broken)

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
 import pytest
 
 from bridge import make_vec_remote
-from bridge.transport.address import parse_address
 from bridge.wrappers import BlockingReset
 from tests.support import until
 
@@ -105,7 +105,7 @@ def test_the_file_has_the_urls_of_all_servers_and_follows_one_that_is_started_ag
         envs.reset(seed=0)
         envs.step(np.zeros(4, np.int64))
         before = lines(urls)
-        victim = next(each for each in servers(process) if _port(each) == parse_address(before[0]).port)
+        victim = next(each for each in servers(process) if _port(each) == urlsplit(before[0]).port)
         victim.kill()
         until(lambda: len(lines(urls)) == 2 and before[0] not in lines(urls), 60.0)
         for _ in range(5):

@@ -11,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bridge.encoding import space_json
 from bridge.encoding.space_json import published_space, register_space, space_from_json, space_to_json
-from bridge.encoding.spaces import Layout
 from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
-from bridge.gymnasium_versions import dict_space
 from bridge.testing import EVERY_SPACE, digest
-from tests.support import sampled, stable_id
+from tests.support import layout_of, ordered_dict, sampled, stable_id, without_readers
 
 every_space = pytest.mark.parametrize("name", EVERY_SPACE)
 few = settings(max_examples=60, deadline=None)
@@ -154,7 +151,7 @@ def test_a_big_uniform_space_is_short(space):
 
 def test_dict_keys_come_back_with_their_types_and_order():
     keys = ["b", "a", 3, -1, 2.5, float("inf"), None, ("x", 1, (None,)), "", np.int64(9)]
-    space = dict_space([(key, spaces.Discrete(index + 1)) for index, key in enumerate(keys)], sort_keys=False)
+    space = ordered_dict((key, spaces.Discrete(index + 1)) for index, key in enumerate(keys))
     back = there_and_back(space)
     assert list(back.spaces) == keys
     assert [type(key) for key in back.spaces] == [*map(type, keys[:-1]), int]
@@ -202,8 +199,7 @@ NAME = f"{__name__}:Mission"
 @pytest.fixture
 def readers(monkeypatch):
     """The table of readers, empty."""
-    monkeypatch.setattr(space_json, "_readers", {})
-    return space_json._readers
+    return without_readers(monkeypatch)
 
 
 def test_a_custom_space_of_text_is_a_text_for_a_client_without_a_reader_with_a_warning():
@@ -234,7 +230,7 @@ def test_a_registered_reader_makes_the_exact_space_of_what_is_told(readers):
         )
     ]
     sample = space.sample()
-    assert Layout(space, "observation").unpack(Layout(published_space(mine), "observation").pack(sample)) == sample
+    assert layout_of(space).unpack(layout_of(published_space(mine)).pack(sample)) == sample
 
 
 def test_a_subclass_of_a_space_of_gymnasium_can_be_registered_too(readers):
@@ -392,3 +388,24 @@ def test_a_space_nested_too_deep_is_refused():
         data = {"type": "Tuple", "spaces": [data]}
     with pytest.raises(TensorError, match="nested more than 64 levels"):
         space_from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"type": "Box", "shape": [10**9], "dtype": "float32", "low": 0, "high": 1},
+        {"type": "MultiBinary", "n": 10**9},
+        {"type": "MultiDiscrete", "shape": [10**9], "dtype": "int64", "nvec": 2, "start": 0},
+        {"type": "Tuple", "spaces": [{"type": "MultiBinary", "n": 10**8}] * 10},
+        {"type": "Box", "shape": [1], "dtype": "V1000000000", "low": 0, "high": 1},
+    ],
+    ids=["box", "binary", "discrete", "many", "dtype"],
+)
+def test_an_exact_space_is_refused_before_memory_is_taken(kind):
+    with pytest.raises(TensorError, match="at most 512 MiB"):
+        space_from_json(json.dumps(kind))
+
+
+def test_spaces_as_large_as_environments_have_are_none_of_these():
+    camera = spaces.Box(0, 255, (4096, 4096, 3), np.uint8)
+    assert space_from_json(space_to_json(camera)) == camera

@@ -21,8 +21,7 @@ from gymnasium import spaces
 import bridge
 from bridge import TLS, make_remote, make_vec_remote
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError
-from bridge.testing import EVERY_SPACE, check_server, make_info
-from bridge.transport.certificates import make_certificates
+from bridge.testing import EVERY_SPACE, check_server, make_certificates, make_info
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.standalone_envs import Numbered, Remarkable, every_space

@@ -10,12 +10,10 @@ import pytest
 from gymnasium import spaces
 
 from bridge import RemoteEnv, serve_gym
-from bridge.client.events import StepAnswered
 from bridge.client.step_reader import Batch
-from bridge.encoding.spaces import Layout
-from bridge.encoding.step_codec import StepAnswer
 from bridge.pb import dm_env_rpc_pb2 as pb
-from tests.support import assert_identical
+from tests.inside import begin_step, finish_step, remote_of
+from tests.support import assert_identical, layout_of
 
 OBSERVATIONS = [
     spaces.Box(-1.0, 1.0, (3,), np.float32),
@@ -44,16 +42,16 @@ def test_both_ways_to_read_an_answer_give_the_same_in_memory_of_its_own(space: s
     with serve_gym(lambda: Sampler(space)) as server:
         env = RemoteEnv(server.url)
         env.reset(seed=0)
-        env._remote.step(1)
-        answer = env._pool.wait(env._remote, StepAnswered, "to a step").message
-        assert isinstance(answer, StepAnswer), "the codec matches it"
-        reader = env._remote.reader
+        begin_step(env, 1)
+        answer = finish_step(env)
+        assert not isinstance(answer, pb.EnvironmentResponse), "the codec matches it"
+        reader = remote_of(env).reader
         read = reader.read(answer, 0.0)
         message = pb.EnvironmentResponse.FromString(bytes(answer.data))
         assert_identical(read, reader.read(message, 0.0))
         assert read[1:] == (0.5, False, True, {"action": 1})
         assert (type(read[1]), type(read[2]), type(read[3])) == (float, bool, bool)
-        layout = Layout(space, "observation")
+        layout = layout_of(space)
         for each in (answer, message):
             batch = Batch.empty(layout, 2)
             info = reader.read_into(each, batch, 1, 0.0)

@@ -16,8 +16,8 @@ from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.recording.selection import Selection
 from bridge.testing import CountingEnv
-from bridge.worlds.watching import takeovers
 from bridge.wrappers import BlockingReset
+from tests.inside import let_holds_lapse
 from tests.peers import Stream
 from tests.recording_reader import read_run
 from tests.support import everywhere, until, world_of
@@ -90,7 +90,7 @@ def test_an_action_that_is_not_repeated_is_given_up(person, monkeypatch):
         env.reset(seed=0)
         one = person(server).sit()
         one.hold(-1)
-        monkeypatch.setattr(takeovers, "HOLD", -1.0)
+        let_holds_lapse(monkeypatch)
         assert env.step(1)[0].tolist() == [102]
         env.close()
 

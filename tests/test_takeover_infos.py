@@ -12,13 +12,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
 from tests.peers import Stream
-from tests.support import assert_identical, everywhere, until
+from tests.support import assert_identical, everywhere, layout_of, until
 from tests.web_envs import Paddle, Paddles
 
 SPACES = {
@@ -40,7 +39,7 @@ class Program(Stream):
     """A program that takes over: a client with `role=takeover`."""
 
     def sit(self, space, **settings):
-        self.layout = Layout(space, "action")
+        self.layout = layout_of(space, "action")
         self.join("", role="takeover", **settings)
         self.ask(step=pb.StepRequest())
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import queue
 import random
@@ -20,17 +19,15 @@ import numpy as np
 import pytest
 
 from bridge import TLS, Limits, make_remote, make_vec_remote, serve_gym
-from bridge.client.connect import connect
-from bridge.client.poller import Poller
 from bridge.errors import Code, ConnectError, ConnectionLostError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, make_certificates
-from bridge.transport.address import parse_address
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials
 from bridge.transport.frames import PREFACE
 from bridge.transport.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
+from tests.inside import Call
 from tests.support import LargeArrays, until
 from tests.test_unix import step_large_frames
 
@@ -231,18 +228,15 @@ def test_what_is_sent_before_the_handshake_is_done_goes_after_it_also_where_it_w
 ) -> None:
     got: list[Any] = []
     with serve_gym("CartPole-v1", **tls) as server:
-        address = dataclasses.replace(
-            parse_address(server.url), credentials=ClientCredentials.of(tls=TLS(ca=certs["ca.pem"]))
-        )
-        poller: Poller[Any] = Poller()
-        connection = connect(address, poller, got.append, 1 << 20)
+        credentials = ClientCredentials.of(tls=TLS(ca=certs["ca.pem"]))
+        connection = Call(server.url, credentials=credentials, deliver=got.append)
         for _ in range(3):
             connection.send(b"\xff")  # no request: answered by an error
         connection.finish()
 
         def answered() -> bool:
             with contextlib.suppress(queue.Empty):  # nothing is put into the poller itself
-                poller.get(0.01)
+                connection.get(0.01)
             return len(got) == 3
 
         until(answered)

@@ -15,7 +15,7 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from rich.console import Console
 
-from bridge import TLS, RealTime, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import TLS, Limits, RealTime, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.cli.top import render
 from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
@@ -164,6 +164,23 @@ def test_who_looks_on_does_not_keep_a_server_from_ending() -> None:
                 assert [(row.state, row.slots_used) for row in top.look().servers] == [("draining", 1)]
             env.close()
             until(lambda: [row.state for row in top.look().servers] == ["unreachable"])
+
+
+def test_full_and_draining_servers_are_told_from_dead_ones() -> None:
+    with (
+        serve_gym("CartPole-v1") as drains,
+        serve_gym("CartPole-v1", limits=Limits(max_connections=1)) as full,
+        make_remote(drains.url) as env,
+        make_remote(full.url),
+    ):
+        env.reset(seed=0)
+        drains.drain(60.0)
+        until(lambda: drains.draining)
+        with Top(Fixed((drains.url, full.url, "grpc://127.0.0.1:1")), "test") as top:
+            snapshot = top.look()
+    assert [row.state for row in snapshot.servers] == ["draining", "full", "unreachable"]
+    assert "max_connections=1" in snapshot.servers[1].problem
+    assert "0 of 3 servers serve" in drawn(snapshot)
 
 
 def test_servers_with_tls_behind_a_name_are_verified_by_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import gymnasium
@@ -17,12 +17,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
-import bridge.client.joined_world as joined_module
-import bridge.client.stepper as stepper_module
-import bridge.client.vector_pool as pool_module
 from bridge import make_vec_remote, serve_gym
-from bridge.client.results import InfoJoiner
-from bridge.errors import RefusedError
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
 from tests.support import SmallNumbers, assert_identical, assert_same_space, everywhere, minigrid, sampled
@@ -271,7 +266,7 @@ def test_the_contract_is_gymnasiums(name: str, maker: str, mode: AutoresetMode) 
 class Faulty(VectorWrapper[Any, Any, Any, Any, Any]):
     """Changes what a step returns."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], change: Callable[..., Any]) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], change: Callable[..., Any] = lambda *results: results) -> None:
         super().__init__(env)
         self.change = change
         self.autoreset_mode = env.autoreset_mode  # type: ignore[attr-defined]
@@ -336,61 +331,78 @@ def test_the_battery_catches_a_changed_step(change: Callable[..., Any], name: st
     fails(change, name, SAME if change is leaking_infos else NEXT)
 
 
-def test_the_battery_catches_a_lost_discrete_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = joined_module.space_from_json
+class LostStart(Faulty):
+    """Says of a Discrete observation no more than how many values it has."""
 
-    def without_start(text: str) -> Any:
-        space = read(text)
-        return gymnasium.spaces.Discrete(int(space.n)) if isinstance(space, gymnasium.spaces.Discrete) else space
-
-    monkeypatch.setattr(joined_module, "space_from_json", without_start)
-    with pytest.raises(AssertionError):
-        play(MAKERS["slots"], "discrete with a start", NEXT)
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        space = env.single_observation_space
+        assert isinstance(space, gymnasium.spaces.Discrete)
+        self.single_observation_space = gymnasium.spaces.Discrete(int(space.n))
 
 
-def test_the_battery_catches_unchecked_stepping_of_finished_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = BlockingReset.step_async
+class Unchecked(Faulty):
+    """Steps finished slots as if nothing were wrong."""
 
-    def unchecked(self: BlockingReset, actions: Any) -> None:
-        self._finished[...] = False
-        begin(self, actions)
-
-    monkeypatch.setattr(BlockingReset, "step_async", unchecked)
-    with pytest.raises(AssertionError, match="not refused"):
-        play(MAKERS["lanes and slots"], "CartPole", DISABLED)
+    def step(self, actions: Any) -> Any:
+        with suppress(gymnasium.error.ResetNeeded):
+            self.last = self.env.step(actions)
+        return self.last
 
 
-def test_the_battery_catches_a_step_swallowed_after_a_masked_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = pool_module.VectorPool.begin
+class SwallowedStep(Faulty):
+    """Where a masked reset began the episode of a slot that had ended, its next step begins one more."""
 
-    def forgetful(self: Any, seat: Any, settings: Any, *, reset: bool = True) -> None:
-        ended = seat.phase is pool_module.SlotPhase.ENDED
-        begin(self, seat, settings, reset=reset)
-        seat.swallow = ended and reset
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self.over = self.swallow = np.zeros(SLOTS, np.bool_)
 
-    handed = pool_module.Member.handed
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        mask = np.ones(SLOTS, np.bool_) if options is None else options["reset_mask"]
+        self.swallow, self.over = self.over & mask if options else ~mask, self.over & ~mask
+        return self.env.reset(seed=seed, options=options)
 
-    def swallowing(seat: Any, *, ended: bool) -> None:
-        handed(seat, ended=ended or getattr(seat, "swallow", False))  # so its next step begins an episode once more
-        seat.swallow = False
+    def step(self, actions: Any) -> Any:
+        _, _, terminations, truncations, _ = results = self.env.step(actions)
+        self.over = terminations | truncations
+        if self.swallow.any():
+            observations, infos = self.env.reset(options={"reset_mask": self.swallow})
+            results = (observations, *results[1:4], infos)
+            self.swallow = np.zeros(SLOTS, np.bool_)
+        return results
 
-    monkeypatch.setattr(pool_module.VectorPool, "begin", forgetful)
-    monkeypatch.setattr(pool_module.Member, "handed", swallowing)
-    with pytest.raises((AssertionError, RefusedError)):  # another observation, or a Step that the server refuses
-        play(MAKERS["slots"], "CartPole", NEXT)
+
+class SeedOnce(Faulty):
+    """Takes the seed of its first reset alone."""
+
+    seeded = False
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        seed, self.seeded = None if self.seeded else seed, True
+        return self.env.reset(seed=seed, options=options)
 
 
-def test_the_battery_catches_seeds_that_count_in_the_first_reset_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    spread = stepper_module.spread_seeds
-    calls: list[Any] = []
+def test_the_battery_passes_what_changes_nothing() -> None:
+    """Else it would be the wrapper that the tests below see caught."""
+    function, steps = ENVIRONMENTS["CartPole"]
+    with MAKERS["slots"](function, NEXT) as envs:
+        Battery(Faulty(envs), function, NEXT).run(steps)
 
-    def once(seed: Any, num_envs: int) -> list[int | None]:
-        calls.append(seed)
-        return spread(seed if len(calls) == 1 else None, num_envs)
 
-    monkeypatch.setattr(stepper_module, "spread_seeds", once)
-    with pytest.raises(AssertionError):
-        play(MAKERS["slots"], "CartPole", SAME)
+@pytest.mark.parametrize(
+    ("fault", "maker", "name", "mode", "said"),
+    [
+        (LostStart, "slots", "discrete with a start", NEXT, ""),
+        (Unchecked, "lanes and slots", "CartPole", DISABLED, "not refused"),
+        (SwallowedStep, "slots", "CartPole", NEXT, ""),
+        (SeedOnce, "slots", "CartPole", SAME, ""),
+    ],
+    ids=["a lost start", "unchecked stepping", "a step swallowed after a masked reset", "seeds that count once"],
+)
+def test_the_battery_catches_a_fault(fault: Any, maker: str, name: str, mode: AutoresetMode, said: str) -> None:
+    function, steps = ENVIRONMENTS[name]
+    with MAKERS[maker](function, mode) as envs, pytest.raises(AssertionError, match=said):
+        Battery(fault(envs), function, mode).run(steps)
 
 
 # What the battery does not go through.
@@ -455,17 +467,6 @@ def test_generators_and_seeds_are_those_of_the_slots(envs: BlockingReset) -> Non
     assert_identical(envs.reset()[0], local.reset()[0])
     assert len(envs.get_attr("np_random")) == 4
     local.close()
-
-
-@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
-def test_every_bit_generator_travels_exactly(kind: str) -> None:
-    from bridge.encoding import values
-    from bridge.encoding.random_state import generator_of, state_of
-
-    generator = np.random.Generator(getattr(np.random, kind)(9))
-    generator.integers(2**32, dtype=np.uint32)  # leaves half a word behind
-    copied = generator_of(values.decode(values.encode(state_of(generator, 9))))
-    assert copied.random(100).tolist() == generator.random(100).tolist()
 
 
 @everywhere
@@ -533,13 +534,3 @@ def test_an_unknown_autoreset_mode_is_refused(envs: BlockingReset) -> None:
     assert BlockingReset(envs.env, autoreset_mode="SameStep").autoreset_mode is SAME
     with pytest.raises(ValueError, match="NextStep"):
         BlockingReset(envs.env, autoreset_mode="sometimes")
-
-
-def test_infos_of_slots_whose_types_differ_become_objects() -> None:
-    """One slot's seed is a number and another's None, where both begin an episode in one step."""
-    joiner = InfoJoiner(3)
-    joiner.add({"seed": 4, "kept": 1.5}, 0)
-    joiner.add({"seed": None, "kept": 2.5}, 1)
-    assert joiner.infos["seed"].tolist() == [4, None, None]
-    assert joiner.infos["_seed"].tolist() == [True, True, False]
-    assert joiner.infos["kept"].tolist() == [1.5, 2.5, 0.0]

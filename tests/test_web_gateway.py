@@ -27,7 +27,7 @@ from tests.test_web_page import (  # noqa: F401 - fixtures
 )
 from tests.web_envs import Paddle, Race
 
-BRIDGE = "import sys; from bridge.cli.program import main; sys.exit(main(sys.argv[1:]))"
+BRIDGE = "import sys; from bridge.cli import main; sys.exit(main(sys.argv[1:]))"
 DRAWN = "() => Number(document.getElementById('canvas').dataset.pictures ?? 0)"
 
 

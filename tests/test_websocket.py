@@ -21,16 +21,21 @@ from websockets.sync.client import connect as public_connect
 
 from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
-from bridge.client.connect import connect
-from bridge.client.poller import Poller
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server import fair_share, keepalive, web_protocol
 from bridge.testing import CountingEnv, SlowResetEnv, check_server, make_certificates
-from bridge.transport.address import parse_address
 from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from bridge.transport.frames import PREFACE
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
+from tests.inside import (
+    Call,
+    charge_each_time,
+    connections_of,
+    in_serving_thread,
+    let_wait_at_websockets,
+    server_waits,
+    set_websocket_clock,
+)
 from tests.parallel_envs import Relay
 from tests.peers import METHOD, SERVICE
 from tests.support import SERVE, LargeArrays, objects_of, sampled, server_process, until
@@ -158,13 +163,6 @@ def test_several_agents_play_over_websocket():
         env.close()
 
 
-def test_a_port_of_a_url_without_one_is_that_of_the_web():
-    assert (parse_address("ws://host/E-v0").port, parse_address("wss://host").port) == (80, 443)
-    assert parse_address("wss://host:8443/ALE/Pong-v5").target == "host:8443"
-    assert parse_address("ws://[::1]:1").tls is False
-    assert parse_address("wss://[::1]:1").tls is True
-
-
 @pytest.mark.parametrize("keywords", [{"tls": "ca.pem"}, {"transport": "grpcio"}])
 def test_settings_that_do_not_fit_a_websocket_are_refused(keywords, server, certs):
     if "tls" in keywords:
@@ -191,24 +189,22 @@ def test_without_web_a_websocket_client_is_told_what_to_do():
 )
 def test_whatever_answers_a_client_is_told(answer, said):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        poller = Poller()
-        call = connect(parse_address(f"ws://127.0.0.1:{listener.getsockname()[1]}"), poller, lambda what: what, 1000)
+        call = Call(f"ws://127.0.0.1:{listener.getsockname()[1]}", 1000)
         peer, _ = listener.accept()
         with peer:
             peer.recv(4096)
             peer.sendall(answer)
             peer.shutdown(socket.SHUT_WR)
-            ending = poller.get(20.0)
+            ending = call.receive()
         assert isinstance(ending, (errors.ConnectError, errors.RefusedError))
         assert said in str(ending)
         call.close(0.0)
 
 
 def test_an_answer_that_is_too_large_ends_the_connection_by_name(server):
-    poller = Poller()
-    call = connect(parse_address(ws(server)), poller, lambda what: what, 40)
+    call = Call(ws(server), 40)
     call.send(JOIN)
-    ending = poller.get(20.0)
+    ending = call.receive()
     assert isinstance(ending, errors.RefusedError)
     assert "larger than max_message_bytes=40" in str(ending)
     call.close(1.0)
@@ -313,7 +309,7 @@ def test_a_server_that_drains_says_so_by_a_pong_and_the_stream_goes_on(server):
 
 
 def test_a_file_comes_also_where_its_request_has_used_up_the_connection_s_processor_time(server, monkeypatch):
-    monkeypatch.setattr(fair_share.ProcessorAccount, "charge", lambda account, seconds, now: 0.05)
+    charge_each_time(monkeypatch, 0.05)
     with Hand(server) as hand:
         hand.send(b"GET /app.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert hand.head()[0] == 200
@@ -512,12 +508,12 @@ def test_memory_is_counted_for_what_came_and_given_back():
 
 
 def test_of_a_client_of_which_much_waits_nothing_more_is_read(monkeypatch):
-    monkeypatch.setattr(web_protocol, "_MAX_WAITING", 2000)
+    let_wait_at_websockets(monkeypatch, 2000)
     release = threading.Event()
     with serve_gym(lambda: SlowResetEnv(release), web=True) as server, Hand(server).open() as hand:
         hand.send(frame(Opcode.BINARY, JOIN))
         hand.answer()
-        (connection,) = server._connections.all.values()
+        (connection,) = connections_of(server)
         hand.send(frame(Opcode.BINARY, BEGIN) + frame(Opcode.BINARY, LEAVE[:1] + bytes(1500)) * 3)
         until(lambda: connection.paused)
         assert connection.protocol.check_keepalive(1e9)  # what it says is not read: it is not taken for dead
@@ -553,32 +549,32 @@ def test_beyond_the_connections_a_client_is_told():
 
 
 def test_a_quiet_client_is_asked_for_a_sign_of_life_and_cut_without_one(server, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(web_protocol, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    now, (quiet, patience) = [0.0], server_waits()
+    set_websocket_clock(monkeypatch, lambda: now[0])
     with Hand(server).open() as hand:
         hand.ask(leave_world=pb.LeaveWorldRequest())
-        (connection,) = server._connections.all.values()
+        (connection,) = connections_of(server)
 
         def check(when):
             found = []
 
             def run():
                 found.append(connection.protocol.check_keepalive(when))
-                server._connections.flush(connection)
+                connection.flush()
 
-            server._loop.scheduler.call_soon_threadsafe(run)
+            in_serving_thread(server, run)
             until(lambda: found)
             return found[0]
 
-        assert check(keepalive.QUIET + 1)
+        assert check(quiet + 1)
         assert hand.frame() == (Opcode.PING, b"")
-        assert check(keepalive.QUIET + keepalive.PATIENCE)
-        now[0] = keepalive.QUIET + 5
+        assert check(quiet + patience)
+        now[0] = quiet + 5
         hand.send(frame(Opcode.PONG))
         hand.ask(leave_world=pb.LeaveWorldRequest())
-        assert check(keepalive.QUIET + keepalive.PATIENCE + 2)
-        assert check(2 * keepalive.QUIET + 6)
-        assert not check(3 * keepalive.QUIET + 60)
+        assert check(quiet + patience + 2)
+        assert check(2 * quiet + 6)
+        assert not check(3 * quiet + 60)
 
 
 def test_a_server_that_stops_says_so_to_each_client(server):

@@ -48,14 +48,14 @@ if __name__ == "__main__":
 
 LOOK = """
 import json, socket, sys
-import bridge.cli.lobby as lobby, bridge.transport.sockets as sockets, bridge.worlds.isolated.world as world
+import bridge.testing.proxy as proxy, bridge.testing.server_process as process
 try:
-    exec("import fcntl", vars(lobby))
+    exec("import fcntl", vars(process))
 except ImportError as error:
     missing = str(error)
 left, right = socket.socketpair()
 print(json.dumps([
-    lobby.os.name, sockets.sys.platform, hasattr(lobby.os, "fork"), hasattr(sockets.socket, "AF_UNIX"),
+    process.os.name, process.sys.platform, hasattr(process.os, "fork"), hasattr(proxy.socket, "AF_UNIX"),
     hasattr(left, "sendmsg"), missing, left.family == socket.AF_INET,
 ]))
 left.close()

@@ -14,9 +14,8 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
-from bridge.worlds.source import EnvSource
 from tests.peers import Stream
-from tests.support import direct_registry
+from tests.support import direct_registry, gym_source
 
 STEP = {"step": pb.StepRequest(actions={1: pack_tensor(0)}, requested_observations=[1])}
 
@@ -197,7 +196,7 @@ class Owner:
 
 
 def make_registry(idle_timeout=10.0):
-    source = EnvSource(lambda: CountingEnv(5))
+    source = gym_source(lambda: CountingEnv(5))
     return direct_registry(source, bridge.Limits(idle_timeout=idle_timeout))
 
 
@@ -233,7 +232,10 @@ def test_a_world_with_an_agent_is_never_idle_and_counts_anew_once_it_left():
 
 
 def test_a_world_whose_creator_is_gone_goes_sooner_and_others_have_time_to_join_it():
-    registry, owner = direct_registry(EnvSource(lambda: CountingEnv(5)), bridge.Limits(abandoned_timeout=60.0)), Owner()
+    registry, owner = (
+        direct_registry(gym_source(lambda: CountingEnv(5)), bridge.Limits(abandoned_timeout=60.0)),
+        Owner(),
+    )
     kept, left = registry.create_world({}, Owner()), registry.create_world({}, owner)
     registry.reap(0.0)
     assert registry.reap(1000.0) == []  # the creators are there

@@ -14,13 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bridge.encoding import values
-from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv
-from bridge.worlds.source import EnvSource
-from tests.support import TAXI, Direct, assert_identical, direct_world, keeping, sampled
+from tests.support import TAXI, Direct, assert_identical, direct_world, gym_source, keeping, layout_of, sampled
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,7 +29,7 @@ class Lanes(Direct):
     spaces = None
 
     def of(self, observation_space, action_space, num_envs):
-        self.spaces = Layout(observation_space, "observation", num_envs), Layout(action_space, "action", num_envs)
+        self.spaces = layout_of(observation_space, "observation", num_envs), layout_of(action_space, "action", num_envs)
         return self
 
     def join(self, settings):
@@ -49,7 +47,7 @@ def lanes_world(source, like):
 
 
 def world_of(env):
-    return lanes_world(EnvSource(lambda: env), env)
+    return lanes_world(gym_source(lambda: env), env)
 
 
 def look(agent, *wanted):
@@ -187,7 +185,7 @@ def test_the_world_stays_running_and_a_finished_lane_resets_in_the_next_step():
 
 
 def test_the_lanes_own_vector_environment_is_served():
-    source = EnvSource("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
+    source = gym_source("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
     local = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="vector_entry_point")
     world = lanes_world(source, local)
     agent = world.join({})
@@ -418,16 +416,15 @@ ASYNC = """
     import psutil
 
     from bridge.encoding.tensors import pack_tensor
-    from bridge.worlds.source import EnvSource
     from gymnasium.vector import SyncVectorEnv
-    from tests.support import TAXI, Direct, assert_identical, direct_world
+    from tests.support import TAXI, Direct, assert_identical, direct_world, gym_source
     from tests.test_worlds_lanes import act, encoded, info_of, lanes_world, look, observation_of, refusal
     import gymnasium
 
 
     def main():
         local = SyncVectorEnv([lambda: gymnasium.make(TAXI, max_episode_steps=8)] * 2)
-        source = EnvSource(TAXI, num_envs=2, vectorization_mode="async", env_kwargs={"max_episode_steps": 8})
+        source = gym_source(TAXI, num_envs=2, vectorization_mode="async", env_kwargs={"max_episode_steps": 8})
         world = lanes_world(source, local)
         print("pids", *(process.pid for process in world.env._env.processes), flush=True)
         agent = world.join({})
@@ -449,7 +446,7 @@ ASYNC = """
             assert_identical(look(agent, "reward", "terminated", "truncated"), [reward, terminated, truncated])
         error = None
         try:
-            direct_world(EnvSource(TAXI), {"num_envs": pack_tensor(2), "kwargs.altitude": pack_tensor(1),
+            direct_world(gym_source(TAXI), {"num_envs": pack_tensor(2), "kwargs.altitude": pack_tensor(1),
                                                 "vectorization_mode": pack_tensor("async")})
         except Exception as caught:
             error = caught

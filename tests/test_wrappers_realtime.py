@@ -16,10 +16,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bridge import RealTime, Server, make_vec_remote, serve_gym
-from bridge.client.vector_env import slots_of
 from bridge.errors import InvalidActionError, ResetNeededError, SettingError
 from bridge.testing import CountingEnv, SlowResetEnv, VirtualClock
 from bridge.wrappers import ActionHistory, BlockingReset, SkipResetting, Throttle
+from tests.inside import remotes_of, stepper_of
 from tests.support import world_of
 
 LONG = 10**9
@@ -281,8 +281,8 @@ def test_a_copy_paces_and_waits_as_the_original(serve: Any) -> None:
     copied = pickle.loads(pickle.dumps(envs))
     assert copied.reset(seed=0)[0].tolist() == [[1, 0], [1, 0]]
     assert copied.env.fps == 100.0
-    assert slots_of(copied).stepper.pacer is not None
-    assert slots_of(copied).pool.members[0].remote.realtime._partial is False
+    assert stepper_of(copied).pacer is not None
+    assert remotes_of(copied)[0].realtime._partial is False
     copied.close()
     envs.close()
 
@@ -308,10 +308,11 @@ def test_an_episode_that_ends_while_other_lanes_begin_anew_is_told(serve: Any, c
     envs = BlockingReset(make_vec_remote(url), autoreset_mode=AutoresetMode.SAME_STEP)
     envs.reset(seed=0)
     clock.advance(0.3)
-    stepper = slots_of(envs).stepper
+    stepper = stepper_of(envs)
     begin_next = stepper._begin_next
 
     def later(ended: Any) -> None:
+        stepper._begin_next = begin_next
         clock.advance(0.1)
         begin_next(ended)
 
@@ -319,6 +320,5 @@ def test_an_episode_that_ends_while_other_lanes_begin_anew_is_told(serve: Any, c
     _, _, terminations, _, infos = envs.step(np.zeros(2, np.int64))
     (other,) = np.flatnonzero(~terminations)
     assert [record["length"] for record in infos["episodes"][other]] == [4]
-    stepper._begin_next = begin_next
     assert envs.step(np.zeros(2, np.int64))[2].tolist() == (~terminations).tolist()
     envs.close()

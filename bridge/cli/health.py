@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from bridge.cli.program import FAILED, OK, positive
-from bridge.fleet.health import SERVING, check_health
+from bridge.fleet.health import SERVING, check_health, has_room
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 
@@ -18,8 +18,9 @@ _EPILOG = """examples:
   bridge health grpcs://localhost:50051 --no-verify    with TLS, from within the container
   bridge health unix:///run/env.sock --timeout 2
 
-It prints SERVING, and exits with 0, or NOT_SERVING, and exits with 1, as it does where nobody answers. It needs no
-token. Servers have a health service where the extra `ops` is installed.
+It prints SERVING, and exits with 0; a server that is full serves those that are there, and is said to be full. It
+prints NOT_SERVING, and exits with 1, for one that drains; where nobody answers, it says why and exits with 1. It needs
+no token, nor any of the server's places. Servers have a health service where the extra `ops` is installed.
 """
 
 
@@ -37,6 +38,7 @@ def register(commands: Any) -> None:
         action="store_true",
         help="with TLS: take any certificate, which is for a probe of this very machine",
     )
+    parser.add_argument("--room", action="store_true", help="exit with 1 for a server that is full, too")
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
@@ -46,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     address = parse_address(arguments.url)
     credentials = ClientCredentials.of(**credential_keywords(arguments))
     address = dataclasses.replace(address, credentials=credentials)
-    status = check_health(address, arguments.timeout, verify=not arguments.no_verify)
-    print(status)
-    return OK if status == SERVING else FAILED
+    verify = not arguments.no_verify
+    status = check_health(address, arguments.timeout, verify=verify)
+    full = status == SERVING and not has_room(address, arguments.timeout, verify=verify)
+    print(f"{status}, full: it takes no further client" if full else status)
+    return OK if status == SERVING and not (full and arguments.room) else FAILED

@@ -30,7 +30,7 @@ _EPILOG = """examples:
 Ctrl-C ends it. It exits with 1 if none of the servers answered the last time.
 """
 _BARS = "▁▂▃▄▅▆▇█"
-_STYLES = {"serving": "green", "draining": "yellow"}
+_STYLES = {"serving": "green", "full": "yellow", "draining": "yellow"}
 # Lines of the screen that are no rows of servers.
 _FRAME = 8
 
@@ -212,7 +212,7 @@ def _cells(row: ServerRow) -> list[Any]:
     from rich.text import Text
 
     state = Text(row.state, style=_STYLES.get(row.state, "red"))
-    if row.state not in _STYLES:
+    if not row.uptime:  # it let nobody in
         return [row.name, state, *(["-"] * 7)]
     slots = f"{row.slots_used:,}" if row.slots is None else f"{row.slots_used:,}/{row.slots:,}"
     rate = "-" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}"

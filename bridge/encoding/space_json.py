@@ -15,7 +15,7 @@ import json
 import math
 import string
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ from bridge.gymnasium_versions import dict_space, discrete_space, graph_space
 
 __all__ = [
     "SpaceReader",
+    "check_space_bytes",
     "plain_space_from_json",
     "published_space",
     "register_space",
@@ -39,7 +40,7 @@ SpaceReader: TypeAlias = Callable[[Mapping[str, Any], Space[Any]], Space[Any]]
 
 _MAX_DEPTH = 64
 # A line of JSON must not claim any amount of memory.
-_MAX_ELEMENTS = 1 << 28
+_MAX_BYTES = 1 << 29
 _CUSTOM_TEXT = {"min_length": 0, "max_length": 4096, "charset": string.printable}
 _MAX_ATTRIBUTES = 1 << 16  # bytes of JSON
 _readers: dict[str, SpaceReader] = {}
@@ -107,9 +108,46 @@ def plain_space_from_json(text: str) -> Space[Any]:
     return _read_text(text, None)
 
 
+def check_space_bytes(arrays: Iterable[tuple[Sequence[int], Any]]) -> None:
+    """Refuse spaces whose bounds would take much memory: a server declares them in a few bytes.
+
+    Args:
+        arrays: The shape and the dtype of each; lengths below 0 stand for any.
+
+    Raises:
+        TensorError: Together they take more than 512 MiB: two bounds, and two flags for each element.
+    """
+    size = 0
+    for shape, dtype in arrays:
+        size += math.prod(max(0, length) for length in shape) * (2 * np.dtype(dtype).itemsize + 2)
+        if size > _MAX_BYTES:
+            raise TensorError(
+                f"expected spaces whose bounds take at most {_MAX_BYTES >> 20} MiB, "
+                f"got one of shape {list(shape)!r:.80} and dtype {np.dtype(dtype)}"
+            )
+
+
+def _arrays(data: Any) -> Iterator[tuple[Sequence[int], Any]]:
+    """Give the shape and dtype of all arrays that a space as JSON stands for, before any is made."""
+    waiting = [data]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += item
+        elif isinstance(item, dict):
+            if item.get("type") in ("Box", "MultiDiscrete"):
+                yield _shape(item["shape"]), item["dtype"]
+            elif item.get("type") == "MultiBinary":
+                yield (item["n"],) if isinstance(item["n"], int) else _shape(item["n"]), np.int8
+            else:
+                waiting += item.values()
+
+
 def _read_text(text: str, readers: Mapping[str, SpaceReader] | None) -> Space[Any]:
     try:
-        return _read(json.loads(text), 0, readers)
+        data = json.loads(text)
+        check_space_bytes(_arrays(data))
+        return _read(data, 0, readers)
     except (SettingError, UnsupportedSpaceError):
         raise
     except (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -285,8 +323,8 @@ def _number(item: Any) -> Any:
 
 def _shape(data: Any) -> tuple[int, ...]:
     shape = tuple(data)
-    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) > _MAX_ELEMENTS:
-        raise ValueError(f"expected sizes of 0 or more, of at most {_MAX_ELEMENTS} elements together, got {data!r:.80}")
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"expected sizes of 0 or more, got {data!r:.80}")
     return shape
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from bridge.encoding.space_json import check_space_bytes
 from bridge.encoding.tensor_space import TensorSpace
 from bridge.encoding.tensors import Spec
 from bridge.errors import TensorError
@@ -18,6 +19,9 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["space_from_specs"]
 
+# What a server may declare. A Dict of more spaces takes minutes to make; a name of more levels nests as many spaces.
+_MOST_SPECS = 4096
+_MOST_LEVELS = 64
 # Bounds within which an integer becomes a Discrete rather than a Box.
 _MAX_DISCRETE = 1 << 32
 
@@ -31,9 +35,15 @@ def space_from_specs(specs: Iterable[Spec], root: str) -> Space[Any]:
     Raises:
         TensorError: A name is both a leaf and a level (`a` and `a.b`), or a spec has no space.
     """
+    specs = list(specs)
+    if len(specs) > _MOST_SPECS:
+        raise TensorError(f"expected at most {_MOST_SPECS} specs of what is no signal, got {len(specs)}")
+    check_space_bytes((spec.shape, spec.dtype) for spec in specs if spec.data_type != pb.PROTO)
     tree: dict[str, Any] = {}
     for spec in specs:
         *levels, last = spec.name.split(".")
+        if len(levels) > _MOST_LEVELS:
+            raise TensorError(f"the spec name {spec.name!r:.80} has more than {_MOST_LEVELS} levels")
         node = tree
         for level in levels:
             node = node.setdefault(level, {})

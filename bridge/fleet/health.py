@@ -23,9 +23,10 @@ from bridge.transport.frames import HeadersReceived, Http2Error, StreamEnded, St
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import MessageReader, pack_prefix
 from bridge.transport.remedies import remedy
+from bridge.transport.service import ROOM
 from bridge.transport.tls import client_context
 
-__all__ = ["NOT_SERVING", "SERVING", "check_health"]
+__all__ = ["NOT_SERVING", "SERVING", "check_health", "has_room"]
 
 SERVING = "SERVING"
 """The server takes worlds."""
@@ -37,13 +38,28 @@ _PATH = "/grpc.health.v1.Health/Check"
 _MAX_BYTES = 4096
 
 
-def check_health(address: Address, timeout: float, *, verify: bool = True) -> str:
+def has_room(address: Address, timeout: float, *, verify: bool = True) -> bool:
+    """Ask a server whether it takes a further connection and a world of its own.
+
+    Of a server that does not tell, which is another one than Gymnasium Bridge's, it is supposed. Arguments and errors
+    are those of `check_health`.
+    """
+    try:
+        return check_health(address, timeout, verify=verify, service=ROOM) != NOT_SERVING
+    except RefusedError as error:
+        if error.code == Code.NOT_FOUND:
+            return True
+        raise
+
+
+def check_health(address: Address, timeout: float, *, verify: bool = True, service: str = "") -> str:
     """Ask a server how it is.
 
     Args:
         address: The server; its token is not needed.
         timeout: Seconds for all of it.
         verify: With TLS, whether the server's certificate is looked at. A probe of the very machine need not.
+        service: The name of what is asked for; empty: the server as a whole.
 
     Returns:
         `SERVING`, or `NOT_SERVING` for one that drains or stops.
@@ -60,7 +76,7 @@ def check_health(address: Address, timeout: float, *, verify: bool = True) -> st
         raise SettingError(f"tls= is for URLs with TLS, but {url!r} is without: write grpcs://")
     try:
         with closing(_connect(address, timeout, verify)) as sock:
-            return _ask(sock, address, deadline)
+            return _ask(sock, address, deadline, service)
     except RemoteError:  # of which some are OSError, too
         raise
     except TimeoutError as error:
@@ -92,7 +108,7 @@ def _connect(address: Address, timeout: float, verify: bool) -> socket.socket:
         raise
 
 
-def _ask(sock: socket.socket, address: Address, deadline: float) -> str:
+def _ask(sock: socket.socket, address: Address, deadline: float, service: str) -> str:
     http = Http2(client=True)
     stream = http.open_stream(
         [
@@ -105,7 +121,9 @@ def _ask(sock: socket.socket, address: Address, deadline: float) -> str:
         ]
     )
     stream.reader = MessageReader(_MAX_BYTES)
-    http.send_data(stream, [pack_prefix(0, 0)], 5)  # the empty request: the server as a whole
+    name = service.encode()
+    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest: field 1, a text
+    http.send_data(stream, [pack_prefix(0, len(request)), request], 5 + len(request))
     http.end_stream(stream)
     while True:
         left = deadline - time.monotonic()

@@ -44,7 +44,8 @@ class ServerRow:
     url: str
     """Where it is, without a token."""
     state: str
-    """`serving`, `draining`, `unreachable`, `silent` (no answer in time), or `refused`."""
+    """`serving`, `full` (it lets nobody in who asks more), `draining`, `unreachable`, `silent` (no answer in time), or
+    `refused`."""
     slots: int | None = None
     """The slots that it can carry; None: not known."""
     slots_used: int = 0
@@ -224,7 +225,10 @@ class Top:
             raise
         except RemoteError as error:
             self._forget(endpoint.url)
-            return ServerRow(name, url, _state(error), endpoint.slots, problem=" ".join(_explain(error).split()))
+            state = _state(error)
+            if state != "full" and self._drains(endpoint.url):
+                return ServerRow(name, url, "draining", endpoint.slots)
+            return ServerRow(name, url, state, endpoint.slots, problem=" ".join(_explain(error).split()))
         now = self._clock()
         rate = self._rate(endpoint.url, now, said)
         state = "draining" if said["draining"] or endpoint.draining else "serving"
@@ -243,13 +247,23 @@ class Top:
         return row
 
     def _still_drains(self, url: str) -> bool:
-        address = dataclasses.replace(parse_address(url), credentials=self._credentials)
         try:
-            return check_health(address, self._timeout, verify=False) == NOT_SERVING
+            return self._health(url) == NOT_SERVING
         except RefusedError:  # it has no health service
             return True
         except RemoteError:
             return False
+
+    def _drains(self, url: str) -> bool:
+        """Tell whether a server that lets nobody in says that it drains."""
+        try:
+            return self._health(url) == NOT_SERVING
+        except RemoteError:
+            return False
+
+    def _health(self, url: str) -> str:
+        address = dataclasses.replace(parse_address(url), credentials=self._credentials)
+        return check_health(address, self._timeout, verify=False)
 
     def _rate(self, url: str, now: float, said: dict[str, Any]) -> float | None:
         """Return the steps per second since the last look."""
@@ -283,6 +297,8 @@ class Top:
 def _state(error: RemoteError) -> str:
     if isinstance(error, RemoteTimeoutError):
         return "silent"
+    if isinstance(error, RefusedError) and error.code == Code.RESOURCE_EXHAUSTED:
+        return "full"
     return "refused" if isinstance(error, RefusedError) else "unreachable"
 
 

@@ -12,11 +12,12 @@ from google.protobuf.message import DecodeError
 
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.service import METHOD, SERVICE
+from bridge.transport.service import METHOD, ROOM, SERVICE
 
 __all__ = ["MAX_REQUEST", "Services", "SideCall"]
 
 _HEALTH = "grpc.health.v1.Health"
+_NAMES = ("", SERVICE, ROOM)
 MAX_REQUEST = 4096
 """Bytes of a request: who sends it need not show a token."""
 
@@ -106,10 +107,15 @@ def _rename(message: Any, old: str, new: str) -> None:
 
 
 class Services:
-    """The services of one server."""
+    """The services of one server.
 
-    def __init__(self) -> None:
+    Args:
+        has_room: Tells whether a further connection, and a world of its own, would be taken.
+    """
+
+    def __init__(self, has_room: Callable[[], bool]) -> None:
         self._serving = True
+        self._has_room = has_room
         self._methods: dict[str, Callable[[], SideCall]] = {}
         # Their packages, of which that of reflection imports much, are loaded by who asks for them first.
         self._loaders = {"/grpc.health.": self._load_health, "/grpc.reflection.": self._load_reflection}
@@ -167,23 +173,27 @@ class Services:
         status = self._pb.HealthCheckResponse
         return bytes(status(status=status.SERVING if serving else status.NOT_SERVING).SerializeToString())
 
-    def _known(self, data: bytes) -> bool:
-        return self._pb.HealthCheckRequest.FromString(data).service in ("", SERVICE)
+    def _state_of(self, name: str) -> bytes:
+        return self._state(serving=self._serving and (name != ROOM or self._has_room()))
 
     def _check(self, data: bytes) -> bytes:
-        if not self._known(data):
-            raise RequestError(Code.NOT_FOUND, f"expected the service {SERVICE!r}, or '' for the server as a whole")
-        return self._state(serving=self._serving)
+        name = self._pb.HealthCheckRequest.FromString(data).service
+        if name not in _NAMES:
+            text = f"expected the service {SERVICE!r}, {ROOM!r}, or '' for the server as a whole, got {name!r:.80}"
+            raise RequestError(Code.NOT_FOUND, text)
+        return self._state_of(name)
 
     def _watch(self, data: bytes) -> bytes:
-        if self._known(data):
-            return self._state(serving=self._serving)
+        name = self._pb.HealthCheckRequest.FromString(data).service
+        # Of room nobody is told when it changes: who wants to know it asks.
+        if name in _NAMES and name != ROOM:
+            return self._state_of(name)
         status = self._pb.HealthCheckResponse
         return bytes(status(status=status.SERVICE_UNKNOWN).SerializeToString())
 
     def _list(self, data: bytes) -> bytes:
         del data  # it holds nothing
         answer = self._pb.HealthListResponse()
-        for service in ("", SERVICE):
-            answer.statuses[service].ParseFromString(self._state(serving=self._serving))
+        for service in ("", SERVICE):  # of room a list says nothing: a full server is healthy
+            answer.statuses[service].ParseFromString(self._state_of(service))
         return bytes(answer.SerializeToString())

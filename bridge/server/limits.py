@@ -107,6 +107,11 @@ class ConnectionCount:
         with self._guard:
             return self._value
 
+    @property
+    def full(self) -> bool:
+        """Whether there are as many as there may be."""
+        return self.value >= self._limit
+
     def enter(self) -> None:
         """Admit a connection.
 

@@ -149,6 +149,11 @@ class Registry:
         self._past_steps += counts.steps
         self._past_episodes += counts.episodes
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there are fewer worlds than there may be."""
+        return sum(other != DEFAULT_WORLD for other in self._entries) < self._limits.max_worlds
+
     async def prepare(self) -> None:
         """Make the environment of the first world ahead; raises RequestError where it cannot be made."""
         await self._source.prepare(self._runtime)
@@ -162,9 +167,11 @@ class Registry:
             for_others: Whether it stays for others to join where its owner goes without having joined it.
         """
         self.check_open()
-        count = sum(other != DEFAULT_WORLD for other in self._entries)
-        if count >= self._limits.max_worlds:
-            text = f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one first"
+        if not self.has_room:
+            text = (
+                f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one of yours, wait "
+                "until another client leaves, or use another server"
+            )
             if not self._limits.max_worlds:
                 text = "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)

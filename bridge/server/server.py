@@ -108,8 +108,8 @@ class Server:
         runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
         self._registry = Registry(source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None)
-        self._services = Services()
         self._count, self._viewers = (ConnectionCount(limits, name) for name in ("max_connections", "max_viewers"))
+        self._services = Services(lambda: not self._count.full and self._registry.has_room)
         self._admission = Admission(limits)
         """What is being served."""
         self._web = web

@@ -82,12 +82,20 @@ class LocalRuntime:
         """
         result: Pending[T] = Pending()
         self.scheduler.start(coroutine, result.finish)
-        end = time.monotonic() + self._deadline
-        while not result.done:
-            if time.monotonic() > end:
-                raise TimeoutError(f"the coroutine still waited after {self._deadline:g} s")
-            self._turn()
+        self.run_until(lambda: result.done)
         return _result_of(result)
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Run what is due or arrives, until a condition holds.
+
+        Raises:
+            TimeoutError: It did not hold after `deadline` seconds.
+        """
+        end = time.monotonic() + self._deadline
+        while not condition():
+            if time.monotonic() > end:
+                raise TimeoutError(f"expected the coroutine or condition within {self._deadline:g} s; it still waits")
+            self._turn()
 
     def _turn(self) -> None:
         due = self.scheduler.next_due()

@@ -22,8 +22,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv
-from bridge.worlds.source import EnvSource
-from tests.support import direct_registry, direct_session
+from tests.support import direct_registry, direct_session, gym_source
 
 CLIENTS, MOST_WORLDS, LENGTH = 3, 3, 3
 EXAMPLES = int(os.environ.get("BRIDGE_SESSIONS", "100"))
@@ -84,7 +83,7 @@ class Sessions(RuleBasedStateMachine):
         MADE.clear()
         self.now = 0.0
         limits = Limits(max_worlds=MOST_WORLDS, idle_timeout=60.0, reset_world_timeout=0.001)
-        self.hub = direct_registry(EnvSource(Touchy), limits)
+        self.hub = direct_registry(gym_source(Touchy), limits)
         self.clients = [Client(direct_session(self.hub)) for _ in range(CLIENTS)]
         self.places: dict[str, Place] = {}
         self.names = ["", "nowhere"]

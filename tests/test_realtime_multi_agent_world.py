@@ -12,13 +12,9 @@ import pytest
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.testing import CountingEnv, LocalRuntime, VirtualClock
-from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
-from bridge.worlds.multi_agent.source import ParallelSource
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgentWorld
-from bridge.worlds.scheduling import Pending
 from tests.parallel_envs import NAMES, Relay
-from tests.support import everywhere
+from tests.support import direct_world, everywhere, parallel_source
 
 LONG = {"horizon": 10**6, "distances": (10**6,) * 3}
 
@@ -29,12 +25,8 @@ class Host:
     def __init__(self, env: Any, isolation: Any = None, **options: Any) -> None:
         self.clock = VirtualClock(50.0)
         self.runtime = LocalRuntime(self.clock.now)
-        source = ParallelSource(
-            env,
-            realtime=RealtimeOptions(**{"fps": 8.0, **options}),
-            isolation=Isolation.of(isolation, CALL_TIMEOUT, None),
-        )
-        world = self.runtime.run(source.make_world("match", {}, self.runtime))
+        source = parallel_source(env, isolation=isolation, **{"fps": 8.0, **options})
+        world = direct_world(source, name="match", runtime=self.runtime).wrapped
         assert isinstance(world, RealtimeMultiAgentWorld)
         self.world = world
         self.frames: list[Frame] = []
@@ -53,13 +45,7 @@ class Host:
     def settle(self) -> None:
         """Let the call return that is due."""
         before = len(self.frames)
-        self.runtime.run(self._until(lambda: len(self.frames) > before))
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            pending: Pending[None] = Pending()
-            self.runtime.scheduler.call_soon(lambda pending=pending: pending.set_result(None))
-            await pending
+        self.runtime.run_until(lambda: len(self.frames) > before)
 
     def close(self) -> None:
         self.runtime.run(self.world.close())
@@ -221,13 +207,13 @@ def test_an_agent_whose_episode_is_cut_off_before_it_came_in_waits_for_the_next(
     """Its first Step was about to be answered when another agent's Reset came."""
     here = host(lambda: Relay(**LONG))
     ann, bob = here.world.join({"agent": pack_tensor("ann")}), here.world.join({"agent": pack_tensor("bob")})
-    begun: Pending[int] = Pending()
-    here.runtime.scheduler.start(ann.begin(), begun.finish)
+    begun: list[BaseException | None] = []
+    here.runtime.scheduler.start(ann.begin(), lambda state, error: begun.append(error))
     here.runtime.scheduler.run()
     assert len(here.frames) == 1
-    assert not begun.done, "its coroutine goes on with the next run of the scheduler"
+    assert not begun, "its coroutine goes on with the next run of the scheduler"
     bob.reset({}, False)
-    here.runtime.run(here._until(lambda: begun.done))
+    here.runtime.run_until(lambda: bool(begun))
     (observed,) = ann.observe([1]).values()
     assert observed.tolist() == [0, 0, 0, 0]
     assert [frame.episode for frame in here.frames] == [1, 2]
@@ -239,19 +225,15 @@ def test_a_client_that_hangs_up_waits_for_nothing_any_more(host: Callable[..., H
     """D-16: also in the moment between the news that it waits for and its answer."""
     here = host(lambda: Relay(**LONG))
     ann, bob = here.world.join({"agent": pack_tensor("ann")}), here.world.join({"agent": pack_tensor("bob")})
-    begun: Pending[int] = Pending()
-    here.runtime.scheduler.start(ann.begin(), begun.finish)
+    begun: list[BaseException | None] = []
+    here.runtime.scheduler.start(ann.begin(), lambda state, error: begun.append(error))
     here.runtime.scheduler.run()
     bob.reset({}, False)
     ann.hang_up()
     here.runtime.scheduler.run()
-    assert begun.done
-    with pytest.raises(RequestError, match="the client hung up while it waited"):
-        here.runtime.run(_result(begun))
-
-
-async def _result(pending: Pending[int]) -> int:
-    return await pending
+    (error,) = begun
+    assert isinstance(error, RequestError)
+    assert "the client hung up while it waited" in error.message
 
 
 def test_a_listener_that_raises_stops_nobody(host: Callable[..., Host], caplog: Any) -> None:

@@ -14,11 +14,8 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.session import TRANSITIONS, Event, State
 from bridge.testing import CountingEnv
-from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.worlds.multi_agent.source import ParallelSource
-from bridge.worlds.source import EnvSource
 from tests.parallel_envs import Relay
-from tests.support import direct_registry, direct_session
+from tests.support import direct_registry, direct_session, gym_source, parallel_source
 
 STEP_EVENTS = {
     pb.RUNNING: (Event.STEP_BEGAN, Event.STEP_RAN),
@@ -171,7 +168,7 @@ def registry(source):
 @given(playing=st.booleans(), seed=st.integers(0, 2**32))
 def test_every_request_gets_one_lawful_answer(playing, seed):
     """D-1, D-2: three connections on one server; no session lands in a state that its table does not allow."""
-    hub = registry(EnvSource(lambda length=3: CountingEnv(length)))
+    hub = registry(gym_source(lambda length=3: CountingEnv(length)))
     sessions, made, rng = [direct_session(hub) for _ in range(3)], [], random.Random(seed)
     try:
         if playing:
@@ -195,7 +192,7 @@ def test_every_request_gets_one_lawful_answer(playing, seed):
 @given(seed=st.integers(0, 2**32))
 def test_every_request_gets_one_lawful_answer_in_a_world_of_several_agents(seed):
     """D-1, D-2, D-22: also where each Step waits for others that may never come."""
-    hub = registry(ParallelSource(lambda **kwargs: Relay(), MultiAgentOptions("default", agent_timeout=0.001)))
+    hub = registry(parallel_source(lambda **kwargs: Relay(), missing_agent="default", agent_timeout=0.001))
     sessions, made, rng = [direct_session(hub) for _ in range(4)], [], random.Random(seed)
     try:
         for session in sessions[:2]:

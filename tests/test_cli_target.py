@@ -1,0 +1,32 @@
+"""`bridge.cli.target`: what a command line means by a policy."""
+
+import pytest
+
+from bridge.cli.target import find_policies
+from bridge.errors import SettingError
+from tests.parallel_envs import Relay
+from tests.test_policies import still
+
+
+def test_the_command_line_names_policies_by_their_modules():
+    assert find_policies(["random"]) == "random"
+    assert find_policies(["tests.test_policies:still"]) is still
+    assert find_policies(["a=tests.test_policies:still", "b=random"]) == {"a": still, "b": "random"}
+    assert find_policies(["tests.parallel_envs:Relay.step"]) is Relay.step
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        (["clever"], "expected a policy as random, or as MODULE:FUNCTION .* got 'clever'"),
+        (["tests.test_policies:"], "got 'tests.test_policies:'"),
+        ([":still"], "got ':still'"),
+        (["tests.test_policies:nothing"], "the module tests.test_policies has no 'nothing'"),
+        (["no_such_module_1:act"], "cannot import the module of 'no_such_module_1:act'"),
+        (["random", "random"], "expected --agents with one policy for all, or AGENT=POLICY for some"),
+        (["a=random", "random"], "expected --agents with one policy for all"),
+    ],
+)
+def test_a_policy_that_the_command_line_does_not_find_is_told(items, text):
+    with pytest.raises(SettingError, match=text):
+        find_policies(items)

@@ -1,0 +1,30 @@
+"""`bridge.recording.library`: the list of a folder's episodes, which another process reads."""
+
+from __future__ import annotations
+
+from bridge.recording.library import Library
+from tests.support import until
+
+
+def test_a_folder_that_cannot_be_listed_is_said_and_the_list_ends_with_the_server(tmp_path):
+    (tmp_path / "other.rec").write_bytes(b"something else")
+    lists = []
+    shelf = Library(tmp_path)
+
+    def there() -> bool:
+        lists.append(shelf.list())
+        return not lists[-1]["reading"]
+
+    until(there, 60)
+    assert "to be a recording of format version 1" in lists[-1]["problem"]
+    shelf = Library(tmp_path)
+    assert shelf.list()["reading"]
+    shelf.close()
+    shelf.close()
+
+
+def test_an_empty_folder_is_an_empty_list_at_once(tmp_path):
+    """No process reads it: one that began before the first file was there would call that a problem."""
+    shelf = Library(tmp_path)
+    assert shelf.list() == {"episodes": [], "reading": False, "problem": ""}
+    shelf.close()
