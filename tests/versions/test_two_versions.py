@@ -6,23 +6,21 @@ import json
 import os
 import selectors
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.versions.environments import ENVIRONMENTS, ROOT
+from tests.installed import versions_of
+from tests.versions.environments import ROOT, at_hand
 
-OTHERS = {name: str(each.interpreter) for name, each in ENVIRONMENTS.items() if each.interpreter.exists()}
-HERE = {"this": sys.executable, **OTHERS}
 # Spaces that Gymnasium brought later than others.
 NEEDS_1_4 = {"observation graph_of_dicts", "observation graph_of_sequences"}
 
 
 def run(name: str, *arguments: str, **options: object) -> subprocess.Popen[str]:
-    command = [HERE[name], "-m", "tests.versions.play", *arguments]
+    command = [at_hand()[name], "-m", "tests.versions.play", *arguments]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
 
@@ -43,21 +41,30 @@ def serving(name: str, target: Path) -> Iterator[None]:
             process.kill()
 
 
+@pytest.fixture(scope="module")
+def cases(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file of what was played in the environment of a server, which serves it meanwhile."""
+    target = tmp_path_factory.mktemp("cases") / "cases.json"
+    with serving(server, target):
+        yield target
+
+
 def version_of(name: str) -> tuple[int, ...]:
-    code = "import gymnasium; print(gymnasium.__version__)"
-    done = subprocess.run([HERE[name], "-c", code], capture_output=True, text=True, check=True)
-    return tuple(int(part) for part in done.stdout.strip().split(".")[:2])
+    return tuple(int(part) for part in versions_of(at_hand()[name])["gymnasium"].split(".")[:2])
 
 
-@pytest.mark.skipif(not OTHERS, reason="no environments: make test-versions makes them")
-@pytest.mark.parametrize("server", HERE)
-def test_remote_equals_local_across_versions(server: str, tmp_path: Path) -> None:
-    with serving(server, tmp_path / "cases.json"):
-        for client in HERE:
-            with run(client, "compare", str(tmp_path / "cases.json")) as process:
-                printed, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, client
-            found = json.loads(printed)
-            refused = NEEDS_1_4 if version_of(client) < (1, 4) <= version_of(server) else set()
-            assert found.keys() == refused, (server, client, found)
-            assert all("needs Gymnasium 1.4 or newer" in problem for problem in found.values())
+def test_there_are_environments_to_play_with() -> None:
+    assert len(at_hand()) > 1, "make test-versions makes them"
+
+
+def test_remote_equals_local_across_versions(
+    server: str, client: str, cases: Path, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("ends", (server, client))
+    with run(client, "compare", str(cases)) as process:
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    found = json.loads(printed)
+    refused = NEEDS_1_4 if version_of(client) < (1, 4) <= version_of(server) else set()
+    assert found.keys() == refused, found
+    assert all("needs Gymnasium 1.4 or newer" in problem for problem in found.values())
