@@ -108,7 +108,7 @@ test-core:
 test-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.versions.environments $(VERSIONS)
 	$(BIN)/python -m tests.versions.run_core $(VERSIONS)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup tests/versions --versions="$(VERSIONS)" $(if $(VERSIONS),,--write)
+	$(BIN)/python -m pytest tests/versions --versions="$(VERSIONS)" $(if $(VERSIONS),,--write)
 
 test-pins: $(VENV)/.installed-test
 	TORCH="$(TORCH)" $(BIN)/python -m tests.pins.environments

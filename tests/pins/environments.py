@@ -51,8 +51,7 @@ ZOOS = (
         Play("gymnasium_search_race:gymnasium_search_race/MadPodRacingDiscrete-v2"),
         before=TORCH,
     ),
-    pinned("myosuite", before=TORCH),
-    pinned("gymnax", before=TORCH),
+    pinned("myosuite", Play("myosuite:myoElbowPoseTaskRandom-v0"), before=TORCH),
 )
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from tests.installed import versions_of, write_table
-from tests.versions.environments import ENVIRONMENTS, ROOT, at_hand
+from tests.versions.environments import ROOT, at_hand, names_of
 from tests.versions.run_core import outcome_of
 
 PAGE = ROOT / "docs" / "platforms.md"
@@ -22,25 +20,17 @@ def pytest_addoption(parser):
     parser.addoption("--write", action="store_true", help="write the table into docs/platforms.md")
 
 
-def names_of(config) -> list[str]:
-    """Return the environments whose both ends are played, this one among them."""
-    wanted = config.getoption("--versions").split() or ENVIRONMENTS
-    return [name for name in at_hand() if name == "this" or name in wanted]
-
-
 def pytest_generate_tests(metafunc):
     names = names_of(metafunc.config)
     if {"server", "client"} <= {*metafunc.fixturenames}:
-        # All clients of a server play before the next server starts, and with xdist in the same process.
-        servers = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
-        metafunc.parametrize("server", servers, scope="module")
+        metafunc.parametrize("server", names)
         metafunc.parametrize("client", names)
 
 
 def pytest_runtest_logreport(report):
     ends = dict(report.user_properties).get("ends")
     if ends is not None and (report.when == "call" or report.outcome != "passed"):
-        pairs[tuple(ends)] = report.outcome
+        pairs[ends] = report.outcome
 
 
 def played(names: list[str], name: str, end: int) -> str:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / ".venv-versions"
@@ -74,6 +75,12 @@ def at_hand() -> dict[str, Path]:
     """Return the interpreters of the environments that are made, and the running one as `this`."""
     made = {name: each.interpreter for name, each in ENVIRONMENTS.items() if (FOLDER / name / "made").exists()}
     return {"this": Path(sys.executable), **made}
+
+
+def names_of(config: Any) -> list[str]:
+    """Return the environments a run of pytest plays with: the running one, and those of `--versions`."""
+    wanted = config.getoption("--versions").split() or ENVIRONMENTS
+    return [name for name in at_hand() if name == "this" or name in wanted]
 
 
 def python_for(version: str) -> str:
