@@ -141,9 +141,12 @@ class Fleet:
         remote = member.remote
 
         def current() -> None:
+            if not remote.connected:  # given up meanwhile
+                return
             for each in (*self.members, *self.spares):  # the remote may fill other slots by now
                 if each.remote is remote:
                     call(each)
+                    return  # else the spare that took it over just now would hear of it too
 
         return current
 
@@ -493,5 +496,5 @@ def test_slots_of_random_fleets_run_again_whatever_happened() -> None:
 
 
 @pytest.mark.slow
-def test_slots_of_a_thousand_random_fleets_run_again_whatever_happened() -> None:
+def test_slots_of_many_random_fleets_run_again_whatever_happened() -> None:
     run(1000)
