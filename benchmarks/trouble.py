@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.alone import add_busy, measuring
 from bridge import Limits, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv, Proxy
 
@@ -218,13 +219,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", action="store_true", help="print the lines of the log, too")
     parser.add_argument("--serve", nargs=3, metavar=("PORT", "FLAG", "WORLDS"), help=argparse.SUPPRESS)
+    add_busy(parser)
     given = parser.parse_args()
     if given.serve:
         port, flag, worlds = given.serve
         serve(int(port), Path(flag), int(worlds))
         return 0
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    report, lines = run(given.seconds, given.servers, given.slots, given.seed)
+    with measuring(parser, given.busy):
+        report, lines = run(given.seconds, given.servers, given.slots, given.seed)
     if given.log:
         print("\n".join(lines))
     print(json.dumps(dataclasses.asdict(report), indent=2))
