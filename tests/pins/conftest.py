@@ -50,7 +50,10 @@ def table() -> list[str]:
     ]
     for pinned in (*ZOOS, RLLIB):
         name = pinned.environment.name
-        plays = ", ".join(play.target.rpartition(":")[2] for play in pinned.plays) or "PPO on CartPole-v1"
+        plays = (
+            ", ".join(play.target.rpartition(":")[2] for play in (*pinned.plays, *pinned.single))
+            or "PPO on CartPole-v1"
+        )
         if pinned.reason is not None:
             lines.append(f"| {pinned.environment.pins[0]} | | | | | | | {plays} | not installed: {pinned.reason} |")
         elif name in outcomes:

@@ -17,6 +17,7 @@ from tests.standalone.environments import Play
 from tests.standalone_server import ROOT, served
 
 PLAYS = [(zoo, play) for zoo in ZOOS for play in zoo.plays]
+SINGLE = PLAYS + [(zoo, play) for zoo in ZOOS for play in zoo.single]
 
 
 def label(value: object) -> str:
@@ -34,7 +35,7 @@ def installed(pinned: Pinned, record_property: Callable[[str, object], None]) ->
     assert not versions["gymnasium"].startswith("1.4"), f"the package does not pin what it is here for: {versions}"
 
 
-@pytest.mark.parametrize(("pinned", "play"), PLAYS, ids=label)
+@pytest.mark.parametrize(("pinned", "play"), SINGLE, ids=label)
 def test_one_environment_equals_the_one_stepped_by_hand(pinned: Pinned, play: Play, tmp_path: Path) -> None:
     python = pinned.environment.interpreter
     with served(python, "-m", "bridge", "serve", play.target, "--port", "0", folder=tmp_path) as server:
