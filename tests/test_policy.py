@@ -511,5 +511,5 @@ def test_slots_of_random_fleets_run_again_whatever_happened() -> None:
 
 
 @pytest.mark.slow
-def test_slots_of_many_random_fleets_run_again_whatever_happened() -> None:
-    run(200)
+def test_slots_of_a_thousand_random_fleets_run_again_whatever_happened() -> None:
+    run(1000)
