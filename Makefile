@@ -3,6 +3,7 @@
 # make test-all      run all of them: what .ci/run does
 # make test-core     run the core tests, which need few packages
 # make test-versions     run the core tests and both ends together on other versions of Python, Gymnasium, NumPy and Protobuf
+# make test-pins     train with RLlib and play zoos that pin an older Gymnasium, each installed beside this package
 # make test-old-peer   play with an older version of this package, in an interpreter of its own
 # make dist    build the packages, check them, and run the demo from them
 # make check   format, lint, types, generated code
@@ -56,7 +57,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-versions test-old-peer test-standalone test-trainers test-network test-peers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -103,15 +104,20 @@ test-core:
 	PYTHONWARNINGS=ignore .venv-core/bin/python -m pip install --quiet --editable ".[test-core]"
 	.venv-core/bin/python -m pytest $(CORE_TESTS)
 
-# VERSIONS names some environments; none: all of tests/versions/environments.py.
+# VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of docs/platforms.md.
 test-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.versions.environments $(VERSIONS)
 	$(BIN)/python -m tests.versions.run_core $(VERSIONS)
-	$(BIN)/python -m pytest tests/versions
+	$(BIN)/python -m pytest tests/versions --versions="$(VERSIONS)" $(if $(VERSIONS),,--write)
 
+test-pins: $(VENV)/.installed-test
+	TORCH="$(TORCH)" $(BIN)/python -m tests.pins.environments
+	$(BIN)/python -m pytest tests/pins --write
+
+# STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of docs/old-python.md.
 test-standalone: $(VENV)/.installed-test
-	$(BIN)/python -m tests.standalone.environments $(PYTHONS)
-	$(BIN)/python -m pytest tests/standalone --write
+	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
+	$(BIN)/python -m pytest tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers

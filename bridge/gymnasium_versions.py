@@ -6,6 +6,7 @@ brought it, so that a name can go once that version is the oldest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,8 +19,8 @@ from bridge.errors import UnsupportedSpaceError
 
 __all__ = ["VERSION", "BatchWrapper", "dict_space", "discrete_space", "graph_space"]
 
-VERSION = tuple(int(part) for part in gymnasium.__version__.split(".")[:2])
-"""The installed version: major and minor."""
+VERSION = tuple(int(part) for part in re.findall(r"\d+", gymnasium.__version__)[:3])
+"""The installed version: major, minor and patch."""
 
 if TYPE_CHECKING or VERSION >= (1, 4):
     _Base: TypeAlias = VectorWrapper[Any, Any, Any, Any, np.ndarray[Any, Any]]
@@ -34,10 +35,10 @@ class BatchWrapper(_Base):
 def discrete_space(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Discrete:
     """Return `Discrete(n, start=start, dtype=dtype)`.
 
-    Gymnasium 1.2 brought the keyword. Before it, the space gets the dtype as an attribute: observations and batches
+    Gymnasium 1.2.2 brought the keyword. Before it, the space gets the dtype as an attribute: observations and batches
     have that dtype, but `sample()` returns int64, which is cast when the action is sent.
     """
-    if VERSION >= (1, 2):
+    if VERSION >= (1, 2, 2):
         return spaces.Discrete(n, start=start, dtype=dtype.type)
     if dtype.kind not in "iu":
         raise TypeError(f"expected an integer dtype for a Discrete space, got {dtype}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from html import escape
@@ -189,8 +190,10 @@ def licence() -> str:
 
 
 def python() -> str:
-    """Draw the badge of Python's versions."""
-    return badge("python", "3.10 – 3.14")
+    """Draw the badge of Python's versions: those that the classifiers of the package name."""
+    project = (FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8")
+    versions = re.findall(r"^  \"Programming Language :: Python :: (3\.\d+)\",$", project, re.MULTILINE)
+    return badge("python", f"{versions[0]} – {versions[-1]}")
 
 
 DRAWINGS: dict[str, Callable[[], object]] = {"architecture.svg": architecture, "threads.svg": threads, "step.svg": step}

@@ -3,9 +3,9 @@
     python examples/rllib_ppo.py --servers 2 --iterations 5
 
 Env runners then need neither the simulator nor what it depends on. A runner whose server is lost makes its environments
-anew, at servers that are there. RLlib 2.60 asks for an older Gymnasium than this package, but works with the newer one:
+anew, at servers that are there. RLlib 2.60 pins Gymnasium 1.2.2, with which this package works too:
 
-    pip install 'ray[rllib]' torch && pip install 'gymnasium-bridge[ray]'
+    pip install 'ray[rllib]' torch 'gymnasium-bridge[ray]'
 """
 
 from __future__ import annotations

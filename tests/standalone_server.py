@@ -1,4 +1,4 @@
-"""The file that `bridge standalone` prints, run as a program in any Python."""
+"""Servers in processes of any Python: `bridge serve`, and the file that `bridge standalone` prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,24 +55,21 @@ class Output:
 
 
 @contextmanager
-def standalone(
-    *arguments: str, python: str | Path = sys.executable, folder: Path = ROOT, **environment: str
-) -> Iterator[Standalone]:
-    """Run the file with a command line until the block ends, and hold that it then stops in order.
+def served(*command: str | Path, folder: Path = ROOT, **environment: str) -> Iterator[Standalone]:
+    """Run a command that serves until the block ends, and hold that it then stops in order.
 
     Args:
-        arguments: The command line.
-        python: The interpreter.
+        command: The interpreter, the program and its arguments.
         folder: Where it runs; environments may leave files there.
         environment: Variables.
     """
     known = {name: value for name, value in os.environ.items() if name != "BRIDGE_TOKEN"}
     process = subprocess.Popen(
-        [str(python), str(FILE), *arguments],
+        [str(part) for part in command],
         stdout=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env={**known, "PYTHONPATH": str(ROOT) if folder != ROOT else "", **environment},
+        env={**known, **environment},
     )
     output = Output(process)
     try:
@@ -90,3 +87,12 @@ def standalone(
         process.kill()
         process.wait()
         output.close()
+
+
+def standalone(
+    *arguments: str, python: str | Path = sys.executable, folder: Path = ROOT, **environment: str
+) -> AbstractContextManager[Standalone]:
+    """Run the file of `bridge standalone` with a command line, as `served` does."""
+    # In another folder, the module that a command line names is still found.
+    path = str(ROOT) if folder != ROOT else ""
+    return served(python, FILE, *arguments, folder=folder, **{"PYTHONPATH": path, **environment})

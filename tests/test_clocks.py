@@ -38,6 +38,7 @@ MAY_NAME_THE_DATE = {
     "recording/tape.py",
     "recording/writer.py",
     "transport/certificates.py",
+    "transport/tls.py",
 }
 DATE = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "ctime", "strftime"}
 

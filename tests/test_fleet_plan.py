@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bridge.fleet.plan import FleetStatus, ServerStatus, servers_needed, servers_to_drain, too_few
+from bridge.fleet.plan import FleetStatus, ServerStatus, ports_clash, servers_needed, servers_to_drain, too_few
 
 
 def server(name: str, used: int = 0, state: str = "serving", **more: object) -> ServerStatus:
@@ -19,6 +19,12 @@ def server(name: str, used: int = 0, state: str = "serving", **more: object) -> 
 )
 def test_worlds_are_not_split_over_servers(used: int, lanes: int, slots: int, needed: int) -> None:
     assert servers_needed(used, lanes, slots) == needed
+
+
+def test_one_port_for_metrics_is_refused_where_servers_share_a_machine() -> None:
+    for port, servers, machines in ((None, 9, 1), (0, 9, 1), (19555, 2, 2), (19555, 1, 1)):
+        assert ports_clash(port, servers, machines) == ""
+    assert "metrics_port=19555 is one port, and 2 servers on 1 machines" in ports_clash(19555, 2, 1)
 
 
 def test_too_few_servers_are_refused_with_both_numbers() -> None:

@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import os
 import pkgutil
+import re
 import shutil
 import subprocess
 import sys
@@ -509,6 +510,25 @@ def test_the_workflows_try_every_python_that_the_project_names():
     named = [line.rpartition(":: ")[2] for line in project["classifiers"] if ":: Python :: 3." in line]
     assert set(named) <= set(jobs["linux"]["strategy"]["matrix"]["python"])
     assert named[0] == project["requires-python"].removeprefix(">=")
+
+
+def test_the_pythons_that_the_project_names_are_those_that_were_run():
+    """The table of docs/platforms.md, which the run writes, the classifiers, the floors and the badge agree."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "platforms.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- versions: ")[2].partition("<!-- end of versions -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| 3.")]
+    pythons = sorted({row[0].rpartition(".")[0] for row in rows}, key=lambda version: int(version.partition(".")[2]))
+    named = [line.rpartition(":: ")[2] for line in project["classifiers"] if ":: Python :: 3." in line]
+    assert pythons == named
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    badge = (ROOT / "docs" / "badge-python.svg").read_text(encoding="utf-8")
+    assert f"![Python {named[0]} to {named[-1]}](docs/badge-python.svg)" in readme
+    assert f"<title>python: {named[0]} – {named[-1]}</title>" in badge
+    floors = dict(re.findall(r"^(\w+)>=([\d.]+)$", "\n".join(project["dependencies"]), re.MULTILINE))
+    for column, library in enumerate(("gymnasium", "numpy", "protobuf", "grpcio"), start=1):
+        run = {row[column] for row in rows}
+        assert any(f"{version}.".startswith(f"{floors[library]}.") for version in run), (library, floors[library], run)
 
 
 def test_the_core_tests_are_there():

@@ -527,7 +527,8 @@ def test_an_engine_of_ones_own_is_served():
             with make_remote(f"grpc://{next(iter(output)).strip()}") as remote:
                 remote.reset(seed=1)
                 remote.step(1)
-        finally:
             server.send_signal(signal.SIGINT)
-        assert server.wait(DEADLINE) == 0
+            assert server.wait(DEADLINE) == 0
+        finally:
+            server.kill()
         output.close()

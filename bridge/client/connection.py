@@ -20,7 +20,7 @@ from bridge.client.dialer import Dialer
 from bridge.client.grpc_client import GrpcClient, Received, Refused
 from bridge.client.keepalive import Keepalive, patience
 from bridge.client.poller import Poller
-from bridge.errors import ConnectError, ConnectionLostError, RemoteError, SettingError
+from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
 from bridge.extras import install_command
 from bridge.forks import forget_in_child
 from bridge.transport.address import Address
@@ -43,6 +43,8 @@ _TOGETHER = 16
 _MAX_ATTEMPTS = 60
 _ALONE = 20
 _MAX_PARTS = 64
+# Answers to pings and settings that a server may leave unread.
+_MAX_REPLIES = 10_000
 
 
 class Call:
@@ -167,6 +169,8 @@ class Connection:
         self.unsent = 0
         """Requests that wait to be sent together with others."""
         self._watched = 0
+        self._replies_taken = 0
+        """How many replies there were when the server had taken all that was sent."""
         self._keepalive = Keepalive(time.monotonic())
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
@@ -392,6 +396,13 @@ class Connection:
             return
         if self._outgoing or self._out:
             self.flush()
+            if not self._out:
+                self._replies_taken = protocol.replies
+            elif protocol.replies - self._replies_taken > _MAX_REPLIES:
+                # It asks and never reads: what it is answered would be kept without end.
+                text = f"it has sent pings or settings and read none of {_MAX_REPLIES} answers to them"
+                self._end(lambda url: PeerError(url, text))
+                return
         if http is not None and http.error is not None and not self.ended:
             try:
                 protocol.receive_data(b"")

@@ -168,6 +168,11 @@ class GrpcClient:
         """Seconds without a byte from the server after which it is sent a ping."""
 
     @property
+    def replies(self) -> int:
+        """How many frames were sent only because the server sent some."""
+        return self.http.replies
+
+    @property
     def draining(self) -> bool:
         """Whether the server has said that it takes no further calls; those that are open go on."""
         return self.http.goaway_received is not None or self._not_serving

@@ -22,11 +22,9 @@ from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array
 from bridge.errors import ConnectionLostError, RemoteError, TensorError
-from bridge.logs import SafeLog
 
 __all__ = ["InfoJoiner", "Results", "hand_over"]
 
-_log = SafeLog(__name__)
 # Bytes of an answer up to which reading it as a stack of one is quicker.
 _SMALL = 1024
 
@@ -159,7 +157,7 @@ class Results:
             member.remote.record.episodes_lost += member.lanes
             self.batch.truncations[member.slots] = True
             what = "episode" if member.lanes == 1 else "episodes"
-            _log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
+            self._pool.log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
 
     # Forms
 

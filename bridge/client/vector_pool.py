@@ -46,7 +46,7 @@ from bridge.errors import (
     SettingError,
     shown_url,
 )
-from bridge.logs import SafeLog
+from bridge.logs import LimitedLog, SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport import keepalive
 
@@ -95,6 +95,8 @@ class VectorPool(Pool):
         """Whether there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.polled_at = time.monotonic()
         """When events were handled last."""
+        self.log = LimitedLog(__name__, burst=10, rate=0.05)
+        """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
         self._closed = False
         self._member_of: dict[Remote, Member] = {}
 
@@ -427,7 +429,7 @@ class VectorPool(Pool):
         self.policy.observed(member, now)
         member.remote.record.back(now)
         if member.away_since is not None:
-            _log.warning("%s: back after %.0f s", member.title, now - member.away_since)
+            self.log.warning("%s: back after %.0f s", member.title, now - member.away_since)
             member.away_since = None
 
     def joined(self, member: Member) -> None:

@@ -75,6 +75,8 @@ class WebSocketClient:
         self._call: Call | None = None
         self.outgoing: list[bytes | memoryview] = []
         """What is to be sent."""
+        self.replies = 0
+        """How many frames were sent only because the server sent some."""
         self.draining = False
         """Whether the server has said that it takes no further calls."""
         self.server_version: str | None = None
@@ -169,6 +171,7 @@ class WebSocketClient:
 
     def _receive_frame(self, call: Call, frame: Frame) -> list[Received]:
         if frame.opcode is Opcode.PING or frame.opcode is Opcode.PONG:
+            self.replies += frame.opcode is Opcode.PING
             self.draining = self.draining or (frame.opcode is Opcode.PONG and bytes(frame.data) == DRAINING)
             return []
         if frame.opcode is Opcode.CLOSE:

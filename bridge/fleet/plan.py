@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from bridge.errors import shown_url
 
-__all__ = ["FleetStatus", "ServerStatus", "servers_needed", "servers_to_drain", "too_few"]
+__all__ = ["FleetStatus", "ServerStatus", "ports_clash", "servers_needed", "servers_to_drain", "too_few"]
 
 
 _OLD = 5.0
@@ -103,6 +103,22 @@ class FleetStatus:
         if self.problem:
             lines.append(f"  {self.problem}")
         return "\n".join(lines)
+
+
+def ports_clash(metrics_port: int | None, servers: int, machines: int) -> str:
+    """Say why servers cannot all serve their metrics at one port; "": they can.
+
+    Args:
+        metrics_port: What was asked for; None or 0: each has another one.
+        servers: How many servers.
+        machines: On how many machines.
+    """
+    if not metrics_port or servers <= machines:
+        return ""
+    return (
+        f"metrics_port={metrics_port} is one port, and {servers} servers on {machines} machines need several on one of "
+        "them: use metrics_port=0, which gives each a port of its own, or start no more servers than machines"
+    )
 
 
 def servers_needed(used: int, lanes: int, slots_per_server: int) -> int:

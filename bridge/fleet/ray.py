@@ -29,7 +29,7 @@ import ray.util
 
 from bridge.client.endpoints import Endpoint
 from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
-from bridge.fleet.plan import FleetStatus
+from bridge.fleet.plan import FleetStatus, ports_clash
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
 from bridge.keywords import grouped
 from bridge.progress import Progress
@@ -109,14 +109,17 @@ def launch(
         raise SettingError(f"expected the name of a fleet to be a text without '/', got {name!r}")
     of_actors = {"num_cpus": cpus_per_server, **(ray_options or {})}
     settings = FleetSettings(name, num_envs, slots, token, limits.drain_timeout, of_actors)
+    if not ray.is_initialized():
+        ray.init()
+    clash = ports_clash(options.get("metrics_port"), servers, sum(node["Alive"] for node in ray.nodes()))
+    if clash:
+        raise SettingError(clash)
     return _start(settings, servers, _pieces(env, options), timeout)
 
 
 def _start(settings: FleetSettings, servers: int, pieces: list[bytes], timeout: float) -> Fleet:
     """Start a supervisor, and wait for its servers; leave nothing behind where they do not come."""
     name = settings.name
-    if not ray.is_initialized():
-        ray.init()
     if _find(name) is not None:
         raise SettingError(f"there is a fleet {name!r} already: use attach({name!r}), or shut it down, or another name")
     supervisor: Any = ray.remote(Supervisor)

@@ -481,7 +481,12 @@ EVERY_SPACE: dict[str, Callable[[], spaces.Space[Any]]] = {
 
 With an older Gymnasium, the spaces that it cannot make are left out.
 """
-_NEWER = {"discrete_int32": (1, 2), "discrete_uint8": (1, 2), "graph_of_dicts": (1, 4), "graph_of_sequences": (1, 4)}
+_NEWER = {
+    "discrete_int32": (1, 2, 2),
+    "discrete_uint8": (1, 2, 2),
+    "graph_of_dicts": (1, 4),
+    "graph_of_sequences": (1, 4),
+}
 for _name, _version in _NEWER.items():
     if _version > VERSION:
         del EVERY_SPACE[_name]

@@ -105,6 +105,8 @@ class Http2Receiver:
         """Whether this end takes no further streams."""
         self.pongs = 0
         """How many pings were answered."""
+        self.replies = 0
+        """How many frames this end has sent only because the peer did."""
         self.settings_received = False
         """Whether the peer is known to speak HTTP/2."""
         self.resets = 0
@@ -292,6 +294,7 @@ class Http2Receiver:
     def _on_stream_error(self, error: StreamError, events: list[tuple[Stream, Event]]) -> None:
         """Reset the stream on which the peer has broken a rule."""
         self.resets += 1
+        self.replies += 1
         self._sender.reset_stream(error.number, error.code)
         stream = self.streams.get(error.number)
         if stream is None:
@@ -375,6 +378,7 @@ class Http2Receiver:
             if flags & ACK:
                 self.pongs += 1
             else:
+                self.replies += 1
                 self._sender.frame(PING, ACK, 0, payload)
         elif kind == WINDOW_UPDATE:
             self._on_window_update(number, payload)
@@ -399,6 +403,7 @@ class Http2Receiver:
             return
         settings = check_settings(payload, self._client)
         self.max_peer_streams = settings.get(SETTING_MAX_CONCURRENT_STREAMS, self.max_peer_streams)
+        self.replies += 1
         self._sender.on_settings(payload)
 
     def _on_window_update(self, number: int, payload: bytes) -> None:

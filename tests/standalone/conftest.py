@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
 import pytest
 
-from tests.standalone.environments import ENVIRONMENTS, ROOT, Environment
+from tests.installed import versions_of, write_table
+from tests.standalone.environments import ENVIRONMENTS, ROOT, chosen
 
-VERSIONS = """
-import importlib, json, sys
-found = {"Python": sys.version.split()[0]}
-for name in ("gymnasium", "gym", "numpy", "google.protobuf", "grpc"):
-    try:
-        found[name] = importlib.import_module(name).__version__
-    except ImportError:
-        pass
-print(json.dumps(found))
-"""
 PAGE = ROOT / "docs" / "old-python.md"
 BEGIN = "<!-- versions: written by make test-standalone -->\n"
 END = "<!-- end of versions -->"
 results: dict[str, list[str]] = {}
-
-
-def versions_of(environment: Environment) -> dict[str, str]:
-    """The versions of what an environment has."""
-    done = subprocess.run(
-        [str(environment.interpreter), "-W", "ignore", "-c", VERSIONS],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,6 +20,13 @@ def pytest_runtest_makereport(item, call):
     if environment is not None and (report.when == "call" or report.outcome != "passed"):
         results.setdefault(environment.name, []).append(report.outcome)
     return report
+
+
+def pytest_collection_modifyitems(config, items):
+    wanted = chosen(config.getoption("--only").split())
+    left_out = [item for item in items if item.callspec.params["environment"] not in wanted]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def table() -> list[str]:
@@ -59,7 +41,7 @@ def table() -> list[str]:
                 f"| {environment.python} | {environment.packages[0]} | | | | {plays} | not installed: {reason} |"
             )
         elif outcomes:
-            found = versions_of(environment)
+            found = versions_of(environment.interpreter)
             library = "gymnasium" if "gymnasium" in found else "gym"
             row = [found["Python"], f"{library} {found[library]}"]
             row += [found[name] for name in ("numpy", "google.protobuf", "grpc")] + [plays]
@@ -69,6 +51,7 @@ def table() -> list[str]:
 
 
 def pytest_addoption(parser):
+    parser.addoption("--only", default="", metavar="NAMES", help="environments to play with, in place of all")
     parser.addoption("--write", action="store_true", help="write the table into docs/old-python.md")
 
 
@@ -77,5 +60,4 @@ def pytest_terminal_summary(terminalreporter, config):
     for line in lines:
         terminalreporter.write_line(line)
     if config.getoption("--write"):
-        head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        write_table(PAGE, BEGIN, END, lines)

@@ -1,13 +1,14 @@
 """What old Pythons are tried with, and how they are installed: each in a folder of its own below `.venv-versions`.
 
-    python -m tests.standalone.environments ~/.pyenv/versions/*/bin/python
+    python -m tests.standalone.environments ~/.pyenv/versions/*/bin/python --only python3.7-gym-0.21.0
 
-The arguments are interpreters; of each version the first one is used. What cannot be installed is named at the end,
-and its tests are skipped with the reason.
+The arguments are interpreters; of each version the first one is used. `--only` names environments; without it, all are
+installed. What cannot be installed is named at the end, and its tests are skipped with the reason.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -105,6 +106,9 @@ ENVIRONMENTS = (
     Environment("3.11", ("gym==0.26.2", "protobuf", "numpy<2"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.12", ("gymnasium==1.0.0", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.13", ("gymnasium==1.0.0", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
+    # What RLlib 2.60 pins, and the newest of everything.
+    Environment("3.11", ("gymnasium==1.2.2", "protobuf==4.25.8", "numpy<2"), (CARTPOLE, FROZEN_LAKE)),
+    Environment("3.13", ("gymnasium>=1.4", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
     # Packages that pin what this one has left behind.
     Environment(
         "3.8",
@@ -158,11 +162,23 @@ def install(environment: Environment, interpreter: str | None) -> str | None:
     return None
 
 
-def main(paths: Sequence[str]) -> None:
+def chosen(names: Sequence[str]) -> tuple[Environment, ...]:
+    """Return the environments of some names; all, where none is given."""
+    known = {environment.name for environment in ENVIRONMENTS}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    return tuple(environment for environment in ENVIRONMENTS if not names or environment.name in names)
+
+
+def main(arguments: Sequence[str]) -> None:
     """Install what is not there yet."""
+    parser = argparse.ArgumentParser(prog="python -m tests.standalone.environments")
+    parser.add_argument("interpreters", nargs="*")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    asked = parser.parse_args(arguments)
     FOLDER.mkdir(exist_ok=True)
-    known = interpreters_by_version(paths)
-    for environment in ENVIRONMENTS:
+    known = interpreters_by_version(asked.interpreters)
+    for environment in chosen(asked.only):
         if environment.reason is None:
             continue
         print(f"installing {environment.name}", flush=True)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / ".venv-versions"
@@ -27,7 +28,11 @@ class Environment:
     python: str
     """The wanted version of Python, such as `3.10`; where it is not at hand, the running one is taken."""
     pins: tuple[str, ...]
-    """Requirements beside `TESTS`."""
+    """Requirements beside `tests`."""
+    before: tuple[str, ...] = ()
+    """What is installed first, by a call of pip of its own."""
+    tests: tuple[str, ...] = TESTS
+    """What the tests need that are run there."""
 
     @property
     def interpreter(self) -> Path:
@@ -52,6 +57,8 @@ ENVIRONMENTS = {
             ),
         ),
         Environment("1.1", "3.12", ("gymnasium[classic-control]==1.1.1",)),
+        # gymnasium-search-race pins this one, the last without `Discrete(dtype=)`.
+        Environment("1.2.1", "3.11", ("gymnasium[classic-control]==1.2.1",)),
         # RLlib 2.60 pins this Gymnasium.
         Environment("rllib", "3.11", ("gymnasium[classic-control]==1.2.2", "numpy==1.26.4", "protobuf==4.25.8")),
         Environment("1.2", "3.13", ("gymnasium[classic-control]==1.2.3",)),
@@ -62,6 +69,18 @@ ENVIRONMENTS = {
     )
 }
 """The environments by their names."""
+
+
+def at_hand() -> dict[str, Path]:
+    """Return the interpreters of the environments that are made, and the running one as `this`."""
+    made = {name: each.interpreter for name, each in ENVIRONMENTS.items() if (FOLDER / name / "made").exists()}
+    return {"this": Path(sys.executable), **made}
+
+
+def names_of(config: Any) -> list[str]:
+    """Return the environments a run of pytest plays with: the running one, and those of `--versions`."""
+    wanted = config.getoption("--versions").split() or ENVIRONMENTS
+    return [name for name in at_hand() if name == "this" or name in wanted]
 
 
 def python_for(version: str) -> str:
@@ -81,7 +100,7 @@ def python_for(version: str) -> str:
 def make(environment: Environment) -> None:
     """Make a virtual environment where it is missing, with this package from its source."""
     stamp = FOLDER / environment.name / "made"
-    wanted = "\n".join((*environment.pins, *TESTS))
+    wanted = "\n".join((*environment.before, *environment.pins, *environment.tests))
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     print(f"making {environment.interpreter.parent.parent}: {', '.join(environment.pins)}", flush=True)
@@ -89,8 +108,10 @@ def make(environment: Environment) -> None:
     subprocess.run([python_for(environment.python), "-m", "venv", FOLDER / environment.name], check=True)
     pip = [environment.interpreter, "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, "--upgrade", "pip"], check=True)
+    if environment.before:
+        subprocess.run([*pip, *environment.before], check=True)
     # The package with the pins in one call: pip refuses pins that pyproject.toml does not allow.
-    subprocess.run([*pip, "--editable", str(ROOT), *environment.pins, *TESTS], check=True)
+    subprocess.run([*pip, "--editable", str(ROOT), *environment.pins, *environment.tests], check=True)
     stamp.write_text(wanted)
 
 

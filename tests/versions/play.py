@@ -1,7 +1,8 @@
 """Plays environments at one end and compares at the other; each end runs in an environment of its own.
 
 `serve FILE` plays each case locally, serves it, writes both into FILE, prints a line, and serves until its standard
-input ends. `compare FILE` plays the same actions on the served environments and prints what differs, as JSON.
+input ends. `compare FILE…` plays the same actions on the environments that are served as files say, and prints what
+differs, as JSON: for each file a mapping of cases.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from bridge.errors import UnsupportedSpaceError
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset
 
-STEPS = 60
+STEPS = 100  # of an environment
+LIMIT = 40  # of an episode's steps, so that some are truncated
+SPACE_STEPS = 10  # of a space, sampled anew in each
 LANES = 3
 IDS = ("CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "FrozenLake-v1", "Blackjack-v1")
 ACTIONS = ("box_float32", "dict_nested", "tuple_nested", "multi_discrete_start", "multi_binary_2d", "text_unicode")
@@ -42,7 +45,7 @@ def maker(case: str) -> Callable[[], gymnasium.Env[Any, Any]]:
         return lambda: SpaceEnv(EVERY_SPACE[name](), infos=not lanes)
     if kind == "action":
         return lambda: SpaceEnv(None, EVERY_SPACE[name]())
-    return lambda: gymnasium.make(name, disable_env_checker=True)
+    return lambda: gymnasium.make(name, max_episode_steps=LIMIT, disable_env_checker=True)
 
 
 def cases() -> list[str]:
@@ -88,10 +91,10 @@ def play(env: Any, actions: Iterator[Any], seed: int = 7) -> Iterator[str]:
             yield digest(env.reset())
 
 
-def sampled(env: Any, kept: list[str]) -> Iterator[Any]:
+def sampled(env: Any, steps: int, kept: list[str]) -> Iterator[Any]:
     """Yield actions of an environment, and keep them."""
     env.action_space.seed(3)
-    for _ in range(STEPS):
+    for _ in range(steps):
         action = env.action_space.sample()
         kept.append(values.encode(action).hex())
         yield action
@@ -106,7 +109,8 @@ def serve(target: Path) -> None:
             make = maker(case)
             local: Any = SyncVectorEnv([make] * LANES) if lanes else make()
             actions: list[str] = []
-            given = list(play(local, sampled(local, actions)))
+            steps = STEPS if " id " in f" {case}" else SPACE_STEPS
+            given = list(play(local, sampled(local, steps, actions)))
             server = stack.enter_context(serve_gym(make, num_envs=LANES if lanes else 1))
             written[case] = {"url": server.url, "spaces": spaces_of(local), "actions": actions, "given": given}
             local.close()
@@ -122,29 +126,43 @@ def comparable(spaces: list[str]) -> list[str]:
     return [text.replace('"sort_keys":false', '"sort_keys":true') for text in spaces]
 
 
-def compare(source: Path) -> None:
-    """Play each case remotely, and print what differs from how it was played where it is served."""
-    found: dict[str, str] = {}
-    for case, wanted in json.loads(source.read_text()).items():
-        lanes = case.startswith("lanes of ")
-        try:
-            env: Any = BlockingReset(make_vec_remote([wanted["url"]])) if lanes else make_remote(wanted["url"])
-        except UnsupportedSpaceError as error:
-            found[case] = f"UnsupportedSpaceError: {error}"
-            continue
+def difference(case: str, wanted: dict[str, Any]) -> str | None:
+    """Play a case remotely, and return how that differs from how it was played where it is served."""
+    lanes = case.startswith("lanes of ")
+    try:
+        env: Any = BlockingReset(make_vec_remote([wanted["url"]])) if lanes else make_remote(wanted["url"])
+    except UnsupportedSpaceError as error:
+        return f"UnsupportedSpaceError: {error}"
+    try:
         spaces = spaces_of(env)
         given = list(play(env, (values.decode(bytes.fromhex(action)) for action in wanted["actions"])))
+    finally:
         env.close()
-        if comparable(spaces) != comparable(wanted["spaces"]):
-            found[case] = f"spaces: {wanted['spaces']} became {spaces}"
-        elif given != wanted["given"]:
-            first = next(
-                index for index, pair in enumerate(zip(given, wanted["given"], strict=False)) if len({*pair}) > 1
-            )
-            found[case] = f"the results differ from number {first} on"
-    print(json.dumps(found), flush=True)
+    if comparable(spaces) != comparable(wanted["spaces"]):
+        return f"spaces: {wanted['spaces']} became {spaces}"
+    for number, (mine, theirs) in enumerate(zip(given, wanted["given"], strict=True)):
+        if mine != theirs:
+            return f"the results differ from number {number} on"
+    return None
+
+
+def compare(source: Path) -> dict[str, str]:
+    """Return how each case of a server differs."""
+    found: dict[str, str] = {}
+    for case, wanted in json.loads(source.read_text()).items():
+        try:
+            problem = difference(case, wanted)
+        except Exception as error:  # the other cases are played nevertheless
+            problem = f"{type(error).__name__}: {error}"
+        if problem is not None:
+            found[case] = problem
+    return found
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    {"serve": serve, "compare": compare}[sys.argv[1]](Path(sys.argv[2]))
+    files = [Path(argument) for argument in sys.argv[2:]]
+    if sys.argv[1] == "serve":
+        serve(*files)
+    else:
+        print(json.dumps({file.stem: compare(file) for file in files}), flush=True)

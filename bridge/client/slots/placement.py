@@ -50,7 +50,7 @@ class Placement:
         self.request_for = request_for
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
         # Of thousands of dead addresses nobody reads a line each.
-        self._log = LimitedLog(__name__, burst=10, rate=0.1)
+        self._log = LimitedLog(__name__, burst=10, rate=0.05)
 
     def choose(
         self, load: Load, lanes: int, now: float, patience: float, *, proven: bool = False, emptiest: bool = False

@@ -210,13 +210,17 @@ class SlotPolicy:
 
     # Moves
 
+    def _only_fails(self, member: Member) -> bool:
+        """Tell whether the environment of a world always fails, on a server that does not drain."""
+        return member.fails_every_reset and not self.is_leaving(member)
+
     def is_leaving(self, member: Member) -> bool:
         """Tell whether a world is on a server that drains."""
         placement = self.placement
         return member.remote.draining or (placement is not None and placement.is_draining(member.endpoint))
 
     def _look_for_moves(self, now: float) -> Iterator[Decision]:
-        """Look for servers that drain, and connect replacements for the worlds there."""
+        """Look for servers that drain or always fail, and connect replacements for the worlds there."""
         placement = self.placement
         leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
         for member in leaving:
@@ -232,10 +236,13 @@ class SlotPolicy:
             return  # the spares are connected already
         if leaving:
             placement.watch.poll(now, soon=True)
+        # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
+        leaving += [member for member in self.members if _is_joined(member) and self._only_fails(member)]
+        if leaving:
             load = Load(self.everybody())
             for member in leaving[len(self.spares) :]:
                 endpoint = placement.choose(load, member.lanes, now, self.timeout)
-                if endpoint is not None:
+                if endpoint is not None and endpoint.key != member.endpoint:
                     yield AddSpare(endpoint, member.lanes)
         for spare in [spare for spare in self.spares if spare.relieves is None][len(leaving) :]:
             yield DropSpare(spare)
