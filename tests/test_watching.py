@@ -446,6 +446,16 @@ def test_the_page_is_told_the_worlds_and_the_keys(viewers, isolation):
         assert text(player, "world.controls")["n"] == 3
 
 
+@everywhere
+def test_the_page_is_told_how_many_lanes_a_world_has(isolation):
+    with serve_gym("CartPole-v1", num_envs=3, web=True, isolation=isolation) as server:
+        env = make_vec_remote(f"{server.url}?world=", num_envs=3)
+        with Inspector(server.url, 20.0) as inspector:
+            found = json.loads(unpack_tensor(inspector.read_property("server.web"))[()])
+        assert [world["lanes"] for world in found["worlds"]] == [3]
+        env.close()
+
+
 def test_a_server_without_a_page_tells_nobody_of_the_worlds_that_others_made_for_themselves():
     with serve_gym(Painted) as server, Inspector(server.url, 20.0) as inspector:
         own, everybody_s = make_remote(server.url), make_remote(f"{server.url}?world=")

@@ -393,6 +393,7 @@ class Registry:
 
     def _describe(self, world: World) -> dict[str, Any]:
         options, env = getattr(world, "options", None), getattr(world, "env", None)
+        facts = getattr(env, "facts", None)
         return {
             "name": world.name,
             "title": world.title or self._source.title,
@@ -400,7 +401,7 @@ class Registry:
             "viewers": self.gallery.viewers(world) if self.gallery is not None else 0,
             "returns": self.gallery.returns(world) if self.gallery is not None else {},
             "fps": getattr(options, "fps", None),
-            "lanes": getattr(env, "num_envs", None),
+            "lanes": getattr(facts, "num_envs", None),
             "begun": getattr(world, "begun", True),
             "recording": getattr(env, "recording", None),
             "replay": world.shows,

@@ -16,6 +16,7 @@ from bridge.server.server import Server
 from bridge.server.web_site import WebSite, page_files
 from bridge.transport.credentials import TLS, TokenLike
 from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.kinds import is_parallel
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.policies import Policy
@@ -132,7 +133,7 @@ def serve_parallel(
     source = ParallelSource(
         env,
         MultiAgentOptions(default_action=default_action, **given),  # type: ignore[arg-type]
-        drawing_kwargs(env, env_kwargs) if web and not hasattr(env, "possible_agents") else env_kwargs,
+        drawing_kwargs(env, env_kwargs) if web and not is_parallel(env) else env_kwargs,
         Isolation.of(isolation, limits.call_timeout, limits.max_world_bytes),
         realtime=None if fps is None else RealtimeOptions.of(fps, default_action, realtime, agents),
         thread_safe=thread_safe,
