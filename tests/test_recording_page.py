@@ -360,7 +360,7 @@ def test_a_replay_goes_when_nobody_looks_at_it_and_there_are_only_so_many(shown,
     error = other.show(episode).error
     assert (error.code, "shows 2 recorded episodes already" in error.message) == (Code.RESOURCE_EXHAUSTED, True)
     until(lambda: never not in server.worlds)
-    process = world_of(server, name).env.process
+    process = world_of(server, name).env.inner.inner.process
     one.die()
     until(lambda: name not in server.worlds)
     until(lambda: process.pid is None, 20)

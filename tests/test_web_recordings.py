@@ -110,11 +110,11 @@ def test_recording_is_switched_on_and_off_for_a_world(opened, tmp_path):  # noqa
         says(page, "#worlds", "● rec")
         page.click("#record")
         says(page, "#announcement", "Recording is off")
-        assert world_of(server).env.recording is False
+        assert world_of(server).properties().get("world.recording") == "off"
         page.wait_for_function("() => document.getElementById('record').getAttribute('aria-pressed') === 'false'")
         page.click("#record")
         says(page, "#announcement", "Recording is on")
-        assert world_of(server).env.recording is True
+        assert world_of(server).properties().get("world.recording") == "on"
         env.close()
 
 
@@ -142,7 +142,7 @@ def test_a_token_for_looking_on_switches_nothing_and_shows_nothing(opened, tmp_p
         says(page, "#record-text", "Recording")
         page.click("#record")
         says(page, "#message", "this token is for watching")
-        assert world_of(server).env.recording is True
+        assert world_of(server).properties().get("world.recording") == "on"
         until(lambda: recorded(tmp_path))
         page.click("#replays")
         page.click("#recordings-list button")

@@ -82,6 +82,11 @@ class PropertyTree:
         """Every family of leaves."""
         return tuple(self._families.values())
 
+    def get(self, key: str) -> Any:
+        """Return the value of a leaf that can be read without the environment; None: there is none."""
+        leaf = self._leaves.get(key)
+        return None if leaf is None or leaf.read is None else leaf.read()
+
     def merged(self, other: PropertyTree) -> PropertyTree:
         """Return a tree with the properties of both."""
         return PropertyTree(

@@ -394,6 +394,7 @@ class Registry:
     def _describe(self, world: World) -> dict[str, Any]:
         options, env = getattr(world, "options", None), getattr(world, "env", None)
         facts = getattr(env, "facts", None)
+        recording = None if env is None else env.properties().get("world.recording")
         return {
             "name": world.name,
             "title": world.title or self._source.title,
@@ -403,7 +404,7 @@ class Registry:
             "fps": getattr(options, "fps", None),
             "lanes": getattr(facts, "num_envs", None),
             "begun": getattr(world, "begun", True),
-            "recording": getattr(env, "recording", None),
+            "recording": None if recording is None else recording == "on",
             "replay": world.shows,
             "match": world.describe_match(),
         }

@@ -395,7 +395,14 @@ def refuse_private(name: str) -> None:
 
 def _of_gymnasium(host: EnvHost | LanesHost, one: GymEnv | None) -> list[Property]:
     """Return the properties that environments of one agent have; `one` is one of them, where it is in this process."""
-    observation_space, action_space = (space_to_json(space) for space in host.facts.spaces)
+    env = host.env
+    # Of the environment itself: the facts have a plain space where its space is of a class of its own.
+    spaces = (
+        (env.single_observation_space, env.single_action_space)
+        if isinstance(env, VectorEnv)
+        else (env.observation_space, env.action_space)
+    )
+    observation_space, action_space = (space_to_json(space) for space in spaces)
     return [
         _fixed("observation_space", TEXT, "one environment's exact space, as JSON", observation_space),
         _fixed("action_space", TEXT, "one environment's exact space, as JSON", action_space),
