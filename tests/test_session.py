@@ -290,6 +290,15 @@ def test_garbled_requests_are_answered_and_the_connection_goes_on(data):
         assert peer.state is State.RUNNING
 
 
+def test_a_map_entry_with_an_unknown_field_is_read():
+    # D-2: the parser of Protobuf 4.21 crashes at these settings, whose entries have a third field
+    peer = Server().connect()
+    settings = "0a260a110a086b77617267732e78120552030a01790a110a086e756d5f656e767318052a030a0101"
+    for _ in range(100):
+        response = pb.EnvironmentResponse.FromString(peer.session.handle(bytes.fromhex(settings)))
+        assert "unexpected keyword argument 'x'" in response.error.message
+
+
 def test_a_failed_request_changes_nothing(server, peer):
     # D-2
     peer.join()
