@@ -36,6 +36,14 @@ def test_what_stays_below_the_refill_never_waits():
     assert not any(account.charge(0.0004, tick / 100) for tick in range(1, 10_000))
 
 
+def test_what_is_charged_while_it_waits_makes_it_wait_longer():
+    """Of requests of a viewer that came together each is charged when it is served."""
+    account = ProcessorAccount(FairShare(), 0.0)
+    account.charge(BURST, 0.0)
+    waits = [account.charge(0.003, 0.001 * tick) + 0.001 * tick for tick in range(100)]
+    assert waits[-1] - waits[0] == pytest.approx(99 * 0.003 / SHARE)
+
+
 def test_flooders_use_their_share_of_the_time_together_however_many_they_are():
     for count in (1, 4, 50):
         share = FairShare()
