@@ -1,6 +1,7 @@
 """Processor time, shared fairly: sums over simulated time, and a client that goes on after it was refused."""
 
 import contextlib
+import gzip
 import select
 import socket
 import sys
@@ -12,10 +13,24 @@ from bridge import make_remote, serve_gym
 from bridge.server import fair_share
 from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.testing import CountingEnv
-from tests.http2_tools import DATA, END_HEADERS, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE, block, frame, raw
+from tests.http2_tools import (
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    PREFACE,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Hand,
+    block,
+    frame,
+    message,
+    raw,
+)
 from tests.inside import linger
 from tests.support import until
 from tests.websocket_tools import PATH, SUBPROTOCOL
+from tests.websocket_tools import Hand as Upgraded
 
 
 @pytest.fixture
@@ -130,3 +145,32 @@ def test_what_a_closed_connection_had_sent_is_dropped(no_share):
             until(lambda: server.status()["throttled"] == 1)
         until(lambda: server.status()["sockets"] == 0, 20.0)
         assert server.status()["throttled"] == 0
+
+
+def charged_for(body):
+    """Return the seconds that a client is charged for ten requests, each the first of a call, that cannot be read."""
+    with serve_gym(lambda: CountingEnv(5)) as server, Hand(server) as hand:
+        for _ in range(10):
+            number = hand.open(grpc_encoding="gzip")
+            hand.raw(number, message(body, flag=1))
+            assert hand.status(number)[0] != 0
+        return server.status()["charged_client"]
+
+
+def test_a_compressed_request_that_is_refused_is_charged():
+    """What inflates it is another thread: bombs would be free else."""
+    # Inflating 30 MiB takes any machine longer; receiving what cannot be read at all takes a tenth of it.
+    assert charged_for(gzip.compress(bytes(64 << 20))) > 0.02
+
+
+def test_a_websocket_client_that_takes_no_answers_costs_little_memory():
+    """Each ping is answered: what its client does not take would be kept without end."""
+    ping = b"\x89\xfd\0\0\0\0" + bytes(125)
+    with serve_gym(lambda: CountingEnv(5), web=True) as server, Upgraded(server).open() as hand:
+        hand.sock.settimeout(0.5)
+        sent = 0
+        with contextlib.suppress(TimeoutError):  # the server reads no more, or not now
+            while sent < 1 << 28:
+                sent += hand.sock.send(ping * 500)
+        assert sent < 1 << 28
+        assert server.status()["queued_bytes"] < 1 << 20
