@@ -1,6 +1,7 @@
 """Processor time, shared fairly: sums over simulated time, and a client that goes on after it was refused."""
 
 import contextlib
+import gzip
 import select
 import socket
 import sys
@@ -12,10 +13,24 @@ from bridge import make_remote, serve_gym
 from bridge.server import fair_share
 from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.testing import CountingEnv
-from tests.http2_tools import DATA, END_HEADERS, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE, block, frame, raw
+from tests.http2_tools import (
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    PREFACE,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Hand,
+    block,
+    frame,
+    message,
+    raw,
+)
 from tests.inside import linger
 from tests.support import until
 from tests.websocket_tools import PATH, SUBPROTOCOL
+from tests.websocket_tools import Hand as Upgraded
 
 
 @pytest.fixture
@@ -34,6 +49,14 @@ def test_a_little_at_once_costs_no_wait():
 def test_what_stays_below_the_refill_never_waits():
     account = ProcessorAccount(FairShare(), 0.0)
     assert not any(account.charge(0.0004, tick / 100) for tick in range(1, 10_000))
+
+
+def test_what_is_charged_while_it_waits_makes_it_wait_longer():
+    """Of requests of a viewer that came together each is charged when it is served."""
+    account = ProcessorAccount(FairShare(), 0.0)
+    account.charge(BURST, 0.0)
+    waits = [account.charge(0.003, 0.001 * tick) + 0.001 * tick for tick in range(100)]
+    assert waits[-1] - waits[0] == pytest.approx(99 * 0.003 / SHARE)
 
 
 def test_flooders_use_their_share_of_the_time_together_however_many_they_are():
@@ -122,3 +145,32 @@ def test_what_a_closed_connection_had_sent_is_dropped(no_share):
             until(lambda: server.status()["throttled"] == 1)
         until(lambda: server.status()["sockets"] == 0, 20.0)
         assert server.status()["throttled"] == 0
+
+
+def charged_for(body):
+    """Return the seconds that a client is charged for ten requests, each the first of a call, that cannot be read."""
+    with serve_gym(lambda: CountingEnv(5)) as server, Hand(server) as hand:
+        for _ in range(10):
+            number = hand.open(grpc_encoding="gzip")
+            hand.raw(number, message(body, flag=1))
+            assert hand.status(number)[0] != 0
+        return server.status()["charged_client"]
+
+
+def test_a_compressed_request_that_is_refused_is_charged():
+    """What inflates it is another thread: bombs would be free else."""
+    # Inflating 30 MiB takes any machine longer; receiving what cannot be read at all takes a tenth of it.
+    assert charged_for(gzip.compress(bytes(64 << 20))) > 0.02
+
+
+def test_a_websocket_client_that_takes_no_answers_costs_little_memory():
+    """Each ping is answered: what its client does not take would be kept without end."""
+    ping = b"\x89\xfd\0\0\0\0" + bytes(125)
+    with serve_gym(lambda: CountingEnv(5), web=True) as server, Upgraded(server).open() as hand:
+        hand.sock.settimeout(0.5)
+        sent = 0
+        with contextlib.suppress(TimeoutError):  # the server reads no more, or not now
+            while sent < 1 << 28:
+                sent += hand.sock.send(ping * 500)
+        assert sent < 1 << 28
+        assert server.status()["queued_bytes"] < 1 << 20

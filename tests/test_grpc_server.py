@@ -589,7 +589,9 @@ def test_calls_beyond_max_connections_are_refused_by_its_name_and_later_ones_ser
     with serve_gym(long, limits=Limits(max_connections=2)) as server, Hand(server) as hand, Hand(server) as other:
         first, second = hand.play(), other.play()
         for one in (hand, other):
-            code, details = one.status(one.open())
+            number = one.open()
+            one.say(number, LEAVE)
+            code, details = one.status(number)
             assert code == Code.RESOURCE_EXHAUSTED
             assert "max_connections=2" in details
         hand.cut(first)

@@ -4,20 +4,9 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
 import bridge
-from bridge.errors import Code, PeerError, RefusedError, RemoteError, TensorError
-from tests.scripted_server import Refuse, ScriptedServer
-
-ACTION = pb.TensorSpec(name="action", dtype=pb.INT64, min={"int64s": {"array": [0]}}, max={"int64s": {"array": [3]}})
-REWARD = pb.TensorSpec(name="reward", dtype=pb.DOUBLE)
-
-
-def specs_of(*observations):
-    named = dict(enumerate(observations, start=10))
-    return pb.ActionObservationSpecs(actions={1: ACTION}, observations={**named, 2: REWARD})
-
-
-def observation(name="observation", shape=(), dtype=pb.FLOAT):
-    return pb.TensorSpec(name=name, shape=shape, dtype=dtype)
+from bridge.cli import main
+from bridge.errors import PeerError, RefusedError, RemoteError, TensorError
+from tests.hostile_servers import HOSTILE, Foreign, Talks, observation, specs_of
 
 
 @pytest.mark.parametrize(
@@ -33,17 +22,8 @@ def observation(name="observation", shape=(), dtype=pb.FLOAT):
     ids=["large", "larger", "too large for an index", "many large", "many", "deep"],
 )
 def test_what_it_declares_is_refused_before_memory_is_taken(specs, said):
-    with ScriptedServer(specs) as server, pytest.raises((PeerError, TensorError), match=said):
+    with Foreign(specs) as server, pytest.raises((PeerError, TensorError), match=said):
         bridge.make_remote(server.url, timeout=20)
-
-
-class Talks(ScriptedServer):
-    """Refuses to make a world with a text of 3 MB that a terminal would obey."""
-
-    def answer(self, kind, request):
-        if kind == "join_world":
-            raise Refuse(int(Code.INVALID_ARGUMENT), "gone \x1b[2J\u202e" + "x\x07" * 1_500_000)
-        return super().answer(kind, request)
 
 
 def test_what_it_says_is_short_and_harmless_to_a_terminal():
@@ -61,3 +41,59 @@ def test_what_it_says_is_short_and_harmless_to_a_terminal():
 def test_an_error_of_many_lines_stays_one():
     error = RemoteError("grpc://a:1", "ValueError: no\n  File x\tline 1")
     assert str(error) == "grpc://a:1: ValueError: no\n  File x\tline 1"
+
+
+MIB = 1 << 20
+UNREAD = "read none of 10000 answers"
+ENDS = {
+    "pings, never reads": UNREAD,
+    "SETTINGS, never reads": UNREAD,
+    "WebSocket pings, never reads": UNREAD,
+    "an HTTP head without end": "no WebSocket server",
+    "header fields without end": "a header block of more than 65536 bytes",
+    "a table bomb": "header fields of more than 65536 bytes",
+    "a compressed bomb": r"larger than max_message_bytes=\d+ once it is uncompressed",
+    "an answer that dribbles": "no answer to join a world within 1 s",
+    "frames of no meaning": "no answer to join a world within 1 s",
+    "answers to nothing": "more characters",
+}
+"""How a client leaves a server that speaks to its socket."""
+SLOW = ("an answer that dribbles", "frames of no meaning")
+"""Servers of which only the timeout says that they mean harm."""
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_it_sends_without_end_ends_in_an_error(name):
+    options = {"compression": "gzip"} if name == "a compressed bomb" else {}
+    with HOSTILE[name]() as server:
+        with pytest.raises(RemoteError, match=ENDS[name]) as caught:
+            bridge.make_remote(server.url, timeout=1 if name in SLOW else 60, max_message_bytes=32 * MIB, **options)
+        assert len(str(caught.value)) < 10_000
+        if ENDS[name] == UNREAD:  # it is left soon
+            assert server.left.wait(60)
+            assert server.sent < 64 * MIB
+
+
+@pytest.mark.parametrize("name", [*ENDS, "a spec of shape [10⁸]", "200,000 specs", "an error of 30 MB"])
+def test_bridge_info_says_in_few_words_why_it_ends(name, capsys):
+    with HOSTILE[name]() as server:
+        assert main(["info", server.url, "--all", "--timeout", "1" if name in SLOW else "60"]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("bridge: ")
+    assert len(said.err) < 10_000
+    assert len(said.out) < 10_000
+    assert "\x1b" not in said.err + said.out
+
+
+def test_bridge_info_reads_no_properties_without_end(capsys):
+    with HOSTILE["properties without end"]() as server:
+        assert main(["info", server.url, "--all"]) == 1
+    assert "it lists more than 1000 properties" in capsys.readouterr().err
+
+
+def test_bridge_info_says_that_a_server_talks_nonsense(capsys):
+    with HOSTILE["nonsense"]() as server:
+        assert main(["info", server.url]) == 1
+    error = capsys.readouterr().err
+    assert "what it says of its world cannot be read" in error
+    assert len(error) < 10_000

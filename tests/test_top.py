@@ -19,9 +19,9 @@ from bridge import TLS, Limits, RealTime, make_parallel_remote, make_remote, mak
 from bridge.cli import main
 from bridge.cli.top import render
 from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
-from bridge.errors import AddressError, Code, EnvironmentFailedError, SettingError
+from bridge.errors import AddressError, Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
-from bridge.testing import CountingEnv, VirtualClock, make_certificates
+from bridge.testing import CountingEnv, Inspector, VirtualClock, make_certificates
 from bridge.transport.credentials import ClientCredentials
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
@@ -179,8 +179,42 @@ def test_full_and_draining_servers_are_told_from_dead_ones() -> None:
         with Top(Fixed((drains.url, full.url, "grpc://127.0.0.1:1")), "test") as top:
             snapshot = top.look()
     assert [row.state for row in snapshot.servers] == ["draining", "full", "unreachable"]
-    assert "max_connections=1" in snapshot.servers[1].problem
-    assert "0 of 3 servers serve" in drawn(snapshot)
+    assert "1 of 3 servers serve, 1 draining, 1 full, 1 unreachable" in drawn(snapshot)
+
+
+@pytest.mark.parametrize("transport", ["http2", "grpcio", "websocket"])
+def test_an_operator_sees_what_a_full_server_does_and_takes_nobodys_place(transport: str) -> None:
+    options: Any = {"web": True} if transport == "websocket" else {"transport": transport}
+    limits = Limits(max_connections=1)
+    with serve_gym("CartPole-v1", token="secret", limits=limits, **options) as server, ExitStack() as stack:
+        credentials = ClientCredentials.of(token="secret")
+        url = server.urls[-1] if transport == "websocket" else server.url
+        top = stack.enter_context(Top(Fixed((server.url,)), "test", credentials))
+        env = make_remote(url, token="secret")
+        env.reset(seed=0)
+        for steps in (1, 2):
+            env.step(0)
+            (row,) = top.look().servers
+            assert (row.state, row.steps, row.worlds, row.slots_used, row.problem) == ("full", steps, 1, 1, "")
+        with pytest.raises(RefusedError, match="max_connections=1") as caught:
+            make_remote(url, token="secret")
+        assert caught.value.code == Code.RESOURCE_EXHAUSTED
+        assert server.status()["connections"] == 1
+        env.close()
+        until(lambda: server.status()["connections"] == 0)
+        make_remote(url, token="secret").close()  # while the operator still looks
+
+
+def test_few_operators_are_let_in_where_there_is_no_place() -> None:
+    with (
+        serve_gym("CartPole-v1", limits=Limits(max_connections=1)) as server,
+        make_remote(server.url),
+        ExitStack() as stack,
+    ):
+        for _ in range(8):
+            stack.enter_context(Inspector(server.url, 20.0)).read_property("server.status")
+        with pytest.raises(RefusedError, match="max_connections=1"):
+            stack.enter_context(Inspector(server.url, 20.0)).read_property("server.status")
 
 
 def test_servers_with_tls_behind_a_name_are_verified_by_it(tmp_path: Path) -> None:

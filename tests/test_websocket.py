@@ -541,6 +541,7 @@ def test_beyond_the_connections_a_client_is_told():
     with serve_gym(long, web=True, limits=Limits(max_connections=1)) as server, Hand(server).open() as first:
         first.ask(leave_world=pb.LeaveWorldRequest())
         with Hand(server).open() as second:
+            second.send(frame(Opcode.BINARY, request(leave_world=pb.LeaveWorldRequest())))
             code, reason = second.closed()
         assert code == 4008
         assert "max_connections=1" in reason

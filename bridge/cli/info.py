@@ -6,7 +6,8 @@ import argparse
 import ast
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from bridge.encoding.properties import read_encoded
 from bridge.encoding.space_json import space_from_json
 from bridge.encoding.space_specs import space_from_specs
 from bridge.encoding.tensors import Spec, unpack_tensor
-from bridge.errors import Code, ConnectionLostError, RefusedError, TensorError
+from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, TensorError, shown_url
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
@@ -71,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     properties, version, environments = _before_joining(url, timeout, credentials, keys)
     request = WorldRequest.of(url)
     print(request.address.url)
-    _print_server(properties, version, environments)
+    with _reading(url):
+        _print_server(properties, version, environments)
     named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
     if len(environments) > 1 and not named:
         name = f"bridge info {shlex.quote(naming_url(request.address.url, environments[0]))}"
@@ -82,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
             specs = inspector.join()
             if properties:
                 properties = _properties(inspector, keys)
-        kind = _print_world(specs, properties, version)
+        with _reading(url):
+            kind = _print_world(specs, properties, version)
         lines = connecting_lines([request.address.url], [] if named else environments, kind, _given(arguments))
         _row("connect", "; ".join(lines).partition("  #")[0])
         if arguments.all:
@@ -92,6 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("--all shows the specs and all properties too, limits among them.")
     return OK
+
+
+@contextmanager
+def _reading(url: str) -> Iterator[None]:
+    """Raise PeerError where what a server says of itself makes no sense: it may be hostile, and nobody misused us."""
+    try:
+        yield
+    except (TensorError, LookupError, TypeError, ValueError, SyntaxError, RecursionError) as error:
+        raise PeerError(shown_url(url), f"what it says of its world cannot be read: {error}") from error
 
 
 def _print_server(properties: Properties, version: str | None, environments: Sequence[str]) -> None:

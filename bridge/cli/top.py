@@ -14,7 +14,7 @@ from typing import Any
 from bridge.cli.program import FAILED, OK, clean, positive, say
 from bridge.errors import SettingError
 from bridge.extras import install_command
-from bridge.fleet.top import ServerRow, Snapshot, Top, find_directory
+from bridge.fleet.top import SERVES, ServerRow, Snapshot, Top, find_directory
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 
 __all__ = ["register", "render"]
@@ -176,7 +176,7 @@ def _listed(servers: Sequence[ServerRow], rows: int | None) -> tuple[list[Server
     """Return the servers to list, and how many are left out."""
     if rows is None or len(servers) <= rows:
         return list(servers), 0
-    order = sorted(range(len(servers)), key=lambda index: servers[index].state == "serving")
+    order = sorted(range(len(servers)), key=lambda index: servers[index].state in SERVES)
     rows = max(1, rows - 1)
     return [servers[index] for index in order[:rows]], len(servers) - rows
 

@@ -28,6 +28,7 @@ _OF_WORLDS = (
     "--max-lanes",
     "--max-world-bytes",
     "--call-timeout",
+    "--abandoned-timeout",
     "--idle-timeout",
     "--reset-world-timeout",
 )

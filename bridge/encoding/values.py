@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,8 +24,10 @@ __all__ = [
     "EMPTY_DICT",
     "UNCHANGED",
     "Notes",
+    "check_count",
     "decode",
     "decode_info",
+    "decode_request",
     "encode",
     "encode_info",
     "from_value",
@@ -49,6 +51,7 @@ _MAX_BITS = int(MAX_DIGITS * math.log2(10))
 # Elements of an array that takes no bytes on the wire.
 _MAX_WITHOUT_BYTES = 1 << 16
 _MAX_NOTES = 100
+_MOST_VALUES = 100_000
 UNCHANGED: Any = object()
 """The form of observations is as it was."""
 
@@ -146,6 +149,34 @@ def decode(data: bytes) -> Any:
         TensorError: The bytes are not such a value.
     """
     return {} if data == EMPTY_DICT else from_value(_parse(data))
+
+
+def decode_request(data: bytes) -> Any:
+    """Decode what a client sent: as `decode`, but of at most 100,000 values.
+
+    A list or a dict counts as one and what it holds; an array of numbers is one.
+    """
+    if data == EMPTY_DICT:
+        return {}
+    message = _parse(data)
+    if len(data) > _MOST_VALUES:  # a value takes more than a byte
+        check_count([message])
+    return from_value(message)
+
+
+def check_count(messages: Sequence[pb.Value]) -> None:
+    """Raise TensorError where a client sent more than 100,000 values: each takes a server some microseconds."""
+    waiting, count = list(messages), 0
+    while waiting and count + len(waiting) <= _MOST_VALUES:
+        message = waiting.pop()
+        count += 1
+        kind = message.WhichOneof("kind")
+        if kind == "dict":
+            waiting += [*message.dict.any_keys, *message.dict.values]
+        elif kind in ("list", "tuple", "set", "frozenset", "array"):
+            waiting += getattr(message, kind).items
+    if waiting:
+        raise TensorError(f"expected at most {_MOST_VALUES} values, got more; send numbers as NumPy arrays")
 
 
 def _parse(data: bytes) -> pb.Value:

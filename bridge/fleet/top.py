@@ -28,8 +28,10 @@ from bridge.fleet.health import NOT_SERVING, check_health
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials
 
-__all__ = ["Fixed", "ServerRow", "Snapshot", "Top", "find_directory"]
+__all__ = ["SERVES", "Fixed", "ServerRow", "Snapshot", "Top", "find_directory"]
 
+SERVES = ("serving", "full")
+"""The states of servers that serve those who are there."""
 _AT_ONCE = 16
 _HISTORY = 40
 _RAY = "ray://"
@@ -44,8 +46,8 @@ class ServerRow:
     url: str
     """Where it is, without a token."""
     state: str
-    """`serving`, `full` (it lets nobody in who asks more), `draining`, `unreachable`, `silent` (no answer in time), or
-    `refused`."""
+    """`serving`, `full` (it takes no further client, or makes no further world), `draining`, `unreachable`, `silent`
+    (no answer in time), or `refused`."""
     slots: int | None = None
     """The slots that it can carry; None: not known."""
     slots_used: int = 0
@@ -86,14 +88,16 @@ class Snapshot:
     def total(self) -> dict[str, Any]:
         """Return the sums over all servers."""
         rates = [row.steps_per_second for row in self.servers if row.steps_per_second is not None]
-        slots = [row.slots for row in self.servers if row.state == "serving"]
+        serving = [row for row in self.servers if row.state in SERVES]
+        slots = [row.slots for row in serving]
         sums = {
             name: sum(getattr(row, name) for row in self.servers)
             for name in ("slots_used", "worlds", "connections", "steps", "episodes", "failures")
         }
         return {
             "servers": len(self.servers),
-            **{state: sum(row.state == state for row in self.servers) for state in ("serving", "draining")},
+            "serving": len(serving),
+            "draining": sum(row.state == "draining" for row in self.servers),
             "slots": None if None in slots else sum(number for number in slots if number is not None),
             **sums,
             "steps_per_second": sum(rates) if rates else None,
@@ -231,7 +235,9 @@ class Top:
             return ServerRow(name, url, state, endpoint.slots, problem=" ".join(_explain(error).split()))
         now = self._clock()
         rate = self._rate(endpoint.url, now, said)
-        state = "draining" if said["draining"] or endpoint.draining else "serving"
+        state = "full" if said.get("full") else "serving"  # older servers do not say
+        if said["draining"] or endpoint.draining:
+            state = "draining"
         row = ServerRow(
             name=name,
             url=url,

@@ -8,8 +8,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from google.protobuf.message import DecodeError
+
+from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.admission import Admission
 from bridge.server.failure_log import FailureLog
 from bridge.server.limits import ConnectionCount, Limits
@@ -31,6 +35,8 @@ _SOON = 0.001
 # Requests of a call that may wait, and what each of them takes beside its bytes.
 _MAX_WAITING = 1000
 _OVERHEAD = 100
+# Calls of a server that has `max_connections` already which may read properties, and do nothing else.
+_OPERATORS = 8
 
 
 class Client(Protocol):
@@ -120,8 +126,13 @@ class Call:
         """Whether nothing more is said."""
         self.concluded = False
         """Whether its session is closed."""
-        self.viewer = False
-        """Whether its client may only watch."""
+        self.places: ConnectionCount | None = None
+        """What has counted it."""
+        self.limited = False
+        """Whether its requests are at the expense of its connection: those of a viewer, or of an operator."""
+        self.refusal: RequestError | None = None
+        """What its client is told that asks for more than properties, where there is no place for it; None: there is.
+        """
         self.compression: str | None = None
         """What its answers are compressed with; None: they are not."""
         self.compressing = False
@@ -144,7 +155,7 @@ class Calls:
         scheduler: Goes on with requests that wait.
         flush: Sends what waits in a client's `outgoing`.
         cut: Closes the connection of a client after a fault of this server.
-        charge: Counts the processor time of a viewer's request.
+        charge: Counts the processor time of a request of a viewer or an operator.
         open_session: Makes what answers a call; None: a `Session`.
     """
 
@@ -166,6 +177,7 @@ class Calls:
         self._hub = hub
         self._limits = limits
         self._count, self._viewers = count, viewers
+        self._operators = ConnectionCount(_OPERATORS, "operators")
         self._admission = admission
         self._scheduler = scheduler
         self.failures = FailureLog(scheduler)
@@ -190,9 +202,19 @@ class Calls:
             RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
         """
         self._hub.check_open()
-        (self._count if may_act else self._viewers).enter()
+        places, refusal = self._count if may_act else self._viewers, None
+        try:
+            places.enter()
+        except RequestError as error:
+            if not may_act or self._operators.full:
+                raise
+            # An operator's tools (`bridge top`) only read properties. A full server lets a few in: whoever could not
+            # see what it does would take it for dead.
+            places, refusal = self._operators, error
+            places.enter()
         call = Call(client, self._open_session(self._hub, version, may_act), str(next(self._numbers)))
-        call.viewer = not may_act
+        call.places, call.refusal = places, refusal
+        call.limited = not may_act or refusal is not None
         client.calls.add(call)
         _log.info("connection=%s peer=%s opened", call.name, client.peer)
         return call
@@ -261,8 +283,8 @@ class Calls:
             call, request = ready.popleft()
             client = self._served = call.client
             try:
-                if call.viewer:
-                    self._serve_viewer(call, request)
+                if call.limited:
+                    self._serve_limited(call, request)
                 else:
                     self._serve(call, request)
             except Exception:  # none is known; the other connections are not to pay for it
@@ -295,7 +317,7 @@ class Calls:
         if self._served is not None:
             self._flush(self._served)
 
-    def _serve_viewer(self, call: Call, request: Request | None) -> None:
+    def _serve_limited(self, call: Call, request: Request | None) -> None:
         """Serve a request at the expense of its connection.
 
         Training is what a server is for. What a viewer asks for is not charged less than the frames of a stranger:
@@ -303,6 +325,8 @@ class Calls:
         """
         began = time.thread_time()
         try:
+            if call.refusal is not None and request is not None and not _asks_for_property(request):
+                self.abandon(call, call.refusal)
             self._serve(call, request)
         finally:
             self._charge(call.client, time.thread_time() - began)
@@ -425,7 +449,8 @@ class Calls:
         except Exception:
             _log.exception("connection=%s was not closed as it should", call.name)
         _log.info("connection=%s peer=%s closed", call.name, client.peer)
-        (self._viewers if call.viewer else self._count).leave()
+        if call.places is not None:
+            call.places.leave()
         client.calls.discard(call)
         self._unblocked(call)
         while call.requests:
@@ -438,6 +463,14 @@ class Calls:
 
 def _open_session(hub: Hub, version: str, may_act: bool) -> ServedSession:
     return Session(hub, version, may_act=may_act)
+
+
+def _asks_for_property(request: Request) -> bool:
+    try:
+        extension = pb.EnvironmentRequest.FromString(bytes(request)).extension
+    except DecodeError:
+        return False
+    return extension.type_url == PROPERTY_REQUEST_URL
 
 
 def _fault(error: BaseException) -> list[bytes | memoryview]:

@@ -193,22 +193,32 @@ class Connections:
     def charge_request(self, connection: Connection, seconds: float) -> None:
         """Count processor time in which a request was served, and what was not charged when it was received."""
         self._charge(connection, seconds + min(self._share.worth, seconds))
+        # So that no more of them come with the next read than are soon served: those of others wait behind them.
+        connection.account.productive = False
 
     def _charge(self, connection: Connection, seconds: float) -> None:
         """Count processor time that brought no request, and read the connection later where that was too much."""
         self._share.charged[connection.role] += seconds
-        wait = connection.account.charge(seconds, time.monotonic())
-        if wait and not connection.closed and connection.account.timer is None:
+        account = connection.account
+        wait = account.charge(seconds, time.monotonic())
+        if not wait or connection.closed:
+            return
+        if account.timer is None:  # else of requests that came together another one was served
             self._share.waiting += 1
-            connection.account.timer = self.call_later(wait, lambda: self._read_again(connection))
+            account.timer = self.call_later(wait, lambda: self._read_again(connection))
             self.flush(connection)  # before it may be closed, which `_arrange` does where all is said
             if not connection.closed:
                 self._arrange(connection)
 
     def _read_again(self, connection: Connection) -> None:
-        if connection.account.timer is not None:
-            connection.account.timer.cancel()
-            connection.account.timer = None
+        account = connection.account
+        if account.timer is not None:
+            account.timer.cancel()
+            wait = account.until - time.monotonic()
+            if wait > 0 and not connection.closed:
+                account.timer = self.call_later(wait, lambda: self._read_again(connection))
+                return
+            account.timer = None
             self._share.waiting -= 1
             if connection.closed:
                 return

@@ -64,7 +64,7 @@ class ProcessorAccount:
         now: The time.
     """
 
-    __slots__ = ("_credit", "_seen", "excess", "productive", "share", "timer")
+    __slots__ = ("_credit", "_seen", "excess", "productive", "share", "timer", "until")
 
     def __init__(self, share: FairShare, now: float) -> None:
         self.share = share
@@ -76,6 +76,8 @@ class ProcessorAccount:
         """Seconds to charge for a turn that was not measured, and showed to be more than its requests."""
         self.timer: Timer | None = None
         """Has the connection read again, where it has used more than it may; None: it is read."""
+        self.until = now
+        """When it is to be read again."""
 
     def judge(self, seconds: float, size: int, requests: int, *, receives_large: bool) -> None:
         """Look closer at a turn in which other than one request came, or which took long.
@@ -92,11 +94,15 @@ class ProcessorAccount:
         self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
 
     def charge(self, seconds: float, now: float) -> float:
-        """Count what was used without completing a request; return the seconds for which it is not to be read."""
+        """Count what was used without completing a request; return the seconds for which it is not to be read.
+
+        What is charged while it is not read, as for requests that came together, adds to these seconds.
+        """
         refill = REFILL / max(2, self.share.connections)
         self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
         self._seen = now
         if self._credit > 0:
             return 0.0
         self._credit = 0.0
-        return seconds * (self.share.waiting + 1) / SHARE
+        self.until = max(self.until, now) + seconds * (self.share.waiting + 1) / SHARE
+        return self.until - now

@@ -91,6 +91,9 @@ class CallHandler(Protocol):
     def go_on(self, connection: Connection) -> None:
         """Send what a connection has to send, outside of its turn."""
 
+    def charge_request(self, connection: Connection, seconds: float) -> None:
+        """Count processor time at the expense of a connection."""
+
 
 class GrpcProtocol(Keepalive):
     """The calls of one connection. What is to be sent goes into the connection's `outgoing`.
@@ -259,12 +262,15 @@ class GrpcProtocol(Keepalive):
         inflation, waiting = self._inflating.pop(stream)
         self._connection.unserved -= 1
         inflation.cancel()
+        self._handler.charge_request(self._connection, inflation.seconds)
         for event in waiting:
             self._connection.drop(event)
 
     def _inflated(self, stream: Stream, result: bytearray | RefusedMessage | RequestError) -> None:
-        _, waiting = self._inflating.pop(stream)
+        inflation, waiting = self._inflating.pop(stream)
         self._connection.unserved -= 1
+        if not isinstance(result, bytearray):  # it brought no request: else bombs would be free
+            self._handler.charge_request(self._connection, inflation.seconds)
         if isinstance(result, RequestError):
             self._fail(stream, result)
         elif isinstance(stream.owner, Call):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from bridge.errors import Code, RequestError
@@ -50,6 +51,8 @@ class Inflation:
         self._plain = bytearray()
         self._admitted = 0
         self._cancelled = False
+        self.seconds = 0.0
+        """The processor time that it took so far."""
 
     def start(self) -> None:
         """Begin."""
@@ -77,8 +80,12 @@ class Inflation:
 
     def _step(self) -> bytes:
         """Inflate as much as one step holds, in the helper thread."""
+        began = time.thread_time()
         data, self._rest = self._rest, b""
-        return self._inflater.take(data, _STEP)
+        try:
+            return self._inflater.take(data, _STEP)
+        finally:
+            self.seconds += time.thread_time() - began
 
     def _stepped(self, result: bytes | Exception) -> None:
         if self._cancelled:

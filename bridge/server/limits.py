@@ -91,12 +91,12 @@ class ConnectionCount:
     """Counts the connections of a server over all its transports, and admits no more than a limit.
 
     Args:
-        limits: Holds the limit.
-        name: Which one: `max_connections` or `max_viewers`.
+        limit: The most at a time.
+        name: The limit's, for messages.
     """
 
-    def __init__(self, limits: Limits, name: str) -> None:
-        self._limit: int = getattr(limits, name)
+    def __init__(self, limit: int, name: str) -> None:
+        self._limit = limit
         self._name = name
         self._guard = threading.Lock()
         self._value = 0

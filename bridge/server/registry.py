@@ -152,7 +152,8 @@ class Registry:
     @property
     def has_room(self) -> bool:
         """Whether there are fewer worlds than there may be."""
-        return sum(other != DEFAULT_WORLD for other in self._entries) < self._limits.max_worlds
+        most = self._limits.max_worlds
+        return not most or sum(other != DEFAULT_WORLD for other in self._entries) < most
 
     async def prepare(self) -> None:
         """Make the environment of the first world ahead; raises RequestError where it cannot be made."""
@@ -167,13 +168,14 @@ class Registry:
             for_others: Whether it stays for others to join where its owner goes without having joined it.
         """
         self.check_open()
+        if not self._limits.max_worlds:
+            text = "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         if not self.has_room:
             text = (
                 f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one of yours, wait "
                 "until another client leaves, or use another server"
             )
-            if not self._limits.max_worlds:
-                text = "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         name = f"world-{secrets.token_hex(8)}"
         self._entries[name] = None  # holds the place while the environment is built

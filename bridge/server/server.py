@@ -108,8 +108,9 @@ class Server:
         runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
         self._registry = Registry(source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None)
-        self._count, self._viewers = (ConnectionCount(limits, name) for name in ("max_connections", "max_viewers"))
-        self._services = Services(lambda: not self._count.full and self._registry.has_room)
+        self._count = ConnectionCount(limits.max_connections, "max_connections")
+        self._viewers = ConnectionCount(limits.max_viewers, "max_viewers")
+        self._services = Services(self._has_room)
         self._admission = Admission(limits)
         """What is being served."""
         self._web = web
@@ -200,12 +201,17 @@ class Server:
         self._registry.counted = lambda: {
             "connections": self._count.value + self._viewers.value,
             "viewer_connections": self._viewers.value,
+            "full": not self._has_room(),
             "requests": self._admission.requests,
             "queued_bytes": self._admission.bytes,
             "failures": calls.failures.total,
             **self._connections.counts(),
         }
         return calls
+
+    def _has_room(self) -> bool:
+        """Tell whether a further client is let in, and may have a world of its own."""
+        return not self._count.full and self._registry.has_room
 
     def _warn_of(self, security: Security) -> None:
         """Warn where others reach the server, and it is not protected."""

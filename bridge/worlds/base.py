@@ -406,7 +406,7 @@ def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
     tensor = settings[name]
     if tensor.WhichOneof("payload") != "uint8s":
         raise TensorError(f"expected the setting {name!r} as uint8 bytes of the values codec")
-    return values.decode(tensor.uint8s.array)
+    return values.decode_request(tensor.uint8s.array)
 
 
 def read_text(tensor: pb.Tensor, name: str, request: str, pattern: re.Pattern[str], expected: str) -> str:
