@@ -77,7 +77,7 @@ function say(state, text) {
   document.querySelector(".dot").className = `dot ${state}`;
 }
 
-// What is wrong. A lost connection is told until it is back, other things for a while.
+// Show a problem: for some seconds, or until the next one, for what lasts.
 let told = 0;
 
 function tell(text, lasts = false) {
@@ -258,7 +258,10 @@ function showWorlds() {
     who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${named[seat] || seat}` : `○ ${seat}`, taken)));
     if (world.viewers) who.append(chip(`${world.viewers} watching`, false));
     button.append(name, about, who);
-    button.onclick = () => select(world.name);
+    button.onclick = () => {
+      tell(null);
+      select(world.name);
+    };
     const item = document.createElement("li");
     item.append(button);
     return item;
@@ -656,7 +659,7 @@ async function play(chosen) {
     } else if (error.code !== 1) {
       const lost = error.code === 14;
       if (!lost) wantsToPlay = false;
-      tell(error.message.split("\n")[0]);
+      tell(error.message.split("\n")[0], !lost); // why it cannot be played stays until the person does something else
     }
   } finally {
     stream.close();
