@@ -77,7 +77,7 @@ function say(state, text) {
   document.querySelector(".dot").className = `dot ${state}`;
 }
 
-// Show a problem: for some seconds, or until the next one, for what lasts.
+// Show a problem for eight seconds. One that lasts is shown until the next call.
 let told = 0;
 
 function tell(text, lasts = false) {
