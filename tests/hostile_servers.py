@@ -15,18 +15,18 @@ import numpy as np
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from gymnasium import spaces
 
+import bridge
 from bridge import serve_gym
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import properties_pb2
-from bridge.transport.service import HELLO
-from bridge.version import __version__
 from tests.scripted_server import Refuse, ScriptedServer
 
 MIB = 1 << 20
 ACTION = pb.TensorSpec(name="action", dtype=pb.INT64, min={"int64s": {"array": [0]}}, max={"int64s": {"array": [3]}})
 REWARD = pb.TensorSpec(name="reward", dtype=pb.DOUBLE)
+HELLO = "gymnasium-bridge"  # the header by which a server of this package is known
 SETTINGS = struct.pack(">HBBBI", 0, 0, 4, 0, 0)
 
 
@@ -244,7 +244,7 @@ class Pretender(Foreign):
     """Says that it is a server of this package, and says nonsense wherever it is asked."""
 
     def Process(self, request_iterator, context):  # noqa: N802
-        context.send_initial_metadata(((HELLO, __version__),))
+        context.send_initial_metadata(((HELLO, bridge.__version__),))
         yield from super().Process(request_iterator, context)
 
     def answer(self, kind, request):

@@ -139,7 +139,8 @@ def test_the_vector_goes_on_with_a_world_made_anew(isolated: Any) -> None:
     _, _, terminations, truncations, infos = blocking.step(np.zeros(2, np.int64))
     assert truncations.tolist() == [True, False]
     assert not terminations.any()
-    assert "ended by SIGKILL (perhaps out of memory) in step" in infos["error"][0]
+    # In the step, or before it where the server has seen it already.
+    assert "ended by SIGKILL (perhaps out of memory)" in infos["error"][0]
     blocking.step(np.zeros(2, np.int64))
     assert (envs.slot_states == SlotState.RUNNING).all()
     assert envs.call("pid")[1] == other

@@ -329,7 +329,9 @@ def test_servers_of_a_script_are_played_with_in_every_way(tmp_path: Path) -> Non
     script = tmp_path / "script.py"
     script.write_text(ALL, "utf-8")
     done = run(str(script))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "played\n", "")
+    # On a slow machine the client says what it waits for.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("waiting for ")]
+    assert (done.returncode, done.stdout, said) == (0, "played\n", [])
 
 
 def test_a_person_plays_on_the_page_in_chromium(serving: Any) -> None:
