@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import numpy as np
 import pytest
 
-from bridge import make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Limits, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -240,4 +241,106 @@ def test_two_do_not_take_over_from_the_same_agent_and_bad_actions_change_nothing
         answer = one.ask(step=pb.StepRequest(actions={1: pack_tensor(np.int64(9))}))
         assert answer.error.code == Code.OUT_OF_RANGE or answer.error.code == Code.INVALID_ARGUMENT
         assert env.step(1)[0].tolist() == [102]
+        env.close()
+
+
+def sit_at(server, person, pace, **settings):
+    one = person(server)
+    one.join("", role="takeover", pace=pace, **settings)
+    one.hold(None)
+    return one
+
+
+def seconds_of(env, steps):
+    began = time.monotonic()
+    for _ in range(steps):
+        env.step(0)
+    return time.monotonic() - began
+
+
+@everywhere
+def test_a_world_keeps_to_the_pace_of_a_person_who_has_the_seat(person, isolation):
+    with serve_gym(Paddle, isolation=isolation) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        own = world_of(server).env
+        one = sit_at(server, person, 25.0)
+        # A step that comes late is followed at once by the next: of ten, eight have waited.
+        assert seconds_of(env, 10) >= 8 / 25
+        one.die()
+        until(lambda: world_of(server).env is own)
+        env.step(0)
+        env.close()
+
+
+def test_a_page_that_is_not_heard_of_slows_nobody_down(person, monkeypatch):
+    with serve_gym(Paddle) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        one = sit_at(server, person, 1.0)
+        let_holds_lapse(monkeypatch)
+        for _ in range(1000):  # a quarter of an hour at the pace
+            env.step(0)
+        one.die()
+        env.close()
+
+
+def test_who_does_nothing_gives_the_seat_back_and_is_told(person):
+    with serve_gym(Paddle, limits=Limits(takeover_timeout=0.2)) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        one = sit_at(server, person, 5.0, name="Ann")
+        answers = []
+
+        def given_back():
+            answers.append(one.ask(step=pb.StepRequest(requested_observations=[1, 3])))
+            return answers[-1].WhichOneof("payload") == "error"
+
+        until(given_back)
+        error = answers[-1].error
+        assert error.code == Code.FAILED_PRECONDITION
+        assert "takeover_timeout=0.2 s, so the agent acts again; join again" in error.message
+        left = [float(unpack_tensor(answer.step.observations[3])) for answer in answers[:-1]]
+        assert left == sorted(left, reverse=True)
+        assert all(0 <= seconds <= 0.2 for seconds in left)
+        other = person(server).sit(name="Bob")  # the seat is free
+        assert other.hold(1) is True
+        assert env.step(-1)[4]["intervened_by"] == "Bob"
+        env.close()
+
+
+def test_a_program_that_takes_over_is_not_timed(person):
+    with serve_gym(Paddle, limits=Limits(takeover_timeout=0.001)) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        one = person(server).sit()
+        env.step(0)
+        answer = one.ask(step=pb.StepRequest(requested_observations=[3]))
+        assert float(unpack_tensor(answer.step.observations[3])) == np.inf
+        env.close()
+
+
+@pytest.mark.parametrize("pace", [0.5, -1.0, float("nan"), float("inf"), True, "fast", [30.0]])
+def test_a_pace_that_is_none_is_refused(person, pace):
+    with serve_gym(Paddle) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset()
+        one = person(server)
+        answer = one.ask(
+            join_world=pb.JoinWorldRequest(
+                settings={"role": pack_tensor("takeover"), "pace": pack_tensor(np.asarray(pace))}
+            )
+        )
+        assert answer.error.code == Code.INVALID_ARGUMENT
+        assert "steps a second, 1 or more" in answer.error.message
+        env.close()
+
+
+def test_a_name_is_told_without_what_is_invisible(person):
+    with serve_gym(Paddle) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        one = person(server).sit(name="An\u202en\x1b[31m\u200b")
+        one.hold(-1)
+        assert env.step(1)[4]["intervened_by"] == "Ann[31m"
         env.close()

@@ -171,6 +171,30 @@ def test_a_lock_step_world_in_which_no_action_does_nothing_waits_for_a_key(opene
         until(lambda: server.worlds == [])
 
 
+TAP = """async (milliseconds) => {
+  const event = (kind) => document.dispatchEvent(new KeyboardEvent(kind, {key: "ArrowRight", bubbles: true}));
+  const began = performance.now();
+  event("keydown");
+  await new Promise((resolve) => setTimeout(resolve, milliseconds));
+  event("keyup");
+  return performance.now() - began;
+}"""
+
+
+@pytest.mark.parametrize("milliseconds", [1, 30, 60, 120, 200])
+def test_a_tap_is_one_step_of_a_turn_based_world(opened, milliseconds):
+    Doors.done.clear()
+    with serve_gym(Doors, web=True) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "no key: the world waits")
+        taken = [page.evaluate(TAP, milliseconds) for _ in range(3)]
+        page.keyboard.press("ArrowLeft")
+        until(lambda: 0 in Doors.done)
+        if max(taken) < 400:  # on a machine that stalls, a key that stays down for half a second repeats
+            assert Doors.done == [1, 1, 1, 0]
+
+
 def test_the_legend_says_what_is_done_where_no_key_is_held(opened):
     with serve_gym(Doors, web=True, fps=20) as server:
         page = opened(server.web_url)

@@ -39,6 +39,7 @@ class Limits:
         idle_timeout: Seconds after which a world without agents is destroyed; None: never.
         abandoned_timeout: The same of a world that a client has created which is gone; None: as `idle_timeout`.
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
+        takeover_timeout: Seconds that a person who has taken over from an agent, and slows it down, may do nothing.
         drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
             episode, where slots are to move to other servers without a cut.
         hello_timeout: Seconds that a client has to begin to speak, the TLS handshake included.
@@ -59,6 +60,7 @@ class Limits:
     idle_timeout: float | None = 3600.0
     abandoned_timeout: float | None = 60.0
     reset_world_timeout: float = 60.0
+    takeover_timeout: float = 60.0
     drain_timeout: float = 2.0
     hello_timeout: float = 10.0
 

@@ -119,7 +119,7 @@ class Server:
         except BaseException:
             self._loop.close()
             raise
-        self._registry.gallery = Gallery(self._connections.helper)
+        self._registry.gallery = Gallery(self._connections.helper, limits.takeover_timeout)
         if sessions is not None:
             sessions.attach(self._loop, runtime)
         self._calls = self._make_calls(limits, None if sessions is None else sessions.open)

@@ -548,7 +548,9 @@ async function takeOver() {
   const stream = new Stream(token);
   const world = worldOf(selected);
   try {
-    const given = {role: textTensor("takeover"), name: textTensor(myName())};
+    // The world waits for a person's eyes. The stream of the pictures is in it already, so it can ask for the rate.
+    const {fps} = watching ? JSON.parse(await watching.property("world.controls")) : {};
+    const given = {role: textTensor("takeover"), name: textTensor(myName()), pace: tensor([Math.max(1, fps || DEFAULT_FPS)], DOUBLE, [])};
     const seat = $("seat").value;
     if ((world.lanes ?? 0) > 1) given.lane = tensor([Number(seat.slice(5))], 5, []);
     else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
@@ -563,17 +565,18 @@ async function takeOver() {
     showSeats();
     $("stage").focus();
     const play = playing;
-    const wanted = [joined.observations.get("acting").uid, joined.observations.get("steps").uid];
+    const wanted = ["acting", "steps", "seconds_left"].map((name) => joined.observations.get(name).uid);
     await stream.ask(request.step([], wanted));
     while (playing === play) {
-      const actions = keyboard.holds ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard, spec)]) : [];
+      const actions = keyboard.holds ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard.action(), spec)]) : [];
       const changed = play.changed;
       play.changed = null;
       const sent = performance.now();
       const answer = await stream.ask(request.step(actions, wanted));
       const acting = values(answer.observations.get(wanted[0]))[0] === 1;
       $("trip").textContent = `${(performance.now() - sent).toFixed(1)} ms`;
-      badge(acting ? `you act for ${seat}` : `${seat} acts: hold a key`, acting);
+      const left = Math.ceil(values(answer.observations.get(wanted[2]))[0]);
+      badge(acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: hold a key` : `hold a key, or ${seat} goes on without you in ${left} s`, acting);
       if (changed !== null) waitingKeys.push({at: changed, frame: values(answer.observations.get(wanted[1]))[0] + 1});
       if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
     }
@@ -600,8 +603,15 @@ $("name").onchange = () => localStorage.setItem("name", ($("name").value = displ
 
 // Playing
 
-function actionTensor(keyboard, spec) {
-  const flat = keyboard.action();
+const DOUBLE = 2;
+const DEFAULT_FPS = 30;
+const SOON = 15; // seconds before a seat is given back at which the page begins to count
+// In a turn-based world: milliseconds after which a key that stays down repeats, the rate, and how many presses wait.
+const REPEAT_AFTER = 500;
+const REPEATS = 4;
+const MOST_PRESSES = 4;
+
+function actionTensor(flat, spec) {
   return tensor(spec.dtype === 1 || spec.dtype === 2 ? flat : flat.map(Math.round), spec.dtype, spec.shape);
 }
 
@@ -629,13 +639,14 @@ async function play(chosen) {
     if (!home.match && (own || env || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
     if (keyboard.nothing !== null) throw new Error(`This world cannot be played here: ${keyboard.nothing}.`);
-    const fps = (own || env ? home.fps : world?.fps ?? home.fps) || 30;
+    const fps = (own ? keyboard.controls.fps : env ? home.fps : world?.fps ?? home.fps) || DEFAULT_FPS;
     if (env) await refresh(stream);
     if (home.match) {
       seat = await stream.property("world.agent");
       await refresh(stream);
     }
     playing = {stream, keyboard, own, name, seat: home.match ? seat : null, changed: null, wake: () => {}};
+    if (own && keyboard.needsKey) playing.presses = [];
     showWorlds();
     recall(keyboard);
     $("play").textContent = "Stop";
@@ -681,9 +692,18 @@ async function rounds(play, joined, fps) {
   }
 }
 
-// Whether a world of one's own stands still: no key is held, and no action does nothing.
-function waitsForKey(play) {
-  return play.own && play.keyboard.needsKey && !play.keyboard.holds;
+// The action of the next press of a key, in a world of one's own that stands still without: no action does nothing
+// there. A press is one step, however long it takes; a key that stays down repeats slowly. null: nobody plays any more.
+async function nextPress(play) {
+  let again = performance.now() + (play.repeats ? 1000 / REPEATS : REPEAT_AFTER);
+  while (playing === play) {
+    play.repeats = !play.presses.length;
+    if (!play.repeats) return play.presses.shift();
+    if (!play.keyboard.holds) again = performance.now() + REPEAT_AFTER;
+    else if (performance.now() >= again) return play.keyboard.action();
+    await Promise.race([pause(50), new Promise((resolve) => (play.wake = resolve))]);
+  }
+  return null;
 }
 
 async function steps(play, joined, fps) {
@@ -693,9 +713,9 @@ async function steps(play, joined, fps) {
   const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
   let total = 0, running = false, episode = 0, due = performance.now();
   while (playing === play) {
-    while (running && waitsForKey(play) && playing === play) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
+    const action = running && play.presses ? await nextPress(play) : play.keyboard.action();
     if (playing !== play) return;
-    const actions = [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(play.keyboard, spec)]);
+    const actions = [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(action, spec)]);
     const changed = play.changed;
     play.changed = null;
     const sent = performance.now();
@@ -719,12 +739,14 @@ async function steps(play, joined, fps) {
       episode += 1;
       announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`);
       total = 0;
+      play.presses?.splice(0);
     }
     running = answer.state === RUNNING;
-    due = Math.max(due + 1000 / fps, now - 100);
+    // A world of one's own has waited meanwhile: it has nothing to catch up with.
+    due = Math.max(due + 1000 / fps, play.own ? now : now - 100);
     // A key that changes is sent at once; else one message a frame, with all keys that are held.
     const early = play.own ? new Promise(() => {}) : new Promise((resolve) => (play.wake = resolve));
-    if (play.changed === null || play.own) await Promise.race([pause(Math.max(0, due - performance.now())), early]);
+    if (!play.presses && (play.changed === null || play.own)) await Promise.race([pause(Math.max(0, due - performance.now())), early]);
   }
 }
 
@@ -812,6 +834,7 @@ function hold(name, down) {
   const {held} = playing.keyboard;
   if (held.has(name) === down) return;
   down ? held.add(name) : held.delete(name);
+  if (down && playing.presses && playing.presses.length < MOST_PRESSES) playing.presses.push(playing.keyboard.action(new Set([name])));
   playing.changed ??= performance.now();
   playing.wake();
   for (const sign of document.querySelectorAll(`[data-key="${CSS.escape(name)}"]`)) sign.classList.toggle("held", down);

@@ -62,8 +62,8 @@ export class Keyboard {
   }
 
   // The action of the largest set of keys that is held, as flat numbers.
-  action() {
-    const {controls, held} = this;
+  action(held = this.held) {
+    const {controls} = this;
     if (controls.kind === "discrete") {
       let best = null;
       for (const entry of controls.keys) {

@@ -109,9 +109,14 @@ def display_name(player: str) -> tuple[str, str]:
         player: As the JoinWorld setting `player` has it, such as `person:Ann`.
     """
     kind, _, given = player.partition(":")
+    return kind, visible_name(given)[:_MAX_NAME].rstrip() or kind
+
+
+def visible_name(given: str) -> str:
+    """Return a name without control characters, those that change the direction of text, and other invisible ones."""
     shown = "".join(" " if unicodedata.category(letter)[0] == "Z" else letter for letter in given)
     shown = "".join(letter for letter in shown if unicodedata.category(letter) not in _INVISIBLE)
-    return kind, " ".join(shown.split())[:_MAX_NAME].rstrip() or kind
+    return " ".join(shown.split())
 
 
 class Match:

@@ -38,17 +38,19 @@ class Gallery:
 
     Args:
         encoder: Encodes the pictures.
+        takeover_timeout: Seconds that a person who has taken over at a pace may do nothing.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, takeover_timeout: float = 60.0) -> None:
         self._encoder = encoder
+        self._takeover_timeout = takeover_timeout
         self._watches: dict[World, Watch] = {}
 
     def watch(self, world: EnvWorld) -> Watch:
         """Return the watch of a world; it is made where there is none."""
         if world not in self._watches:
             share = REALTIME_SHARE if isinstance(world, ClockedWorld) else SHARE
-            self._watches[world] = Watch(world, world.scheduler, self._encoder, share)
+            self._watches[world] = Watch(world, world.scheduler, self._encoder, share, self._takeover_timeout)
         return self._watches[world]
 
     def forget(self, world: EnvWorld) -> None:

@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.kinds import GymEnv, Lanes, spec_of
+from bridge.worlds.kinds import GymEnv, Lanes, metadata_of, spec_of
 
 __all__ = [
     "ACTION_NAMES",
@@ -118,20 +118,28 @@ def controls_of(env: GymEnv | Lanes) -> str:
     with contextlib.suppress(Exception):
         names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
     names = names or known_names(spec_of(env), env.action_space)
-    return controls_of_space(env.action_space, own, names)
+    fps = metadata_of(env).get("render_fps")
+    return controls_of_space(env.action_space, own, names, float(fps) if isinstance(fps, (int, float)) else None)
 
 
-def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, names: list[str] | None = None) -> str:
+def controls_of_space(
+    space: Space[Any],
+    own: dict[Any, Any] | None = None,
+    names: list[str] | None = None,
+    fps: float | None = None,
+) -> str:
     """Return what keys do in an action space, as JSON.
 
     `kind` is `discrete`, with `keys`, a list of `keys` that are held together and their `action`; `box`, with `axes`,
     a list of the `index` of a number and the keys for `less` and `more` of it; or `none`, with `why`. `neutral` is the
-    action where no key is held, and `idle` says whether that is known to do nothing.
+    action where no key is held, and `idle` says whether that is known to do nothing. `fps` is how many steps a second
+    the environment is made for, or null.
 
     Args:
         space: The action space.
         own: What the environment's `get_keys_to_action` returned.
         names: What the actions are called.
+        fps: The `render_fps` of the environment's metadata; None: it has none.
     """
     if isinstance(space, spaces.Discrete):
         found = {_held(keys): int(action) for keys, action in (own or {}).items() if space.contains(int(action))}
@@ -154,6 +162,7 @@ def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, name
         return _json(
             {
                 "kind": "discrete",
+                "fps": fps,
                 "start": int(space.start),
                 "n": int(space.n),
                 "neutral": neutral,
@@ -171,6 +180,7 @@ def controls_of_space(space: Space[Any], own: dict[Any, Any] | None = None, name
             return _json(
                 {
                     "kind": "box",
+                    "fps": fps,
                     "shape": list(space.shape),
                     "low": low,
                     "high": high,

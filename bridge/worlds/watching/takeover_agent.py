@@ -14,6 +14,7 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.worlds.base import Agent, refuse_unknown
+from bridge.worlds.realtime.match import visible_name
 from bridge.worlds.single import EnvWorld
 from bridge.worlds.watching.controls import controls_of_space
 from bridge.worlds.watching.takeovers import Takeover
@@ -44,13 +45,14 @@ def join_takeover(
     if not world.seats:
         raise RequestError(Code.FAILED_PRECONDITION, "nobody plays in this world, so nobody can be taken over from")
     several, lanes = bool(facts.agents), facts.num_envs
-    known = ("role", "name", *(("agent",) if several else ("lane",) if lanes else ()))
+    known = ("role", "name", "pace", *(("agent",) if several else ("lane",) if lanes else ()))
     refuse_unknown(settings, known, "JoinWorld")
     world.refuse_if_over()
     if not world.allows_takeover:
         text = "nobody takes over in a match: take a free seat, or watch with the setting role=spectator"
         raise RequestError(Code.FAILED_PRECONDITION, text)
-    who = str(_read(settings, "name", str) or "somebody")[:_MAX_NAME]
+    who = visible_name(str(_read(settings, "name", str) or ""))[:_MAX_NAME] or "somebody"
+    pace = _read_pace(settings)
     key: Any = 0
     if several:
         agents = {str(agent): agent for agent in facts.agents}
@@ -70,7 +72,21 @@ def join_takeover(
     if key in watch.takeovers:
         text = f"{watch.takeovers[key].who!r} has the seat already from which one takes over; try again later"
         raise RequestError(Code.RESOURCE_EXHAUSTED, text)
-    return TakeoverAgent(world, watch, forget, key, space, who)
+    return TakeoverAgent(world, watch, forget, key, space, who, pace)
+
+
+def _read_pace(settings: Mapping[str, pb.Tensor]) -> float | None:
+    if "pace" not in settings:
+        return None
+    try:
+        pace = unpack_tensor(settings["pace"], "pace")
+    except TensorError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+    # Slower than one step a second, a trainer's deadlines would pass.
+    if pace.shape != () or pace.dtype.kind not in "iuf" or not 1 <= pace < np.inf:
+        text = f"expected the setting pace to be a number of steps a second, 1 or more, got {pace.tolist()!r:.80}"
+        raise RequestError(Code.INVALID_ARGUMENT, text)
+    return float(pace)
 
 
 def _read(settings: Mapping[str, pb.Tensor], name: str, kind: type) -> Any:
@@ -96,10 +112,18 @@ class TakeoverAgent(Agent):
         key: The agent's id, or the lane.
         space: The action space.
         who: The person's name.
+        pace: The most steps a second that the world makes meanwhile, where it is in lock-step; None: any number.
     """
 
     def __init__(
-        self, world: EnvWorld, watch: Watch, forget: Callable[[], None], key: Any, space: Any, who: str
+        self,
+        world: EnvWorld,
+        watch: Watch,
+        forget: Callable[[], None],
+        key: Any,
+        space: Any,
+        who: str,
+        pace: float | None,
     ) -> None:
         self._world = world
         self._watch = watch
@@ -108,9 +132,11 @@ class TakeoverAgent(Agent):
         self._space = space
         self._layout = Layout(space, "action")
         self.actions = dict(enumerate(self._layout.specs, start=1))
-        self.observations = {1: Spec.number("acting", (), np.bool_), 2: Spec.number("steps", (), np.int64)}
+        numbers = (("acting", np.bool_), ("steps", np.int64), ("seconds_left", np.float64))
+        self.observations = {uid: Spec.number(name, (), kind) for uid, (name, kind) in enumerate(numbers, start=1)}
         watch.add(self)
-        watch.takeovers[key] = self._takeover = Takeover(None, who, 0.0)
+        watch.takeovers[key] = self._takeover = Takeover(None, who, watch.now(), pace)
+        self._acted_at = watch.now()
         self._left = False
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
@@ -126,10 +152,7 @@ class TakeoverAgent(Agent):
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Take over, or give back."""
-        self._world.refuse_if_over()
-        self._takeover.action = self.decode(actions)
-        self._takeover.at = self._watch.now()
-        return pb.RUNNING
+        return await self.apply(self.decode(actions))
 
     def decode(self, actions: Mapping[int, Array]) -> Any:
         """Return the environment's action; None: the agent's own."""
@@ -143,8 +166,28 @@ class TakeoverAgent(Agent):
     async def apply(self, action: Any) -> int:
         """Take over, or give back."""
         self._world.refuse_if_over()
-        self._takeover.action, self._takeover.at = action, self._watch.now()
+        now = self._watch.now()
+        if action is not None:
+            self._acted_at = now
+        elif self._seconds_left() <= 0:
+            self._give_back()
+            seconds = self._watch.takeover_timeout
+            text = (
+                f"nothing was done for takeover_timeout={seconds:g} s, so the agent acts again; join again to take over"
+            )
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+        self._takeover.action, self._takeover.at = action, now
         return pb.RUNNING
+
+    def _seconds_left(self) -> float:
+        """Return after how many seconds without an action the agent has its seat back."""
+        if self._takeover.pace is None or self._watch.has_clock:  # it slows nobody down
+            return np.inf
+        return self._acted_at + self._watch.takeover_timeout - self._watch.now()
+
+    def _give_back(self) -> None:
+        if self._watch.takeovers.get(self._key) is self._takeover:
+            del self._watch.takeovers[self._key]
 
     def interrupt(self) -> None:
         """Give back."""
@@ -155,8 +198,9 @@ class TakeoverAgent(Agent):
         return 0, 0
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
-        """Return whether it acts, and the steps of the world."""
-        now = {1: np.asarray(self._takeover.action is not None), 2: np.asarray(self._watch.mark(), np.int64)}
+        """Return whether it acts, the steps of the world, and the seconds until the agent has its seat back."""
+        acting, left = self._takeover.action is not None, max(0.0, self._seconds_left())
+        now = {1: np.asarray(acting), 2: np.asarray(self._watch.mark(), np.int64), 3: np.asarray(left)}
         return {uid: now[uid] for uid in uids}
 
     def properties(self) -> PropertyTree:
@@ -177,6 +221,6 @@ class TakeoverAgent(Agent):
         if self._left:
             return
         self._left = True
-        self._watch.takeovers.pop(self._key, None)
+        self._give_back()
         if self._watch.remove(self):
             self._forget()

@@ -30,11 +30,26 @@ class Takeover:
     who: str
     """The person's name."""
     at: float
-    """When it came, in seconds of the scheduler."""
+    """When it came, or the person's page was heard last, in seconds of the scheduler."""
+    pace: float | None = None
+    """The most steps a second that a world in lock-step makes while the person has the seat; None: any number."""
 
 
 class Takeovers(dict[Any, Takeover]):
     """The people who may act in an agent's place, by the agent's id, or by the lane; 0 for a single environment."""
+
+    def pace(self, facts: EnvFacts, lane: int, now: float) -> float | None:
+        """Return the most steps a second that the people of a lane can follow; None: nobody asked for a pace.
+
+        Args:
+            facts: Those of the environment.
+            lane: Which one of its world it is.
+            now: The time, in seconds of the scheduler.
+        """
+        all_lanes = bool(facts.agents) or facts.num_envs is not None  # one call steps all of them
+        # A page that is not heard of any more slows nobody down.
+        paces = [one.pace for key, one in self.items() if (all_lanes or key == lane) and now - one.at <= HOLD]
+        return min((pace for pace in paces if pace is not None), default=None)
 
     def replace(
         self, action: Any, facts: EnvFacts, lane: int, now: float, resetting: Array | None = None

@@ -93,6 +93,8 @@ class _WatchedLane:
         self._env = env
         self._watch = watch
         self._lane = lane
+        self._due = 0.0
+        """When the next step is due, in seconds of the scheduler, while a person is to follow."""
 
     async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Reset the environment."""
@@ -104,6 +106,7 @@ class _WatchedLane:
         """Step the environment."""
         watch = self._watch
         if watch.takeovers:
+            await self._wait_for_people()
             action, taken = watch.takeovers.replace(action, self.facts, self._lane, watch.now(), watch.resetting())
             watch.note_takeovers({key: one.who for key, one in taken.items()})
             result = mark(await self._env.step(action), self.facts, taken)
@@ -111,6 +114,20 @@ class _WatchedLane:
             result = await self._env.step(action)
         watch.stepped(result)
         return result
+
+    async def _wait_for_people(self) -> None:
+        """Wait until the step is due at the pace of those who have a seat: nobody can follow thousands a second.
+
+        The action is chosen after the wait, so that a key acts in the very next step.
+        """
+        watch = self._watch
+        now = watch.now()
+        pace = watch.takeovers.pace(self.facts, self._lane, now)
+        if pace is None or watch.has_clock:
+            return
+        if self._due > now:
+            await watch.sleep(self._due - now)
+        self._due = max(self._due + 1 / pace, watch.now())
 
 
 class Watched(_WatchedLane, EnvironmentProxy):
@@ -205,9 +222,19 @@ class Watch:
         scheduler: Sets the timers.
         encoder: Encodes the pictures.
         share: Of the time of the environment's thread that rendering may take.
+        takeover_timeout: Seconds that a person who has taken over at a pace may do nothing.
     """
 
-    def __init__(self, world: WatchedWorld, scheduler: Scheduler, encoder: Encoder, share: float = SHARE) -> None:
+    def __init__(
+        self,
+        world: WatchedWorld,
+        scheduler: Scheduler,
+        encoder: Encoder,
+        share: float = SHARE,
+        takeover_timeout: float = 60.0,
+    ) -> None:
+        self.takeover_timeout = takeover_timeout
+        """Seconds after which a person who does nothing gives the seat back."""
         self._world = world
         self._scheduler = scheduler
         self._encoder = encoder
@@ -338,6 +365,17 @@ class Watch:
     def now(self) -> float:
         """Return the time, in seconds of the scheduler."""
         return self._scheduler.now()
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the world's own clock paces its steps."""
+        return self._world.clock_frames is not None
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for some time."""
+        over: Pending[None] = Pending()
+        self._scheduler.call_later(seconds, lambda: over.set_result(None))
+        await over
 
     def resetting(self) -> Array | None:
         """Return which lanes the next step resets, bools `(lanes,)`; None: the world has none that a step resets."""
