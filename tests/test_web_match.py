@@ -87,6 +87,24 @@ def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, ser
     ben.keyboard.up("ArrowRight")
 
 
+def test_a_result_stays_with_those_who_played(opened, server):  # noqa: F811
+    ann, ben = enter(opened, server, "Ann"), enter(opened, server, "Ben", "lower")
+    for page in (ann, ben):
+        page.keyboard.press("Enter")
+    for page in (ann, ben):
+        says(page, "#announcement", "Round 1 has begun.")
+    ann.keyboard.down("ArrowRight")
+    says(ann, "#match-title", "You win")
+    ann.keyboard.up("ArrowRight")
+    ann.keyboard.press("Escape")
+    says(ben, "#announcement", "Ann leaves upper.")
+    rosa = enter(opened, server, "Rosa", "upper")
+    says(rosa, "#match-title", "Ann wins")
+    assert rosa.locator("#match-returns li").all_inner_texts()[0].split("\n") == ["Ann", "upper", "1"]
+    says(ben, "#match-title", "Ann wins")
+    assert "Ben (you)" in ben.inner_text("#match-returns")
+
+
 @pytest.mark.slow
 def test_who_leaves_and_who_comes_in_a_round(opened, server):  # noqa: F811
     """The server's agent plays on in the seat of whoever leaves; whoever comes plays in the next round."""

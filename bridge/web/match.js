@@ -37,6 +37,7 @@ export function displayName(text) {
 export class MatchView {
   #match = null;
   #seat = null; // the seat of the person at this page
+  #played = null; // {round, seat}: the last round in which that person played
   #shown = "";
   #endsAt = 0; // when the countdown is over
   #begun = []; // who waits for a round: {after, resolve}
@@ -64,6 +65,7 @@ export class MatchView {
     const before = this.#seat === seat ? this.#match : null;
     this.#match = match;
     this.#seat = seat;
+    if (match?.state === "running" && this.#own?.playing) this.#played = {round: match.round, seat};
     if (match?.countdown != null) this.#endsAt = performance.now() + match.countdown * 1000;
     if (match && before) this.#tell(before, match);
     const text = JSON.stringify([{...match, countdown: 0}, seat]);
@@ -115,7 +117,7 @@ export class MatchView {
     if (match.state === "countdown" && before.state !== "countdown") said.push(`It begins in ${Math.ceil(match.countdown)} seconds.`);
     if (match.state === "running" && before.state !== "running") said.push(`Round ${match.round} has begun.`);
     if (match.result && JSON.stringify(match.result) !== JSON.stringify(before.result)) {
-      const own = match.result.seats.find(({seat}) => seat === this.#seat);
+      const own = match.result.seats.find(({seat}) => this.#isMine(seat));
       said.push(`Round ${match.result.round} is over. ${this.#outcome()}.${own ? ` Your return is ${number(own.return)}.` : ""}`);
     }
     if (said.length) this.#actions.announce(said.join(" "));
@@ -161,13 +163,18 @@ export class MatchView {
 
   // The panel over the picture
 
+  // Whether the person at this page had a seat in the round of the result: others may sit there now.
+  #isMine(seat) {
+    return this.#played?.round === this.#match.result.round && this.#played.seat === seat;
+  }
+
   #outcome() {
     const {winners, seats, error} = this.#match.result;
     if (error !== null) return "It was broken off";
     const won = seats.filter(({seat}) => winners.includes(seat));
     if (won.length) {
-      const you = won.some(({seat}) => seat === this.#seat);
-      const others = won.filter(({seat}) => seat !== this.#seat).map((one) => called(one, seats));
+      const you = won.some(({seat}) => this.#isMine(seat));
+      const others = won.filter(({seat}) => !this.#isMine(seat)).map((one) => called(one, seats));
       const few = others.length < 4 ? others : [`${others.length} ${you ? "others" : "players"}`];
       return `${list(you ? ["You", ...few] : few)} ${won.length > 1 || you ? "win" : "wins"}`;
     }
@@ -213,7 +220,7 @@ export class MatchView {
     const order = [...seats].sort((one, other) => (other.return ?? -Infinity) - (one.return ?? -Infinity));
     $("match-returns").replaceChildren(...order.map((one) => {
       const item = element("li", winners.includes(one.seat) ? "won" : "");
-      const who = element("b", "", one.seat === this.#seat ? `${one.name} (you)` : one.name);
+      const who = element("b", "", this.#isMine(one.seat) ? `${one.name} (you)` : one.name);
       item.append(who, " ", element("small", "", one.seat), element("output", "", number(one.return)));
       return item;
     }));
