@@ -195,6 +195,34 @@ def test_a_tap_is_one_step_of_a_turn_based_world(opened, milliseconds):
             assert Doors.done == [1, 1, 1, 0]
 
 
+class Stalling(Paddle):
+    """Stands still while `goes` is cleared."""
+
+    goes = threading.Event()
+
+    def step(self, action):
+        self.goes.wait(60)
+        return super().step(action)
+
+
+def test_a_real_time_world_that_stands_still_is_said_with_its_age(opened):
+    Stalling.goes.set()
+    with serve_gym(Stalling, web=True, fps=30) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        assert page.is_hidden("#stall")
+        Stalling.goes.clear()
+        try:
+            says(page, "#stall", "No picture for 2 s: the world stands still")
+            assert page.is_visible("#stall")
+            says(page, "#announcement", "No new picture comes.")
+            says(page, "#stall", "No picture for 3 s")
+        finally:
+            Stalling.goes.set()
+        shows(page, "() => document.getElementById('stall').hidden")
+
+
 def test_the_legend_says_what_is_done_where_no_key_is_held(opened):
     with serve_gym(Doors, web=True, fps=20) as server:
         page = opened(server.web_url)

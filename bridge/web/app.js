@@ -882,5 +882,18 @@ function figures() {
   seatReturns();
 }
 
+// A world in real time goes on by itself: where no picture comes, it stands still, or the connection does.
+function stall() {
+  const world = worldOf(selected);
+  const runs = world?.fps && watching && !lost && !world.replay && !world.waiting && (world.match?.state ?? "running") === "running";
+  const last = frames.arrived.at(-1) ?? Infinity;
+  const seconds = (performance.now() - last) / 1000;
+  const stalls = Boolean(runs) && seconds >= Math.max(1, 2 / world.fps);
+  if (stalls && $("stall").hidden) announce("No new picture comes.");
+  $("stall").hidden = !stalls;
+  if (stalls) $("stall").textContent = `No picture for ${Math.floor(seconds)} s: the world stands still, or the connection does`;
+}
+
 setInterval(figures, 1000);
+setInterval(stall, 250);
 lobby();
