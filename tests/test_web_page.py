@@ -325,9 +325,12 @@ def test_a_held_key_takes_over_from_the_agent_and_its_release_gives_back(opened)
         page.keyboard.up("ArrowLeft")
         says(page, "#badge", "agent acts")
         assert "intervention" not in env.step(1)[4]
+        page.keyboard.down("ArrowLeft")
+        says(page, "#badge", "you act for agent")
+        env.close()
+        says(page, "#badge", "agent has left")
         page.click("#play")
         says(page, "#badge", "watching")
-        env.close()
 
 
 def test_a_wrong_token_is_told_and_the_right_one_goes_on(opened):

@@ -576,7 +576,8 @@ async function takeOver() {
       const acting = values(answer.observations.get(wanted[0]))[0] === 1;
       $("trip").textContent = `${(performance.now() - sent).toFixed(1)} ms`;
       const left = Math.ceil(values(answer.observations.get(wanted[2]))[0]);
-      badge(acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: hold a key` : `hold a key, or ${seat} goes on without you in ${left} s`, acting);
+      const gone = worldOf(play.name)?.seats?.[seat] === false;
+      badge(gone ? `${seat} has left: nothing moves until it is back` : acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: hold a key` : `hold a key, or ${seat} goes on without you in ${left} s`, acting && !gone);
       if (changed !== null) waitingKeys.push({at: changed, frame: values(answer.observations.get(wanted[1]))[0] + 1});
       if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
     }
