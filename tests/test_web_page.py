@@ -462,8 +462,17 @@ def test_at_a_phone_s_width_everything_fits_and_fingers_can_play(opened):
         page.click("#begin")
         says(page, "#pad", "→")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-        page.dispatch_event("#pad button:last-child", "pointerdown", {"pointerId": 1, "isPrimary": True})
+        left, right = (page.locator(f"#pad button[data-key={name}]").bounding_box() for name in ("left", "right"))
+        assert left["x"] + left["width"] < right["x"]
+        assert left["y"] == right["y"]
+        page.mouse.move(right["x"] + 20, right["y"] + 20)
+        page.mouse.down()
         shows(page, f"() => ({PADDLE})() > 130")
+        page.mouse.move(left["x"] + 20, left["y"] + 20)  # slides to the next button
+        shows(page, f"() => ({PADDLE})() < 70")
+        assert page.locator("#pad button.held").all_inner_texts() == ["←"]
+        page.mouse.up()
+        shows(page, "() => !document.querySelector('#pad button.held')")
 
 
 def test_the_page_asks_no_other_host_for_anything_and_has_all_that_it_names(opened, browser):

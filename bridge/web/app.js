@@ -814,21 +814,51 @@ function showLegend() {
   const resting = takesOver ? "no key: the agent acts" : keyboard.resting(own && keyboard.needsKey);
   if (entries.length && resting) $("legend").append(Object.assign(document.createElement("span"), {className: "hint", textContent: resting}));
   if (!entries.length) announce(keyboard.controls.why ?? "");
-  $("pad").hidden = !entries.length;
-  $("pad").replaceChildren(...keyboard.names.map((name) => {
-    const button = document.createElement("button");
-    button.textContent = signOf(name);
-    button.dataset.key = name;
-    button.tabIndex = -1;
-    button.onpointerdown = (event) => {
-      event.preventDefault();
-      button.setPointerCapture(event.pointerId);
-      hold(name, true);
-    };
-    button.onpointerup = button.onpointercancel = () => hold(name, false);
-    return button;
-  }));
+  showPad(keyboard);
 }
+
+// The buttons for fingers: directions where they lie, the others beside them.
+const fingers = new Map(); // the button below each finger
+
+function showPad(keyboard) {
+  const {directions, others} = keyboard.spatial();
+  const button = (name, place) => {
+    const element = document.createElement("button");
+    element.textContent = signOf(name);
+    element.dataset.key = name;
+    element.tabIndex = -1;
+    if (place) element.style.gridArea = place;
+    return element;
+  };
+  const group = (kind, buttons) => {
+    const element = document.createElement("div");
+    element.className = kind;
+    element.append(...buttons);
+    return element;
+  };
+  const cross = group("cross", directions.map(([place, name]) => button(name, place)));
+  cross.classList.toggle("flat", !directions.some(([place]) => place === "up" || place === "down"));
+  $("pad").hidden = !keyboard.names.length;
+  $("pad").replaceChildren(...(directions.length ? [cross] : []), ...(others.length ? [group("rest", others.map((name) => button(name)))] : []));
+}
+
+// A finger that slides to the next button presses that one.
+function finger(event) {
+  const down = event.type === "pointerdown";
+  const before = fingers.get(event.pointerId);
+  if (!down && before === undefined) return;
+  event.preventDefault();
+  if (down) $("pad").setPointerCapture(event.pointerId);
+  const lifted = event.type === "pointerup" || event.type === "pointercancel";
+  const below = lifted ? null : down ? event.target : document.elementFromPoint(event.clientX, event.clientY);
+  const name = below?.closest?.("#pad button")?.dataset.key ?? "";
+  if (name === before) return;
+  lifted ? fingers.delete(event.pointerId) : fingers.set(event.pointerId, name);
+  if (before && ![...fingers.values()].includes(before)) hold(before, false);
+  if (name) hold(name, true);
+}
+
+for (const kind of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) $("pad").addEventListener(kind, finger);
 
 function hold(name, down) {
   if (!playing) return;

@@ -40,6 +40,19 @@ export class Keyboard {
     return this.names.includes(name);
   }
 
+  // The keys for buttons: `directions`, [where, name], from left to right, and the `others`.
+  spatial() {
+    const {names} = this;
+    const places = [["left", "a"], ["up", "w"], ["down", "s"], ["right", "d"]];
+    const letters = names.includes("a") && names.includes("d");
+    const directions = places.flatMap(([place, letter]) => {
+      if (names.includes(place)) return [[place, place]];
+      return letters && names.includes(letter) ? [[place, letter]] : [];
+    });
+    const placed = directions.map(([, name]) => name);
+    return {directions, others: names.filter((name) => !placed.includes(name))};
+  }
+
   // What happens where no key is held, in words; `waits`: whether the world waits for a key.
   resting(waits) {
     const {controls} = this;
