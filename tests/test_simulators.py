@@ -204,3 +204,51 @@ def test_a_library_of_arrays_that_is_not_there_or_unknown_is_refused() -> None:
         serve_gym(IsaacDouble, array="cupy")  # type: ignore[arg-type]
     with pytest.raises(errors.SettingError, match="device='cuda:0' is for array='torch' or 'jax'"):
         serve_gym(IsaacDouble, device="cuda:0")
+
+
+class Lanes3(DuckLanes):
+    """A simulator with attributes and methods of its own."""
+
+    difficulty = "hard"
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.heights = np.array([1.5, 2.5, 3.5])
+        self.closed = False
+
+    def scaled(self, factor: float, *, offset: float = 0.0) -> Any:
+        return self.heights * factor + offset
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_methods_and_attributes_of_a_simulator_are_called_once_for_all_lanes() -> None:
+    made = []
+
+    def make() -> Lanes3:
+        made.append(Lanes3())
+        return made[-1]
+
+    with serve_gym(make) as server:
+        envs = make_vec_remote(server.url)
+        assert envs.call("scaled", 2.0, offset=1.0) == (4.0, 6.0, 8.0)
+        assert envs.get_attr("heights") == (1.5, 2.5, 3.5)  # an item for each lane
+        assert envs.get_attr("difficulty") == ("hard",) * 3  # one value, which all share
+        with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+            envs.get_attr("missing")
+        with pytest.raises(errors.RefusedError, match="public method"):
+            envs.call("_secret")
+        envs.close()
+    assert made[-1].closed
+
+
+def test_a_reward_space_that_is_no_box_is_refused() -> None:
+    class Odd(DuckEnv):
+        reward_space = spaces.Discrete(3)
+
+    with (
+        serve_gym(Odd) as server,
+        pytest.raises(errors.RemoteError, match=r"expected the reward_space to be a Box, got Discrete\(3\)"),
+    ):
+        make_remote(server.url)
