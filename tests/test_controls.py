@@ -88,7 +88,7 @@ def test_keys_of_a_space(space, kind, keys):
 def test_keys_of_a_box_are_arrows_and_of_others_there_are_none():
     found = json.loads(controls_of_space(spaces.Box(np.array([-1, 0, 0], np.float32), 1)))
     assert (found["low"], found["high"]) == ([-1, 0, 0], [1, 1, 1])
-    assert [axis["less"] for axis in found["axes"]] == ["left", "down"]
+    assert [(axis["less"], axis["more"]) for axis in found["axes"]] == [("left", "right"), ("down", "up"), ("a", "d")]
     assert json.loads(controls_of_space(spaces.Box(-np.inf, np.inf, (1,))))["high"] == [1e6]
     for space in (spaces.Text(3), spaces.Box(0, 9, (2,), np.int64), spaces.Box(0, 1, (99,))):
         assert "no keys" in json.loads(controls_of_space(space))["why"]
@@ -106,4 +106,44 @@ def test_keys_by_digits_arrows_and_meanings():
         frozenset({"space"}): 1,
         frozenset({"right"}): 2,
         frozenset({"right", "space"}): 3,
+    }
+
+
+def test_actions_of_minigrid_are_named_by_its_enum():
+    pytest.importorskip("minigrid", reason="minigrid is not installed: pip install minigrid")
+    found = json.loads(controls_of(gymnasium.make("MiniGrid-Empty-5x5-v0")))
+    keys = {found["names"][entry["action"]]: entry["keys"] for entry in found["keys"]}
+    assert keys == {
+        "left": ["left"],
+        "right": ["right"],
+        "forward": ["up"],
+        "pickup": ["3"],  # no direction, though "up" is in it
+        "drop": ["4"],
+        "toggle": ["5"],
+        "done": ["6"],
+    }
+    assert found["fps"] == 10
+
+
+@pytest.mark.parametrize(("env_id", "arguments"), [("CarRacing-v3", {}), ("LunarLander-v3", {"continuous": True})])
+def test_each_number_of_a_known_action_has_its_name_and_keys(env_id, arguments):
+    pytest.importorskip("Box2D", reason="Box2D is not installed: pip install 'gymnasium[box2d]'")
+    env = gymnasium.make(env_id, **arguments)
+    found = json.loads(controls_of(env))
+    assert len(found["axes"]) == env.action_space.shape[0]
+    keys = [(axis["name"], axis["less"], axis["more"]) for axis in found["axes"]]
+    if env_id == "CarRacing-v3":
+        assert keys == [("steer", "left", "right"), ("gas", "", "up"), ("brake", "", "down")]
+    else:
+        assert keys == [("main engine", "", "up"), ("side engine", "left", "right")]
+    assert found["fps"] == env.metadata["render_fps"]
+    env.close()
+
+
+def test_names_of_axes_of_another_length_are_not_used():
+    assert json.loads(controls_of_space(spaces.Box(-1, 1, (2,)), axes=[("push", "left", "right")]))["axes"][1] == {
+        "index": 1,
+        "name": "1",
+        "less": "down",
+        "more": "up",
     }

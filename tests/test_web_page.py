@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import bridge
 from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
@@ -221,6 +222,36 @@ def test_a_real_time_world_that_stands_still_is_said_with_its_age(opened):
         finally:
             Stalling.goes.set()
         shows(page, "() => document.getElementById('stall').hidden")
+
+
+class Car(Paddle):
+    """Two numbers: what steers is the first."""
+
+    action_space = spaces.Box(np.array([-1, 0], np.float32), 1)
+    done: list[list[float]] = []  # noqa: RUF012 - of all of them
+
+    def step(self, action):
+        self.done.append(action.tolist())
+        return super().step(round(float(action[0])))
+
+
+def test_each_number_of_an_action_has_keys_that_can_be_changed(opened):
+    Car.done.clear()
+    with serve_gym(Car, web=True, fps=30) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "1: 1")
+        for key, action in (("ArrowLeft", [-1, 0]), ("ArrowUp", [0, 1]), ("ArrowRight", [1, 0])):
+            page.keyboard.down(key)
+            until(lambda action=action: action in Car.done)
+            page.keyboard.up(key)
+        page.click("#legend button:last-of-type")
+        says(page, "#announcement", "Press a key for: 1: 1")
+        page.keyboard.press("g")
+        Car.done.clear()
+        page.keyboard.down("g")
+        until(lambda: [0, 1] in Car.done)
+        page.keyboard.press("Escape")
 
 
 def test_the_legend_says_what_is_done_where_no_key_is_held(opened):

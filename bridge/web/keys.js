@@ -26,7 +26,7 @@ export class Keyboard {
   // All keys that mean something.
   get names() {
     if (this.controls.kind === "discrete") return [...new Set(this.controls.keys.flatMap((entry) => entry.keys))];
-    if (this.controls.kind === "box") return this.controls.axes.flatMap((axis) => [axis.less, axis.more]);
+    if (this.controls.kind === "box") return this.controls.axes.flatMap((axis) => [axis.less, axis.more]).filter(Boolean);
     return [];
   }
 
@@ -92,6 +92,11 @@ export class Keyboard {
     return action;
   }
 
+  // The ends of the axes that have a key: [axis, "less" or "more"].
+  #ends() {
+    return this.controls.axes.flatMap((axis) => ["less", "more"].filter((end) => axis[end]).map((end) => [axis, end]));
+  }
+
   // [keys, what they do], for the legend.
   legend() {
     const {controls} = this;
@@ -99,7 +104,7 @@ export class Keyboard {
       return controls.keys.map((entry) => [entry.keys, this.#called(entry.action)]);
     }
     if (controls.kind === "box") {
-      return controls.axes.flatMap(({index, less, more}) => [[[less], `${index}: ${controls.low[index]}`], [[more], `${index}: ${controls.high[index]}`]]);
+      return this.#ends().map(([axis, end]) => [[axis[end]], `${axis.name}: ${controls[end === "less" ? "low" : "high"][axis.index]}`]);
     }
     return [];
   }
@@ -109,8 +114,8 @@ export class Keyboard {
     const {controls} = this;
     if (controls.kind === "discrete") controls.keys[position].keys = [name];
     else {
-      const axis = controls.axes[position >> 1];
-      axis[position % 2 ? "more" : "less"] = name;
+      const [axis, end] = this.#ends()[position];
+      axis[end] = name;
     }
   }
 }

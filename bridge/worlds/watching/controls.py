@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import inspect
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.kinds import GymEnv, Lanes, metadata_of, spec_of
+from bridge.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec_of
 
 __all__ = [
     "ACTION_NAMES",
@@ -25,7 +28,7 @@ __all__ = [
     "known_names",
 ]
 
-_MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FIRE": "space"}
+_MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FORWARD": "up", "FIRE": "space"}
 ACTION_NAMES = {
     "Acrobot": ("LEFT", "NOOP", "RIGHT"),
     "Blackjack": ("STICK", "HIT"),
@@ -37,8 +40,14 @@ ACTION_NAMES = {
     "MountainCar": ("LEFT", "NOOP", "RIGHT"),
     "Taxi": ("DOWN", "UP", "RIGHT", "LEFT", "TAKE IN", "DROP OFF"),
 }
-"""The names of the actions of Gymnasium's own environments, which do not name them."""
 """What the actions of Gymnasium's own environments do, as their documentation says; they do not tell themselves."""
+AXES = {
+    "CarRacing": (("steer", "left", "right"), ("gas", "", "up"), ("brake", "", "down")),
+    "LunarLander": (("main engine", "", "up"), ("side engine", "left", "right")),
+    "MountainCarContinuous": (("push", "left", "right"),),
+    "Pendulum": (("torque", "left", "right"),),
+}
+"""The same of those whose action is an array: the name of each number, and the keys for less and more of it."""
 # Keys that pygame knows by numbers beyond those of characters; the small ones are those of pygame 1, as in MountainCar.
 _CODES = {
     273: "up",
@@ -53,8 +62,9 @@ _CODES = {
     13: "return",
 }
 _WORDS = {" ": "space", "\r": "return"}
+_RUN_TOGETHER = re.compile("(UP|DOWN|LEFT|RIGHT|FIRE)+")
 _NO_OPS = ("NOOP", "NO-OP", "NO_OP", "NOTHING", "DO NOTHING")
-_AXES = (("left", "right"), ("down", "up"))
+_AXES = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
 # Box spaces of more numbers than these are not for keys.
 _MOST_NUMBERS = 16
 
@@ -67,7 +77,7 @@ def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[froz
     keys = {frozenset({str(digit)}): first + digit for digit in range(min(10, count))}
     if meanings is not None:
         for action, meaning in enumerate(meanings):
-            held = frozenset(key for word, key in _MEANINGS.items() if word in meaning)
+            held = frozenset(_MEANINGS[word] for word in _words(meaning.upper()) if word in _MEANINGS)
             if held:
                 keys[held] = first + action
     elif count <= 4:
@@ -76,6 +86,13 @@ def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[froz
             if key:
                 keys[frozenset({key})] = first + action
     return keys
+
+
+def _words(meaning: str) -> list[str]:
+    """Return the words of a meaning: PICKUP is one, and no direction; UPRIGHTFIRE, as Atari has it, is three."""
+    if _RUN_TOGETHER.fullmatch(meaning):
+        return re.findall("UP|DOWN|LEFT|RIGHT|FIRE", meaning)
+    return re.findall("[A-Z]+", meaning)
 
 
 def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
@@ -117,9 +134,21 @@ def controls_of(env: GymEnv | Lanes) -> str:
         own = dict(env.get_wrapper_attr("get_keys_to_action")())
     with contextlib.suppress(Exception):
         names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
-    names = names or known_names(spec_of(env), env.action_space)
+    spec = spec_of(env)
+    names = names or _enum_names(env) or known_names(spec, env.action_space)
+    axes = AXES.get(spec.name) if spec is not None and spec.namespace is None else None
     fps = metadata_of(env).get("render_fps")
-    return controls_of_space(env.action_space, own, names, float(fps) if isinstance(fps, (int, float)) else None)
+    return controls_of_space(env.action_space, own, names, float(fps) if isinstance(fps, (int, float)) else None, axes)
+
+
+def _enum_names(env: GymEnv) -> list[str] | None:
+    """Return the names of an Enum of the actions, which MiniGrid keeps as `actions`; None: there is none."""
+    kind = read_attribute(env, "actions", None)
+    if not (inspect.isclass(kind) and issubclass(kind, enum.Enum) and isinstance(env.action_space, spaces.Discrete)):
+        return None
+    by_value = {member.value: member.name for member in kind}
+    numbers = range(int(env.action_space.start), int(env.action_space.start + env.action_space.n))
+    return [by_value[number].replace("_", " ") for number in numbers] if set(numbers) <= set(by_value) else None
 
 
 def controls_of_space(
@@ -127,19 +156,21 @@ def controls_of_space(
     own: dict[Any, Any] | None = None,
     names: list[str] | None = None,
     fps: float | None = None,
+    axes: Sequence[tuple[str, str, str]] | None = None,
 ) -> str:
     """Return what keys do in an action space, as JSON.
 
     `kind` is `discrete`, with `keys`, a list of `keys` that are held together and their `action`; `box`, with `axes`,
-    a list of the `index` of a number and the keys for `less` and `more` of it; or `none`, with `why`. `neutral` is the
-    action where no key is held, and `idle` says whether that is known to do nothing. `fps` is how many steps a second
-    the environment is made for, or null.
+    a list of the `index` of a number, its `name`, and the keys for `less` and `more` of it, empty where there is none;
+    or `none`, with `why`. `neutral` is the action where no key is held, and `idle` says whether that is known to do
+    nothing. `fps` is how many steps a second the environment is made for, or null.
 
     Args:
         space: The action space.
         own: What the environment's `get_keys_to_action` returned.
         names: What the actions are called.
         fps: The `render_fps` of the environment's metadata; None: it has none.
+        axes: The name of each number of a Box, and its keys for less and more; None: they have no names.
     """
     if isinstance(space, spaces.Discrete):
         found = {_held(keys): int(action) for keys, action in (own or {}).items() if space.contains(int(action))}
@@ -176,7 +207,8 @@ def controls_of_space(
         if 0 < count <= _MOST_NUMBERS:
             low, high = (np.clip(bound, -1e6, 1e6).reshape(-1).tolist() for bound in (space.low, space.high))
             neutral_numbers = np.asarray(neutral_action(space), np.float64).reshape(-1).tolist()
-            axes = [{"index": index, "less": less, "more": more} for index, (less, more) in enumerate(_AXES[:count])]
+            if axes is None or len(axes) != count:
+                axes = [(str(index), less, more) for index, (less, more) in enumerate(_AXES[:count])]
             return _json(
                 {
                     "kind": "box",
@@ -185,7 +217,10 @@ def controls_of_space(
                     "low": low,
                     "high": high,
                     "neutral": neutral_numbers,
-                    "axes": axes,
+                    "axes": [
+                        {"index": index, "name": name, "less": less, "more": more}
+                        for index, (name, less, more) in enumerate(axes)
+                    ],
                 }
             )
     return _json({"kind": "none", "why": f"there are no keys for actions of {type(space).__name__}"})
