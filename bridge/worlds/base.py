@@ -100,10 +100,6 @@ class Agent(abc.ABC):
     def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
         """End the sequence because of a ResetWorld; `observe` returns its last observations once more."""
 
-    def ended(self, state: int) -> tuple[int, int]:
-        """Return how many environments the last `step` stepped, and how many of their episodes it ended."""
-        return 1, int(state != pb.RUNNING)
-
     @abc.abstractmethod
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
