@@ -440,9 +440,13 @@ def test_two_clients_play_at_a_time_and_one_that_is_gone_leaves_its_place():
 
 
 def test_a_full_world_tells_what_to_do():
-    with standalone("CartPole-v1") as server, make_remote(f"{server.url}?world="):
-        with pytest.raises(RefusedError, match="wait until it leaves, or create another world, if the server has room"):
-            make_remote(f"{server.url}?world=")
+    advice = "wait until it leaves, or create another world, if the server has room"
+    with (
+        standalone("CartPole-v1") as server,
+        make_remote(f"{server.url}?world="),
+        pytest.raises(RefusedError, match=advice),
+    ):
+        make_remote(f"{server.url}?world=")
 
 
 def test_connections_have_a_limit():
