@@ -12,7 +12,6 @@ import pytest
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.testing import CountingEnv, LocalRuntime, VirtualClock
-from bridge.worlds.base import Agent
 from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgentWorld
 from tests.parallel_envs import NAMES, Relay
 from tests.support import direct_world, everywhere, parallel_source
@@ -48,7 +47,7 @@ class Host:
         before = len(self.frames)
         self.runtime.run_until(lambda: len(self.frames) > before)
 
-    def join_two(self) -> tuple[Agent, Agent, list[BaseException | None]]:
+    def join_two(self) -> tuple[Any, Any, list[BaseException | None]]:
         """Let in ann and bob, and have ann begin; return them, and a list that gets the outcome of her first Step."""
         ann, bob = self.world.join({"agent": pack_tensor("ann")}), self.world.join({"agent": pack_tensor("bob")})
         begun: list[BaseException | None] = []
