@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 CODE = """
 import importlib, json, sys
@@ -28,7 +29,10 @@ def versions_of(interpreter: Path) -> dict[str, str]:
     return found
 
 
-def write_table(page: Path, begin: str, end: str, lines: Sequence[str]) -> None:
-    """Put lines between two others of a page."""
-    head, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    page.write_text(f"{head}{begin}{chr(10).join(lines)}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+def report_table(reporter: Any, page: Path, begin: str, end: str, lines: Sequence[str]) -> None:
+    """Print lines at the end of a run of pytest; with its option `--write`, put them between two others of a page."""
+    for line in lines:
+        reporter.write_line(line)
+    if reporter.config.getoption("--write"):
+        head, _, rest = page.read_text(encoding="utf-8").partition(begin)
+        page.write_text(f"{head}{begin}{chr(10).join(lines)}\n{end}{rest.partition(end)[2]}", encoding="utf-8")

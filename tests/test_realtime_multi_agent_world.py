@@ -47,6 +47,14 @@ class Host:
         before = len(self.frames)
         self.runtime.run_until(lambda: len(self.frames) > before)
 
+    def join_two(self) -> tuple[Any, Any, list[BaseException | None]]:
+        """Let in ann and bob, and have ann begin; return them, and a list that gets the outcome of her first Step."""
+        ann, bob = self.world.join({"agent": pack_tensor("ann")}), self.world.join({"agent": pack_tensor("bob")})
+        begun: list[BaseException | None] = []
+        self.runtime.scheduler.start(ann.begin(), lambda state, error: begun.append(error))
+        self.runtime.scheduler.run()
+        return ann, bob, begun
+
     def close(self) -> None:
         self.runtime.run(self.world.close())
 
@@ -206,10 +214,7 @@ def test_the_death_of_the_environments_process_is_told(host: Callable[..., Host]
 def test_an_agent_whose_episode_is_cut_off_before_it_came_in_waits_for_the_next(host: Callable[..., Host]) -> None:
     """Its first Step was about to be answered when another agent's Reset came."""
     here = host(lambda: Relay(**LONG))
-    ann, bob = here.world.join({"agent": pack_tensor("ann")}), here.world.join({"agent": pack_tensor("bob")})
-    begun: list[BaseException | None] = []
-    here.runtime.scheduler.start(ann.begin(), lambda state, error: begun.append(error))
-    here.runtime.scheduler.run()
+    ann, bob, begun = here.join_two()
     assert len(here.frames) == 1
     assert not begun, "its coroutine goes on with the next run of the scheduler"
     bob.reset({}, False)
@@ -224,10 +229,7 @@ def test_an_agent_whose_episode_is_cut_off_before_it_came_in_waits_for_the_next(
 def test_a_client_that_hangs_up_waits_for_nothing_any_more(host: Callable[..., Host]) -> None:
     """D-16: also in the moment between the news that it waits for and its answer."""
     here = host(lambda: Relay(**LONG))
-    ann, bob = here.world.join({"agent": pack_tensor("ann")}), here.world.join({"agent": pack_tensor("bob")})
-    begun: list[BaseException | None] = []
-    here.runtime.scheduler.start(ann.begin(), lambda state, error: begun.append(error))
-    here.runtime.scheduler.run()
+    ann, bob, begun = here.join_two()
     bob.reset({}, False)
     ann.hang_up()
     here.runtime.scheduler.run()

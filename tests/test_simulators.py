@@ -136,6 +136,51 @@ def test_a_simulator_without_final_observations_says_so_once() -> None:
     assert "IsaacDouble resets a lane in the step that ends it, and gives no final observation (final_obs" in told
 
 
+class CallableLanes(DuckLanes):
+    """A simulator with attributes and methods of its own, some of which have an item a lane, and a picture of all."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heights = [1.0, 2.0, 3.0, 4.0]
+        self.label = "four"  # as long as there are lanes, but no batch
+        self.closed = False
+
+    def gravity(self, scale: float = 1.0) -> float:
+        return 9.5 * scale
+
+    def seeds(self) -> Any:
+        return np.arange(4)
+
+    def render(self) -> Any:
+        return np.full((2, 3, 3), 7, np.uint8)
+
+
+@pytest.mark.parametrize("isolation", [None, "process"])
+def test_a_simulator_is_asked_for_all_lanes_at_once(isolation: str | None) -> None:
+    """What has an item for each lane is a batch; a number or a text is every lane's."""
+    with serve_gym(CallableLanes, isolation=isolation) as server:
+        envs = make_vec_remote(server.url)
+        assert envs.get_attr("heights") == (1.0, 2.0, 3.0, 4.0)
+        assert envs.get_attr("label") == ("four",) * 4
+        assert envs.call("gravity", 2.0) == (19.0,) * 4
+        assert [int(seed) for seed in envs.call("seeds")] == [0, 1, 2, 3]
+        with pytest.raises(AttributeError, match="'CallableLanes' object has no attribute 'mass'"):
+            envs.get_attr("mass")
+        envs.close()
+
+
+def test_a_picture_of_all_lanes_is_each_lanes() -> None:
+    with serve_gym(CallableLanes) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset(seed=1)
+        frames = envs.render()
+        assert frames is not None
+        assert_identical(list(frames), [np.full((2, 3, 3), 7, np.uint8)] * 4)
+        envs.close()
+
+
 class DuckEnv:
     """One environment of no class of Gymnasium."""
 

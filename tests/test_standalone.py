@@ -439,6 +439,16 @@ def test_two_clients_play_at_a_time_and_one_that_is_gone_leaves_its_place():
         second.close()
 
 
+def test_a_full_world_tells_what_to_do():
+    advice = "wait until it leaves, or create another world, if the server has room"
+    with (
+        standalone("CartPole-v1") as server,
+        make_remote(f"{server.url}?world="),
+        pytest.raises(RefusedError, match=advice),
+    ):
+        make_remote(f"{server.url}?world=")
+
+
 def test_connections_have_a_limit():
     with standalone("CartPole-v1", "--max-connections", "1") as server:
         with make_remote(server.url), pytest.raises(RefusedError, match="max_connections=1"):

@@ -4,6 +4,7 @@ import gc
 import random
 import threading
 import weakref
+from functools import partial
 
 import numpy as np
 import psutil
@@ -14,6 +15,7 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
+from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
 from tests.support import direct_registry, gym_source
 
@@ -189,6 +191,26 @@ def test_a_full_world_an_unknown_one_and_a_second_join_are_errors(server, stream
     assert first.ask(join_world=pb.JoinWorldRequest()).error.code == Code.FAILED_PRECONDITION
     settings = {"team": pack_tensor("red")}
     assert second.ask(join_world=pb.JoinWorldRequest(settings=settings)).error.code == Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("serve", "agents", "advice"),
+    [
+        (partial(bridge.serve_gym, CountingEnv), 1, "wait until it leaves"),
+        (partial(bridge.serve_gym, CountingEnv, fps=20), 1, "role=spectator"),
+        (partial(bridge.serve_parallel, Relay), len(NAMES), "wait until one is free"),
+        (partial(bridge.serve_parallel, Relay, fps=20), len(NAMES), "role=spectator"),
+    ],
+)
+def test_a_full_world_tells_what_a_server_without_further_worlds_allows(streams, serve, agents, advice):
+    """Where `max_worlds` is reached, `create a world` alone would be advice that fails."""
+    with serve(limits=bridge.Limits(max_worlds=0)) as server:
+        for _ in range(agents):
+            streams(server).join()
+        error = streams(server).ask(join_world=pb.JoinWorldRequest()).error
+    assert error.code == Code.RESOURCE_EXHAUSTED
+    assert f"{advice}, or create another world, if the server has room for one" in error.message
+    assert "max_worlds" in error.message
 
 
 class Owner:

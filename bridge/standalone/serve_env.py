@@ -992,7 +992,10 @@ class Session:
         if whole.dtype != np.bool_ or whole.shape:
             raise Refusal(f"expected the setting gymnasium to be a bool, got {whole!r:.80}")
         if world.player is not None:
-            text = f"the world {world.name!r} is full: it has 1 agent of at most 1; create a world of your own"
+            text = (
+                f"the world {world.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or create "
+                "another world, if the server has room for one (its limit is max_worlds)"
+            )
             raise Refusal(text, RESOURCE_EXHAUSTED)
         world.enter(self, bool(whole))
         self.world, world.for_itself = world, world.for_itself or world.creator is self

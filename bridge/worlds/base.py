@@ -27,6 +27,7 @@ from bridge.worlds.scheduling import Scheduler
 
 __all__ = [
     "DEFAULT_PLAYER",
+    "OTHER_WORLD",
     "Agent",
     "World",
     "WorldCounts",
@@ -41,6 +42,8 @@ __all__ = [
 T = TypeVar("T")
 DEFAULT_PLAYER = "agent"
 """Who acts where the client does not say."""
+OTHER_WORLD = "create another world, if the server has room for one (its limit is max_worlds)"
+"""What a client can do where a world is full. A world does not know how many more its server makes."""
 _FLAGS = ("discount", "terminated", "truncated")
 _PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
 _EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
@@ -99,10 +102,6 @@ class Agent(abc.ABC):
 
     def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
         """End the sequence because of a ResetWorld; `observe` returns its last observations once more."""
-
-    def ended(self, state: int) -> tuple[int, int]:
-        """Return how many environments the last `step` stepped, and how many of their episodes it ended."""
-        return 1, int(state != pb.RUNNING)
 
     @abc.abstractmethod
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:

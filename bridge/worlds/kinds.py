@@ -220,7 +220,8 @@ def call_simulator(env: Lanes, name: str, args: Sequence[Any], kwargs: Mapping[s
     if call is not _MISSING:
         value = call(name, *args, **kwargs)
     elif (value := read_attribute(env, name)) is _MISSING:
-        raise AttributeError(f"{type(env).__name__!r} object has no attribute {name!r}")
+        served = env.env if isinstance(env, Batch) else env  # a user has never heard of Batch
+        raise AttributeError(f"{type(served).__name__!r} object has no attribute {name!r}")
     elif callable(value):
         value = value(*args, **kwargs)
     sized = not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__getitem__") and hasattr(value, "__len__")

@@ -78,13 +78,8 @@ class VectorAgent(EnvAgent):
             self._reward[...] = self._rewards.read_lanes(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
-        if np.count_nonzero(self._terminated) or np.count_nonzero(self._truncated):
-            self._world.episodes += self.ended(pb.RUNNING)[1]
+        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated))
         return pb.RUNNING
-
-    def ended(self, state: int) -> tuple[int, int]:
-        """Return the number of lanes, and how many of them ended their episode."""
-        return self._count, int(np.count_nonzero(self._terminated | self._truncated))
 
 
 class VectorWorld(EnvWorld):

@@ -18,6 +18,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import (
     DEFAULT_PLAYER,
+    OTHER_WORLD,
     Agent,
     World,
     WorldCounts,
@@ -323,7 +324,7 @@ class EnvWorld(World):
         if self._agent is not None:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
-                f"the world {self.name!r} is full: it has 1 agent of at most 1; create a world of your own",
+                f"the world {self.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or {OTHER_WORLD}",
             )
         self._agent = self.make_agent()
         self._agent.pending, self._carried = self._carried, (None, None)

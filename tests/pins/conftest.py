@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 
-from tests.installed import versions_of, write_table
+from tests.installed import report_table, versions_of
 from tests.pins.environments import RLLIB, ZOOS, Pinned
 from tests.versions.environments import ROOT
 
@@ -64,9 +64,5 @@ def table() -> list[str]:
     return lines
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    lines = table()
-    for line in lines:
-        terminalreporter.write_line(line)
-    if config.getoption("--write"):
-        write_table(PAGE, BEGIN, END, lines)
+def pytest_terminal_summary(terminalreporter):
+    report_table(terminalreporter, PAGE, BEGIN, END, table())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.installed import versions_of, write_table
+from tests.installed import report_table, versions_of
 from tests.standalone.environments import ENVIRONMENTS, ROOT, chosen
 
 PAGE = ROOT / "docs" / "old-python.md"
@@ -55,9 +55,5 @@ def pytest_addoption(parser):
     parser.addoption("--write", action="store_true", help="write the table into docs/old-python.md")
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    lines = table()
-    for line in lines:
-        terminalreporter.write_line(line)
-    if config.getoption("--write"):
-        write_table(PAGE, BEGIN, END, lines)
+def pytest_terminal_summary(terminalreporter):
+    report_table(terminalreporter, PAGE, BEGIN, END, table())

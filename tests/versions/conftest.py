@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.installed import versions_of, write_table
+from tests.installed import report_table, versions_of
 from tests.versions.environments import ROOT, at_hand, names_of
 from tests.versions.run_core import outcome_of
 
@@ -55,10 +55,5 @@ def table(names: list[str]) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if not pairs:
-        return
-    lines = table(names_of(config))
-    for line in lines:
-        terminalreporter.write_line(line)
-    if config.getoption("--write"):
-        write_table(PAGE, BEGIN, END, lines)
+    if pairs:
+        report_table(terminalreporter, PAGE, BEGIN, END, table(names_of(config)))

@@ -16,7 +16,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.worlds.base import Agent, in_environment, refuse_unknown
+from bridge.worlds.base import OTHER_WORLD, Agent, in_environment, refuse_unknown
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.multi_agent.joint_steps import (
@@ -146,7 +146,7 @@ class MultiAgentWorld(EnvWorld):
         wanted = self._members.read(settings)
         self.refuse_if_over()
         taken = self.table.participants
-        name = self._members.choose(wanted, taken, self.name, "create a world of your own")
+        name = self._members.choose(wanted, taken, self.name, f"wait until one is free, or {OTHER_WORLD}")
         agent = MultiAgent(self, name, *self._members.spaces[name])
         self.table.join(agent.participant)
         self.advance()

@@ -32,7 +32,7 @@ from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.worlds.base import Agent, failures_in, in_environment, refuse_unknown
+from bridge.worlds.base import OTHER_WORLD, Agent, failures_in, in_environment, refuse_unknown
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.environment import Environment
 from bridge.worlds.multi_agent.members import Members
@@ -232,7 +232,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         return RealtimeMultiAgent(self, name, observer, wait)
 
     def _free(self, wanted: str | None) -> str:
-        remedy = "join it with the setting role=spectator, or create a world of your own"
+        remedy = f"join it with the setting role=spectator, or {OTHER_WORLD}"
         return self.members.choose(wanted, self._taken(), self.name, remedy)
 
     def _taken(self) -> list[str]:

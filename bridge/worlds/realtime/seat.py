@@ -113,10 +113,6 @@ class _ActingStream(Agent):
     def _note(self, received: float) -> None:
         self._timing = np.array([received, self._agent.world.now()])
 
-    def ended(self, state: int) -> tuple[int, int]:
-        """It steps nothing."""
-        return 0, 0
-
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return when the Step was received and answered, seconds of the world's clock."""
         return dict.fromkeys(uids, self._timing)

@@ -9,7 +9,7 @@ from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import Agent, failures_in, refuse_unknown
+from bridge.worlds.base import OTHER_WORLD, Agent, failures_in, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
@@ -67,7 +67,7 @@ class RealtimeWorld(ClockedWorld):
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
                 f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
-                "or create a world of your own",
+                f"or {OTHER_WORLD}",
             )
         return self._agent_of(self.loop.join(role == "player"), wait)
 

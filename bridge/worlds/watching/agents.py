@@ -198,10 +198,6 @@ class WatchingAgent(Agent):
         """End the sequence because of a ResetWorld."""
         self._inner.interrupt()
 
-    def ended(self, state: int) -> tuple[int, int]:
-        """Return what the world's own agent does; a spectator steps nothing."""
-        return (0, 0) if self._spectates else self._inner.ended(state)
-
     async def _look(self) -> None:
         """Wait for a picture that the viewer does not have."""
         if not self._wants_picture or self._view is None:

@@ -193,10 +193,6 @@ class TakeoverAgent(Agent):
         """Give back."""
         self._takeover.action = None
 
-    def ended(self, state: int) -> tuple[int, int]:
-        """It steps nothing."""
-        return 0, 0
-
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return whether it acts, the steps of the world, and the seconds until the agent has its seat back."""
         acting, left = self._takeover.action is not None, max(0.0, self._seconds_left())
