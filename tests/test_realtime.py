@@ -215,7 +215,7 @@ def test_a_lane_that_resets_slowly_is_none_and_the_other_lanes_go_on() -> None:
         assert seen == 20
         release.set()
         rows = ready(envs, [1, 1])[0]
-        assert rows[0][0] == 2
+        assert rows[0][0] >= 2  # of its next episodes, which are short
         assert rows[1][0] == 1
         envs.close()
 
