@@ -282,6 +282,29 @@ def test_close_writes_what_is_queued_and_may_be_called_twice(tmp_path):
     assert not journal.offer(Slow(), step_row(0.0), 1)
 
 
+def test_close_ends_the_writer_at_whatever_moment(tmp_path, caplog):
+    gathers = 0.1  # seconds in which the writer waits for more rows; it must not overlook the close that comes then
+
+    def write_and_close(part: int) -> None:
+        for number in range(12):
+            journal = Journal(tmp_path / f"{part}-{number}")
+            fill(tape_of(journal), 1)
+            threading.Event().wait(gathers - 0.001 + 0.0002 * number)
+            journal.close()
+
+    threads = [threading.Thread(target=write_and_close, args=(part,)) for part in range(24)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert caplog.text == ""
+
+
 def test_a_journal_that_was_never_used_leaves_no_file_and_no_thread(tmp_path):
     journal = Journal(tmp_path / "runs")
     journal.close()

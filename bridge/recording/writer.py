@@ -177,8 +177,9 @@ class Journal:
             while True:
                 if not self._held:
                     self._wake.wait()
-                closing = self._closing.wait(_GATHER)
+                self._closing.wait(_GATHER)
                 self._wake.clear()
+                closing = self._closing.is_set()  # read after the clear: else close() may set both in between, unseen
                 while self._rows:
                     self._take()
                     self._write(everything=False)

@@ -744,11 +744,8 @@ class World:
             self.close()
             raise
         flags = [Spec("reward", batch, np.float64), Spec("discount", batch, np.float64, np.float64(0), np.float64(1))]
-        flags += [
-            Spec("terminated", batch, np.bool_),
-            Spec("truncated", batch, np.bool_),
-            Spec("info", (-1,), np.uint8),
-        ]
+        flags += [Spec(ending, batch, np.bool_) for ending in ("terminated", "truncated")]
+        flags.append(Spec("info", (-1,), np.uint8))
         self.published = dict(enumerate([leaf.spec for leaf in self.leaves] + flags, start=1))
         self.actions = dict(enumerate([leaf.spec for leaf in self.action_leaves], start=1))
         self.samples, self.infos = [None] * count, [{}] * count
@@ -899,11 +896,8 @@ def properties_of(server, session):
         first, spec = world.envs[0], getattr(world.envs[0].env, "spec", None)
         facts = ("id", "reward_threshold", "nondeterministic", "max_episode_steps", "order_enforce", "kwargs")
         facts = [name for name in facts if hasattr(spec, name)]
-        found["world.name"], found["world.env_id"], found["world.num_envs"] = (
-            world.name,
-            server.env_id,
-            world.lanes or 0,
-        )
+        found["world.name"], found["world.env_id"] = world.name, server.env_id
+        found["world.num_envs"] = world.lanes or 0
         found.update(world.texts)  # the spaces
         found["world.reward_space"] = ""  # rewards are numbers
         found["world.metadata"], found["world.render_mode"] = first.metadata, first.render_mode or ""
