@@ -299,6 +299,15 @@ def test_a_map_entry_with_an_unknown_field_is_read():
         assert "unexpected keyword argument 'x'" in response.error.message
 
 
+def test_a_setting_whose_name_is_no_text_is_refused():
+    # D-2: Protobuf before 4.25 gave its name as bytes
+    peer = Server().connect()
+    data = pb.EnvironmentRequest(create_world={"settings": {"abcd": pack_tensor(1)}}).SerializeToString()
+    response = pb.EnvironmentResponse.FromString(peer.session.handle(data.replace(b"abcd", b"ab\xff\xfe")))
+    assert response.error.code == Code.INVALID_ARGUMENT
+    assert "bytes that are none" in response.error.message
+
+
 def test_a_failed_request_changes_nothing(server, peer):
     # D-2
     peer.join()

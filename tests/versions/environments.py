@@ -51,7 +51,7 @@ ENVIRONMENTS = {
                 "gymnasium[classic-control]==1.1.0",
                 "numpy==1.26.0",
                 "grpcio==1.66.0",
-                "protobuf==4.22.0",
+                "protobuf==4.25.0",
                 "cloudpickle==3.0.0",
                 "hpack==4.1.0",
             ),
@@ -64,7 +64,7 @@ ENVIRONMENTS = {
         Environment("1.2", "3.13", ("gymnasium[classic-control]==1.2.3",)),
         Environment("1.3-old", "3.10", ("gymnasium[classic-control]==1.3.0", "numpy==1.26.0", "protobuf==5.29.5")),
         Environment("1.3", "3.12", ("gymnasium[classic-control]==1.3.0",)),
-        Environment("1.4-old", "3.10", ("gymnasium[classic-control]==1.4.0", "numpy==1.26.0", "protobuf==4.22.0")),
+        Environment("1.4-old", "3.10", ("gymnasium[classic-control]==1.4.0", "numpy==1.26.0", "protobuf==4.25.0")),
         Environment("newest", "3.13", ("gymnasium[classic-control]>=1.4",)),
     )
 }
