@@ -13,9 +13,13 @@ import importlib.resources
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bridge.errors import Code, RequestError, SettingError
+
+if TYPE_CHECKING:
+    from bridge.openenv.options import OpenEnvOptions
 
 __all__ = ["HttpAnswer", "WebSite", "page_files"]
 
@@ -82,12 +86,19 @@ class WebSite:
         files: The content and the media type of each file, by its path.
         hosts: Names of the server beside addresses, `localhost` and the name of this machine: those under which a
             proxy publishes it; a string holds them with commas between them.
+        openenv: How the server speaks OpenEnv, too; None: it does not.
 
     Raises:
         SettingError: One of the names has a scheme, a port or a path.
     """
 
-    def __init__(self, files: Mapping[str, tuple[bytes, str]], hosts: str | Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        files: Mapping[str, tuple[bytes, str]],
+        hosts: str | Iterable[str] = (),
+        openenv: OpenEnvOptions | None = None,
+    ) -> None:
+        self.openenv = openenv
         self._files = files
         self._hosts = {"localhost", socket.gethostname().lower()}
         for host in hosts.split(",") if isinstance(hosts, str) else hosts:
