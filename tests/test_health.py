@@ -83,6 +83,9 @@ def peer(data: bytes | None) -> Iterator[str]:
                 ended.wait(20.0)
             else:
                 sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(65536):  # closing on unread bytes would reset the connection, and take the answer away
+                    pass
 
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:

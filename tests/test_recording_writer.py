@@ -86,7 +86,7 @@ def test_a_server_that_is_killed_leaves_every_finished_episode_and_the_running_o
 def test_a_server_that_is_killed_at_any_moment_leaves_a_recording_that_reads(tmp_path):
     """Killed while it writes all the time: only the last record may be cut short."""
     with server_process(SERVE, str(tmp_path)) as (process, url):
-        envs = BlockingReset(make_vec_remote(url, num_envs=2))
+        envs = BlockingReset(make_vec_remote(url, num_envs=2, timeout=10.0), timeout=10.0)
         envs.reset(seed=1)
         stopped = threading.Event()
 

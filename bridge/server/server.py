@@ -308,7 +308,7 @@ class Server:
     # Serving
 
     def start(self) -> None:
-        """Serve in a background thread, which makes and calls the environments.
+        """Serve in a background thread, which makes and calls the environments; returns once it does.
 
         Raises:
             SettingError: It is started already, or stopped.
@@ -316,6 +316,8 @@ class Server:
         self._begin("start()")
         self._thread = threading.Thread(target=self._serve, name="bridge-serving", daemon=True)
         self._thread.start()
+        while not self._serving.begun.wait(1.0) and self._thread.is_alive():
+            pass
 
     def run(self, grace: float | None = None, *, started: Callable[[], None] | None = None) -> None:
         """Serve in the calling thread until Ctrl-C, SIGTERM, or `drain` or `stop` from another thread.

@@ -60,6 +60,8 @@ class ServingThread:
         self._dozing = False
         self._call_began = threading.Event()
         self._over = threading.Event()
+        self.begun = threading.Event()
+        """Set once the loop runs, and the deputy stands by."""
         self.finished = threading.Event()
         """Set when the loop has ended; the serving thread may still be in a call then."""
         self._threads: set[WorldThread] = set()
@@ -85,6 +87,7 @@ class ServingThread:
         except RuntimeError:  # the system has no thread left
             self._deputy = None
             _log.exception("no deputy: a slow call of an environment holds up everybody from now on")
+        self.begun.set()
         try:
             with self._owner:
                 while not self._over.is_set():
