@@ -601,7 +601,7 @@ def make_vec_remote(
         from bridge.openenv.env import OpenEnvVectorEnv
 
         spaces = {name: more.pop(name) for name in ("action_space", "observation_space") if name in more}
-        make = partial(OpenEnvVectorEnv, urls, **given_options(make_vec_remote, options), **spaces)
+        make = partial(OpenEnvVectorEnv, given, **given_options(make_vec_remote, options), **spaces)
     if not blocking:
         refuse_unknown_keywords(make_vec_remote, more)
         return make()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import secrets
@@ -17,13 +18,14 @@ from gymnasium import Space, spaces
 
 from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, checked_timeout
 from bridge.client.vector_env import RemoteVectorEnv
+from bridge.encoding.spaces import Layout
 from bridge.errors import (
     AddressError,
     Code,
     ConnectError,
     EnvironmentFailedError,
-    InvalidActionError,
     PeerError,
+    RemoteError,
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
@@ -93,6 +95,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self._acts = self._values("action", schema, action_space)
         self._observes = self._values("observation", schema, observation_space)
         self.action_space, self.observation_space = self._acts.space, self._observes.space
+        self._connection = contextlib.ExitStack()
         self._socket: Any = None
         self._last: Any = None
 
@@ -136,7 +139,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         while True:
             try:
                 left = max(0.1, deadline - time.monotonic())
-                return connect(url, additional_headers=self._headers, max_size=self._most, open_timeout=left)
+                opened = connect(url, additional_headers=self._headers, max_size=self._most, open_timeout=left)
+                return self._connection.enter_context(opened)
             except Exception as error:  # OSError, or what the package says of an answer that is no WebSocket
                 if time.monotonic() + pause > deadline:
                     raise ConnectError(self.url, f"no connection within {self._timeout:g} s: {error}") from error
@@ -169,7 +173,10 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     def _read(self, fields: dict[str, Any], reward: float, done: bool) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         space, field = self._observes
         own = field == "observation" and "terminated" in fields
-        sample = from_json(space, fields.pop(field, None) if field else fields, "the observation")
+        try:
+            sample = from_json(space, fields.pop(field, None) if field else fields, "the observation")
+        except SettingError as error:
+            raise PeerError(self.url, str(error)) from error
         if field is None:
             fields = {name: value for name, value in fields.items() if name not in space.spaces}  # type: ignore[attr-defined]
         self._last = sample
@@ -196,6 +203,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                 self._socket = self._connect()
             try:
                 observation, _, _, _, info = self._ask("reset", data)
+            except RemoteError:  # of which some are OSError, too
+                raise
             except OSError as error:
                 self._leave()
                 problem = error
@@ -214,19 +223,19 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         if self._socket is None:
             raise ResetNeededError("expected reset() before step()")
         space, field = self._acts
-        if not space.contains(action):
-            raise InvalidActionError(f"expected an action in {space}, got {action!r:.80}")
+        Layout(space, "action").pack_action(action)  # raises where it is not in the space
         data = to_json(space, action)
         try:
             return self._ask("step", {field: data} if field else data)
+        except RemoteError:  # of which some are OSError, too
+            raise
         except OSError as error:
             self._leave()
             return self._last, 0.0, False, True, {"error": f"the connection to {self.url} was lost: {error}"}
 
     def _leave(self) -> None:
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            socket.close()
+        self._socket = None
+        self._connection.close()
 
     def close(self) -> None:
         """End the session. May be called twice."""

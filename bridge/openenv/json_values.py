@@ -88,6 +88,9 @@ def _read(space: Space[Any], value: Any) -> Any:
         return tuple(_read(part, item) for part, item in zip(space.spaces, value, strict=True))
     if isinstance(value, str) and _is_picture(space):
         return _read_picture(value, space.shape or ())
+    wanted = {spaces.Discrete: int, spaces.Text: str}.get(type(space), object)
+    if not isinstance(value, wanted):
+        raise TypeError(f"it is of type {type(value).__name__}")
     sample = space.from_jsonable([value])[0]
     if getattr(space.dtype, "kind", "O") in "iu":
         if not np.array_equal(sample, np.asarray(value)):

@@ -164,10 +164,11 @@ class OpenEnvSession:
         if self._client.state in (State.OFFLINE, State.LOST):
             self._client.connect(time.monotonic())
             await self._exchange()
-            if self._info.lanes is not None:
-                raise SettingError(
-                    f"an OpenEnv session is one environment, and this world has {self._info.lanes} lanes"
-                )
+            lanes = self._info.lanes
+            if lanes is not None:
+                raise SettingError(f"an OpenEnv session is one environment, and this world has {lanes} lanes")
+            for space in (self._info.observation_space, self._info.action_space):
+                schema_of(space)  # refuses those that JSON does not hold
 
     async def _exchange(self) -> Any:
         """Have the served session answer what the client's has to say; return what came of it.
