@@ -44,6 +44,17 @@ WITHOUT_JSON = {
 IMAGE = spaces.Box(0, 255, (5, 7, 3), np.uint8)
 
 
+class SlowEnv(CountingEnv):
+    """Its reset waits until it is let go on."""
+
+    entered, released = threading.Event(), threading.Event()
+
+    def reset(self, **keywords: Any) -> Any:
+        self.entered.set()
+        assert self.released.wait(30.0)
+        return super().reset(**keywords)
+
+
 def web(server: Server) -> str:
     """The URL of a server's page, without its end."""
     assert server.web_url is not None
@@ -161,6 +172,21 @@ def test_the_requests_over_http_are_those_of_openenv() -> None:
         env = make_remote(server.url)  # gRPC at the same port
         env.reset(seed=1)
         env.close()
+
+
+def test_a_server_that_serves_all_it_may_says_so_in_json() -> None:
+    """Such a refusal comes from the server, before the session sees the message."""
+    limits = Limits(max_requests_in_flight=1)
+    with (
+        serve_gym(lambda: SlowEnv(), web=True, openenv=True, thread_safe=True, limits=limits) as server,
+        session(server) as slow,
+        session(server) as other,
+    ):
+        slow.send('{"type": "reset"}')
+        assert SlowEnv.entered.wait(20.0)
+        assert ask(other, {"type": "state"})["data"]["code"] == "CAPACITY_REACHED"
+        SlowEnv.released.set()
+        assert json.loads(slow.recv(20.0))["type"] == "observation"
 
 
 def test_pictures_travel_as_png_where_that_is_asked_for() -> None:

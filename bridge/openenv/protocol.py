@@ -18,7 +18,8 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from bridge.errors import Code, RequestError
-from bridge.openenv.session import OpenEnvSession
+from bridge.openenv.session import OpenEnvSession, error_message
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
 from bridge.server.calls import Call
 from bridge.server.web_protocol import WebProtocol
@@ -148,6 +149,9 @@ class OpenEnvProtocol(WebProtocol):
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer: as a text message, or as the response to a request over HTTP."""
         data = b"".join(parts)
+        if data[:1] not in (b"", b"{"):  # the server refused the message before the session saw it
+            refusal = pb.EnvironmentResponse.FromString(data).error
+            data = error_message(refusal.message, Code(refusal.code))
         if self._request is not None:
             message = json.loads(data)
             found = message.get("data", message)

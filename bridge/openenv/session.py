@@ -6,6 +6,7 @@ one process and without a socket: what our own client can do, an OpenEnv client 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping
@@ -15,18 +16,20 @@ from bridge.client.events import Lost, Refused, StepAnswered
 from bridge.client.resets import reset_settings
 from bridge.client.session import ClientSession, State
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.errors import BridgeError, Code, RefusedError, RemoteError, RequestError, SettingError
+from bridge.errors import Code, RefusedError, RemoteError, RequestError, SettingError, UsageError
 from bridge.openenv.json_values import from_json, schema_of, to_json, to_plain
 from bridge.server.calls import ServedSession
 from bridge.version import __version__
 
-__all__ = ["OpenEnvSession"]
+__all__ = ["OpenEnvSession", "error_message"]
 
 _CODES = {
     Code.INVALID_ARGUMENT: "VALIDATION_ERROR",
     Code.RESOURCE_EXHAUSTED: "CAPACITY_REACHED",
     Code.UNIMPLEMENTED: "UNKNOWN_TYPE",
+    Code.DATA_LOSS: "INVALID_JSON",
 }
+_REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
 _MAX_REQUEST = 1 << 31  # the server has checked the size of what came
 _STATE = {
     "type": "object",
@@ -45,7 +48,7 @@ class OpenEnvSession:
     def __init__(self, served: ServedSession, *, pictures: bool) -> None:
         self._served = served
         self._pictures = pictures
-        self._client = ClientSession(WorldRequest.of("grpc://localhost:1"), _MAX_REQUEST)
+        self._client = ClientSession(_REQUEST, _MAX_REQUEST)
         self._client.server_version = __version__
         self._episode_id: Any = None
         self._steps = 0
@@ -71,27 +74,19 @@ class OpenEnvSession:
 
     async def handle(self, data: bytes | bytearray) -> list[bytes | memoryview]:
         """Answer a message of JSON by one of JSON, whatever the bytes are; by nothing where it ends the session."""
-        code = "VALIDATION_ERROR"
         try:
-            message = json.loads(data)
-            kind, payload = message["type"], message.get("data", {})
+            kind, payload = _read(data)
             if kind == "close":
                 return [b""]
-            if not isinstance(payload, dict):
-                raise TypeError("its data are no object")
             return [json.dumps(await self._answer(kind, payload)).encode()]
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            if isinstance(error, BridgeError):
-                text = str(error)
-            else:
-                code = "INVALID_JSON" if isinstance(error, (RecursionError, ValueError)) else code
-                text = f'expected {{"type": "step", "data": {{"action": …}}}}, got {data[:80]!r}: {error!r}'
-        except RefusedError as error:
-            code, text = _CODES.get(Code(error.code), "EXECUTION_ERROR"), error.reason
         except RequestError as error:
-            code, text = _CODES.get(error.code, "EXECUTION_ERROR"), error.message
+            return [error_message(error.message, error.code)]
+        except RefusedError as error:
+            return [error_message(error.reason, Code(error.code))]
+        except UsageError as error:
+            return [error_message(str(error), Code.INVALID_ARGUMENT)]
         except RemoteError as error:
-            code, text = "EXECUTION_ERROR", str(error)
+            return [error_message(str(error), Code.INTERNAL)]
         finally:
             served = self._served
             self.last_step, self.last_error, self.last_failure = (
@@ -100,7 +95,6 @@ class OpenEnvSession:
                 served.last_failure,
             )
             served.last_failure = None
-        return [json.dumps({"type": "error", "data": {"message": text, "code": code}}).encode()]
 
     async def _answer(self, kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         if kind == "reset":
@@ -114,7 +108,7 @@ class OpenEnvSession:
             return await self._schema()
         if kind == "first step":
             await self._reset({})
-            return await self._step(payload["action"])
+            return await self._step(_checked(payload.get("action"), payload))
         raise RequestError(Code.UNIMPLEMENTED, f"expected the type reset, step, state or close, got {kind!r:.40}")
 
     async def _reset(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -184,3 +178,26 @@ class OpenEnvSession:
         if isinstance(event, (Lost, Refused)):
             raise event.error
         return event
+
+
+def _read(data: bytes | bytearray) -> tuple[Any, Mapping[str, Any]]:
+    """Return the type and the data of a message."""
+    try:
+        message = json.loads(data)
+    except (RecursionError, ValueError) as error:
+        raise RequestError(Code.DATA_LOSS, f"expected a message of JSON, got {data[:80]!r}: {error}") from error
+    if not isinstance(message, dict) or "type" not in message:
+        raise SettingError(f'expected {{"type": "step", "data": {{"action": …}}}}, got {data[:80]!r}')
+    return message["type"], _checked(message.get("data", {}), message)
+
+
+def _checked(data: Any, message: Any) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise SettingError(f"expected an object with an action in it, got {message!r:.80}")
+    return data
+
+
+def error_message(text: str, code: Code) -> bytes:
+    """Return the message by which OpenEnv says that something went wrong."""
+    data = {"message": text, "code": _CODES.get(code, "EXECUTION_ERROR")}
+    return json.dumps({"type": "error", "data": data}).encode()
