@@ -1,6 +1,7 @@
 # make demo    watch an agent learn CartPole in environments behind gRPC
 # make test    run the tests, but for those that take long
-# make test-all      run all of them: what .ci/run does
+# make test-ci      run those too: what .ci/run does
+# make test-all      run all of them, also those that repeat others with further parameters
 # make test-core     run the core tests, which need few packages
 # make test-versions     run the core tests and both ends together on other versions of Python, Gymnasium, NumPy and Protobuf
 # make test-pins     train with RLlib and play zoos that pin an older Gymnasium, each installed beside this package
@@ -62,7 +63,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -95,7 +96,10 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/bridge demo
 
 test: $(VENV)/.installed-test $(OLD)/.installed
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not repeat"
+
+test-ci: $(VENV)/.installed-test $(OLD)/.installed
+	$(PYTEST) -m "not repeat"
 
 test-all: $(VENV)/.installed-test $(OLD)/.installed
 	$(PYTEST)

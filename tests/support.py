@@ -337,14 +337,14 @@ def objects_of(*packages: str) -> Counter[type]:
 
 
 def sampled(values: Iterable[Any], every: int, first: int = 0) -> list[Any]:
-    """Return parameters of which `make test` plays each `every`-th one, from `first` on; the others are slow.
+    """Return parameters of which `make test` plays each `every`-th one, from `first` on; `make test-all` plays all.
 
     A tuple is one set of several parameters.
     """
     return [
         value
         if index % every == first
-        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.repeat)
         for index, value in enumerate(values)
     ]
 

@@ -515,6 +515,6 @@ def test_slots_of_random_fleets_run_again_whatever_happened() -> None:
     run(30)
 
 
-@pytest.mark.slow
+@pytest.mark.repeat
 def test_slots_of_hundreds_of_random_fleets_run_again_whatever_happened() -> None:
     run(200)
