@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from bridge.errors import SettingError
 from bridge.keywords import grouped
-from bridge.openenv.options import OpenEnvOptions
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import Server
-from bridge.server.web_site import WebSite, page_files
+from bridge.server.web_site import OpenEnvOptions, WebSite, page_files
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS, TokenLike
 from bridge.worlds.arrays import ArrayKind, Arrays

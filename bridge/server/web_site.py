@@ -13,15 +13,12 @@ import importlib.resources
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Literal
 from urllib.parse import urlsplit
 
 from bridge.errors import Code, RequestError, SettingError
 
-if TYPE_CHECKING:
-    from bridge.openenv.options import OpenEnvOptions
-
-__all__ = ["HttpAnswer", "WebSite", "page_files"]
+__all__ = ["HttpAnswer", "OpenEnvOptions", "WebSite", "page_files"]
 
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -77,6 +74,36 @@ def page_files() -> dict[str, tuple[bytes, str]]:
             found[f"/{file.name}"] = file.read_bytes(), kind
     found["/"] = found["/index.html"]
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenEnvOptions:
+    """How a server speaks OpenEnv."""
+
+    name: str
+    """The environment's name in `/metadata`."""
+    pictures: bool
+    """Whether pictures travel as PNGs."""
+
+    @classmethod
+    def of(cls, openenv: bool | Literal["png"], name: str, *, web: bool, single: bool) -> OpenEnvOptions | None:
+        """Read the keyword `openenv` of `serve_gym`; None: the server does not speak it.
+
+        Raises:
+            SettingError: It is something else, or OpenEnv cannot be spoken with the other keywords.
+        """
+        if openenv not in (False, True, "png"):
+            raise SettingError(f"expected openenv to be True, False or 'png', got {openenv!r}")
+        if not openenv:
+            return None
+        if not web:
+            raise SettingError("openenv is spoken over WebSocket: give web=True too")
+        if not single:
+            raise SettingError(
+                "an OpenEnv session is one environment that waits for each action: leave num_envs and fps out, or "
+                "openenv"
+            )
+        return cls(name, openenv == "png")
 
 
 class WebSite:
