@@ -18,6 +18,7 @@
 # make docs    build the documentation as a site in build/site; a broken link is an error
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make test-peers        run the tests against servers of other packages, which need older versions of what we use
+# make test-openenv      run the tests with the client, the server and the validator of OpenEnv
 # make test-ray          run the tests of fleets, on a Ray cluster of this machine
 # make test-network      run the tests on networks of several machines, made of namespaces: Linux, as root
 # make test-standalone     run the standalone server in old Pythons, of PYTHONS: .venv-versions
@@ -33,6 +34,10 @@ TORCH ?= torch==2.13.0
 # Other packages that speak dm_env_rpc, with the versions of Gymnasium, NumPy and Protobuf that they need.
 PEERS ?= .venv-peers
 PEERS_PACKAGES = remote-gym==0.7.3 gymnasium==0.29.1 numpy==1.26.4 "protobuf<5" dm-env-rpc==1.1.6
+
+# OpenEnv, for whose client, server and validator tests/test_openenv_peer.py has an environment of its own.
+OPENENV ?= .venv-openenv
+OPENENV_PACKAGES = openenv==0.10.0
 
 # MkDocs and its plugins.
 DOCS ?= .venv-docs
@@ -58,7 +63,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -135,6 +140,15 @@ $(PEERS)/.installed: Makefile
 test-peers: $(VENV)/.installed-test $(PEERS)/.installed
 	$(BIN)/python -m pytest tests/test_peers.py
 
+$(OPENENV)/.installed: Makefile
+	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv $(OPENENV)
+	$(OPENENV)/bin/python -m pip install --quiet --upgrade pip
+	$(OPENENV)/bin/python -m pip install --quiet $(OPENENV_PACKAGES)
+	touch $@
+
+test-openenv: $(VENV)/.installed-test $(OPENENV)/.installed
+	$(BIN)/python -m pytest tests/test_openenv_peer.py
+
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/fleet
 
@@ -204,4 +218,4 @@ dist: $(VENV)/.installed-dist
 	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && cd "$$folder" && "$(CURDIR)/.venv-dist/bin/bridge" demo
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(PEERS) $(ZOO) $(DOCS) $(OLD) .venv-core .venv-versions .venv-dist build dist *.egg-info
+	rm -rf $(VENV) $(TRAINERS) $(PEERS) $(OPENENV) $(ZOO) $(DOCS) $(OLD) .venv-core .venv-versions .venv-dist build dist *.egg-info

@@ -92,6 +92,14 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block(),
     ],
     "conversions.md": [Elsewhere("tests/test_conversions.py")],
+    "openenv.md": [
+        Block({**SHORT, "port=8000": "port=0"}),
+        Block(
+            {'"openenv://localhost:8000"': "server.web_url.rstrip('/').replace('http', 'openenv')"},
+            "server = serve_gym('CartPole-v1', web=True, openenv=True)\n",
+            "env.close()" + CLOSE,
+        ),
+    ],
     "other-servers.md": [Block({'"grpc://localhost:50051?world="': "server.url + '?world='"}, SERVE, "server.stop()")],
     "performance.md": [
         Block({"num_envs=32": "num_envs=2"}, "", "    envs.reset(seed=0)\n    envs.close()\n"),

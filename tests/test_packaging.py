@@ -201,9 +201,11 @@ DIRECTIONS = {
     "recording": BASE | {"client", "encoding", "server", "worlds"},
     "fleet": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "gateway": BASE | {"client", "encoding", "fleet", "perlert", "server", "transport", "worlds"},
+    "openenv": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
 }
 LAZILY = {("client", "perlert"), ("client", "wrappers"), ("server", "recording")}
+LAZILY |= {("client", "openenv"), ("server", "openenv")}
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:

@@ -135,12 +135,13 @@ def _option(name: str, keyword: _Keyword) -> dict[str, Any] | None:
     kind = _plain_type(annotation)
     shown = "" if default is None or isinstance(default, bool) or default == () else f" (default: {default})"
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
-    choices = re.fullmatch(r"Literal\[(.*)\]", annotation)
+    choices = re.fullmatch(r"(bool \| )?Literal\[(.*)\]", annotation)
     if "Policy" in annotation:
         text = f"{options['help']} Each is random or MODULE:FUNCTION."
         return {**options, "help": text, "nargs": "+", "metavar": "[AGENT=]POLICY"}
     if choices:
-        return {**options, "choices": [choice.strip(" '\"") for choice in choices.group(1).split(",")]}
+        alone = {"nargs": "?", "const": True} if choices.group(1) else {}
+        return {**options, **alone, "choices": [choice.strip(" '\"") for choice in choices.group(2).split(",")]}
     if kind == "bool":
         return {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
     if kind in _READ:

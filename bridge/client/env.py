@@ -25,6 +25,7 @@ from bridge.client.options import (
     Role,
     Wait,
     given_options,
+    is_openenv,
     is_perlert,
     refuse_unknown_keywords,
 )
@@ -493,7 +494,8 @@ def make_remote(
 
     Args:
         url: `grpc://HOST:PORT`; its path may name the environment, its query further CreateWorld settings. Or
-            `perlert://HOST:PORT/NAME:NUMBER`, which gives a `bridge.perlert.PerlertEnv`.
+            `perlert://HOST:PORT/NAME:NUMBER`, which gives a `bridge.perlert.PerlertEnv`; or `openenv://HOST:PORT`,
+            which gives a `bridge.openenv.env.OpenEnvEnv`.
         env_id: The environment, where the server has several.
         env_kwargs: Arguments of the environment's constructor.
         render_mode: The render mode to make it with; frames come by `render()`.
@@ -515,7 +517,8 @@ def make_remote(
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
         player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
-        perlert: With a `perlert://` URL: the keywords of `bridge.perlert.make_perlert_env`.
+        perlert: With a `perlert://` URL: the keywords of `bridge.perlert.make_perlert_env`; with an `openenv://` one,
+            `action_space` and `observation_space`, where the server's schema describes none.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
@@ -527,6 +530,10 @@ def make_remote(
 
         # The declared type is that of every other URL; make_perlert_env declares this one's.
         return make_perlert_env(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
+    if is_openenv(url):
+        from bridge.openenv.env import OpenEnvEnv
+
+        return OpenEnvEnv(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
     refuse_unknown_keywords(make_remote, perlert)
     return RemoteEnv(url, **options)
 

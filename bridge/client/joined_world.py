@@ -13,7 +13,7 @@ from bridge.client.realtime import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime import RealtimeReader
 from bridge.client.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.client.world_request import WorldInfo, WorldRequest
-from bridge.encoding.space_json import space_from_json
+from bridge.encoding.space_json import plain_space_from_json, space_from_json
 from bridge.encoding.space_specs import space_from_specs
 from bridge.encoding.spaces import Column, Layout, Leaf
 from bridge.encoding.step_codec import StepCodec
@@ -64,8 +64,9 @@ class JoinedWorld:
             observation_space = space_from_specs(parts, "observation")
             action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
         else:
+            read = plain_space_from_json if request.plain_spaces else space_from_json
             observation_space, action_space = (
-                space_from_json(str(properties[name])) for name in ("observation_space", "action_space")
+                read(str(properties[name])) for name in ("observation_space", "action_space")
             )
         layout = Layout(observation_space, "observation", lanes, foreign=foreign)
         self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)

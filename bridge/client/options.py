@@ -24,6 +24,7 @@ __all__ = [
     "Wait",
     "checked_timeout",
     "given_options",
+    "is_openenv",
     "is_perlert",
     "refuse_unknown_keywords",
 ]
@@ -146,6 +147,11 @@ def refuse_unknown_keywords(function: Callable[..., Any], keywords: Mapping[str,
 def is_perlert(url: Any) -> bool:
     """Tell whether a URL is of the datagram protocol, which has environments of its own."""
     return isinstance(url, str) and url.strip().startswith("perlert://")
+
+
+def is_openenv(url: Any) -> bool:
+    """Tell whether a URL is of OpenEnv, which has environments of its own."""
+    return isinstance(url, str) and url.strip().startswith(("openenv://", "openenvs://"))
 
 
 def checked_timeout(timeout: Any, name: str = "timeout") -> float:

@@ -29,6 +29,7 @@ from bridge.client.options import (
     Wait,
     checked_timeout,
     given_options,
+    is_openenv,
     is_perlert,
     refuse_unknown_keywords,
 )
@@ -546,7 +547,8 @@ def make_vec_remote(
             slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
             with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name; or an object
             with a method `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are a slot each and do
-            not mix with others; they give a `bridge.perlert.PerlertVectorEnv`.
+            not mix with others; they give a `bridge.perlert.PerlertVectorEnv`. `openenv://` URLs give a
+            `bridge.openenv.env.OpenEnvVectorEnv`.
         num_envs: The number of slots; None: what the URLs give, a world each.
         blocking: Whether `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
@@ -580,22 +582,30 @@ def make_vec_remote(
         TypeError: There is no such keyword.
     """
     options = {key: value for key, value in locals().items() if key not in ("urls", "blocking", "more")}
-    kinds = {False} if as_directory(urls) is not None else {is_perlert(url) for url in checked_urls(urls)}
-    if len(kinds) > 1:
-        mixture = [secret_url(url) for url in checked_urls(urls)]
-        raise SettingError(f"expected perlert:// URLs alone or none of them, got a mixture: {mixture!r:.200}")
-    if kinds == {True} and blocking:
+    given = [] if as_directory(urls) is not None else checked_urls(urls)
+    of_perlert, of_openenv = [is_perlert(url) for url in given], [is_openenv(url) for url in given]
+    if any(of_perlert + of_openenv) and not (all(of_perlert) or all(of_openenv)):
+        mixture = [secret_url(url) for url in given]
+        raise SettingError(
+            f"expected perlert:// URLs alone, or openenv://, or neither, got a mixture: {mixture!r:.200}"
+        )
+    if any(of_perlert) and blocking:
         raise SettingError(f"blocking=True is for servers of dm_env_rpc, got perlert:// URLs: {urls!r:.200}")
-    if kinds == {True}:
+    if any(of_perlert):
         from bridge.perlert import PerlertVectorEnv
 
         # The declared type is that of every other URL; PerlertVectorEnv is this one's.
-        given = given_options(make_vec_remote, options)
-        return PerlertVectorEnv(urls, **given, **more)  # type: ignore[arg-type]
+        return PerlertVectorEnv(urls, **given_options(make_vec_remote, options), **more)  # type: ignore[arg-type]
+    make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, **options)
+    if any(of_openenv):
+        from bridge.openenv.env import OpenEnvVectorEnv
+
+        spaces = {name: more.pop(name) for name in ("action_space", "observation_space") if name in more}
+        make = partial(OpenEnvVectorEnv, given, **given_options(make_vec_remote, options), **spaces)
     if not blocking:
         refuse_unknown_keywords(make_vec_remote, more)
-        return RemoteVectorEnv(urls, **options)
+        return make()
     from bridge.wrappers.blocking_reset import block
 
-    blocked: VectorEnv[Any, Any, Array] = block(lambda: RemoteVectorEnv(urls, **options), **more)
+    blocked: VectorEnv[Any, Any, Array] = block(make, **more)
     return blocked

@@ -25,7 +25,7 @@ from bridge.transport.websocket import (
     PATH,
     SUBPROTOCOL,
     MessageJoiner,
-    NotBinaryError,
+    WrongKindError,
     code_of_close,
     code_of_status,
     token_subprotocol,
@@ -178,7 +178,7 @@ class WebSocketClient:
             return [(call, self._closed(call))]
         try:
             message = self._joiner.add(frame)
-        except NotBinaryError as error:
+        except WrongKindError as error:
             raise PeerError(self._url, str(error)) from error
         return [] if message is None else [(call, message)]
 

@@ -43,6 +43,8 @@ class WorldRequest:
 
     env_factory: bytes | None = dataclasses.field(default=None, repr=False)
     """A pickled function that makes the environment there."""
+    plain_spaces: bool = False
+    """Whether a space of a class of its own is read as the plain one that stands for it, without a warning."""
 
     @classmethod
     def of(

@@ -11,7 +11,7 @@ from bridge.keywords import grouped
 from bridge.server.auth import Security
 from bridge.server.limits import Limits
 from bridge.server.server import Server
-from bridge.server.web_site import WebSite, page_files
+from bridge.server.web_site import OpenEnvOptions, WebSite, page_files
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS, TokenLike
 from bridge.worlds.arrays import ArrayKind, Arrays
@@ -59,6 +59,7 @@ def serve_gym(
     record_limit: int | None = None,
     web: bool = False,
     web_hosts: str | Sequence[str] = (),
+    openenv: bool | Literal["png"] = False,
     start: bool = True,
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
@@ -121,6 +122,8 @@ def serve_gym(
             environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
         web_hosts: Names under which browsers may reach the server, beside addresses, localhost and this machine's name:
             those under which a proxy publishes it; as one string: with commas between them.
+        openenv: With `web`, also speak OpenEnv at the port, for its clients and the trainers of language models that
+            use it: `/ws`, `/schema`, `/reset`, `/step` and `/state`. `png`: pictures travel as PNGs.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -162,6 +165,7 @@ def serve_gym(
         isolation=own_processes,
         allow_env_factories=allow_env_factories,
     )
+    speaks = OpenEnvOptions.of(openenv, source.title, web=web, single=num_envs == 1 and fps is None)
     source = recorded(source, open_journal(record, record_observations, record_frames, record_limit))
     server = Server(
         source,
@@ -173,7 +177,7 @@ def serve_gym(
         metrics_port=metrics_port,
         transport=transport,
         insecure=insecure,
-        web=WebSite(page_files(), web_hosts) if web else None,
+        web=WebSite(page_files(), web_hosts, speaks) if web else None,
     )
     if start:
         server.start()

@@ -501,4 +501,8 @@ def _web_protocol(
         from bridge.server.web_protocol import WebProtocol
     except ImportError as error:
         raise SettingError(f"web=True needs the package websockets: {install_command('web')}") from error
+    if web.openenv is not None:
+        from bridge.openenv.protocol import OpenEnvProtocol
+
+        return lambda connection: OpenEnvProtocol(connection, connections(), limits, gate, web)
     return lambda connection: WebProtocol(connection, connections(), limits, gate, web)

@@ -33,7 +33,7 @@ from bridge.transport.websocket import (
     PATH,
     SUBPROTOCOL,
     MessageJoiner,
-    NotBinaryError,
+    WrongKindError,
     close_frame,
     shown_token_in,
 )
@@ -111,11 +111,16 @@ class WebProtocol(Keepalive):
             head, data = self._head[: end + len(_END_OF_HEAD)], self._head[end + len(_END_OF_HEAD) :]
             self._head = b""
             self._receive_head(head)
-        if data and self._call is not None:
-            self._receive_frames(self._call, data)
+        if data:
+            self._receive_rest(data)
 
     def buffer_updated(self, count: int) -> None:
         """Never called: there is no buffer."""
+
+    def _receive_rest(self, data: bytes) -> None:
+        """Take what follows the head of a request."""
+        if self._call is not None:
+            self._receive_frames(self._call, data)
 
     def _receive_head(self, head: bytes) -> None:
         """Answer an HTTP request."""
@@ -131,11 +136,15 @@ class WebProtocol(Keepalive):
         if refusal is not None or host is None:
             _log.warning("refused %s: a request for the host %.80r", self._connection.peer, host)
             self._send_file(refusal)
-        elif request.path.partition("?")[0] == PATH:
+        elif self._is_websocket(request):
             self._upgrade(request, host)
         else:
             method = getattr(request, "method", "GET")  # older versions of the package take no other
             self._send_file(self._site.answer(method, request.path), with_body=method != "HEAD")
+
+    def _is_websocket(self, request: Request) -> bool:
+        """Tell whether a request is for a WebSocket, and not for a file."""
+        return request.path.partition("?")[0] == PATH
 
     def _send_file(self, answer: HttpAnswer | None, *, with_body: bool = True) -> None:
         if answer is not None:
@@ -186,7 +195,7 @@ class WebProtocol(Keepalive):
                 continue
             try:
                 message = self._joiner.add(frame)  # type: ignore[arg-type]
-            except NotBinaryError as error:
+            except WrongKindError as error:
                 raise self._broken(CloseCode.UNSUPPORTED_DATA, str(error)) from None
             if message is not None:
                 self._handler.calls.receive(call, message)

@@ -13,11 +13,12 @@ import importlib.resources
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
+from typing import Literal
 from urllib.parse import urlsplit
 
 from bridge.errors import Code, RequestError, SettingError
 
-__all__ = ["HttpAnswer", "WebSite", "page_files"]
+__all__ = ["HttpAnswer", "OpenEnvOptions", "WebSite", "page_files"]
 
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -75,6 +76,36 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class OpenEnvOptions:
+    """How a server speaks OpenEnv."""
+
+    name: str
+    """The environment's name in `/metadata`."""
+    pictures: bool
+    """Whether pictures travel as PNGs."""
+
+    @classmethod
+    def of(cls, openenv: bool | Literal["png"], name: str, *, web: bool, single: bool) -> OpenEnvOptions | None:
+        """Read the keyword `openenv` of `serve_gym`; None: the server does not speak it.
+
+        Raises:
+            SettingError: It is something else, or OpenEnv cannot be spoken with the other keywords.
+        """
+        if openenv not in (False, True, "png"):
+            raise SettingError(f"expected openenv to be True, False or 'png', got {openenv!r}")
+        if not openenv:
+            return None
+        if not web:
+            raise SettingError("openenv is spoken over WebSocket: give web=True too")
+        if not single:
+            raise SettingError(
+                "an OpenEnv session is one environment that waits for each action: leave num_envs and fps out, or "
+                "openenv"
+            )
+        return cls(name, openenv == "png")
+
+
 class WebSite:
     """The files of a server's page, and the names under which browsers may reach it.
 
@@ -82,12 +113,19 @@ class WebSite:
         files: The content and the media type of each file, by its path.
         hosts: Names of the server beside addresses, `localhost` and the name of this machine: those under which a
             proxy publishes it; a string holds them with commas between them.
+        openenv: How the server speaks OpenEnv, too; None: it does not.
 
     Raises:
         SettingError: One of the names has a scheme, a port or a path.
     """
 
-    def __init__(self, files: Mapping[str, tuple[bytes, str]], hosts: str | Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        files: Mapping[str, tuple[bytes, str]],
+        hosts: str | Iterable[str] = (),
+        openenv: OpenEnvOptions | None = None,
+    ) -> None:
+        self.openenv = openenv
         self._files = files
         self._hosts = {"localhost", socket.gethostname().lower()}
         for host in hosts.split(",") if isinstance(hosts, str) else hosts:

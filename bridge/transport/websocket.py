@@ -23,7 +23,7 @@ __all__ = [
     "PATH",
     "SUBPROTOCOL",
     "MessageJoiner",
-    "NotBinaryError",
+    "WrongKindError",
     "close_frame",
     "code_of_close",
     "code_of_status",
@@ -113,14 +113,19 @@ def code_of_status(status: int) -> Code:
     return _BY_HTTP_STATUS.get(status, Code.UNKNOWN)  # type: ignore[call-overload, no-any-return]
 
 
-class NotBinaryError(Exception):
-    """A text message came."""
+class WrongKindError(Exception):
+    """A text message came where binary ones are expected, or the other way round."""
 
 
 class MessageJoiner:
-    """Makes messages of frames: one that came in fragments is joined."""
+    """Makes messages of frames: one that came in fragments is joined.
 
-    def __init__(self) -> None:
+    Args:
+        kind: What messages are.
+    """
+
+    def __init__(self, kind: Opcode = Opcode.BINARY) -> None:
+        self._kind = kind
         self._parts: bytearray | None = None
 
     @property
@@ -132,10 +137,12 @@ class MessageJoiner:
         """Take a data frame; return the message that it completes.
 
         Raises:
-            NotBinaryError: It is of a text message.
+            WrongKindError: It is of a message of the other kind.
         """
-        if frame.opcode is Opcode.TEXT:
-            raise NotBinaryError("expected binary messages, each one message of dm_env_rpc, got a text message")
+        if frame.opcode is not self._kind and frame.opcode is not Opcode.CONT:
+            if self._kind is Opcode.TEXT:
+                raise WrongKindError("expected text messages, each one message of JSON, got a binary message")
+            raise WrongKindError("expected binary messages, each one message of dm_env_rpc, got a text message")
         if self._parts is None:
             if frame.fin:
                 return bytes(frame.data)

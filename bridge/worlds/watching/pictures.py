@@ -53,7 +53,7 @@ def encode(frames: Sequence[Any], view: View) -> bytes:
     picture = mosaic([_checked(frame) for frame in frames])
     height, width = picture.shape[:2]
     if view.format == "png" or height * width <= _SMALL:
-        return _png(picture)
+        return encode_png(picture)
     return _jpeg(picture)
 
 
@@ -119,7 +119,7 @@ def _simplejpeg() -> Any:
         return None
 
 
-def _png(picture: Array) -> bytes:
+def encode_png(picture: Array) -> bytes:
     """Encode without loss, by the standard library alone."""
     height, width = picture.shape[:2]
     lines = np.empty((height, 1 + width * 3), np.uint8)

@@ -1,0 +1,209 @@
+"""Samples of Gymnasium's spaces as JSON, and spaces as JSON Schema.
+
+Numbers are written with all their digits, so a float32 that comes back is the same one. Like Python's `json`, what is
+not finite is written as `NaN` and `Infinity`. A picture is an array, or where that is asked for a PNG in a data URL.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from bridge.encoding.space_json import check_space_bytes, plain_space_from_json, space_to_json
+from bridge.errors import SettingError, UnsupportedSpaceError
+from bridge.extras import install_command
+from bridge.worlds.watching.pictures import encode_png
+
+__all__ = ["from_json", "schema_of", "space_of", "to_json", "to_plain"]
+
+SPACE = "x-gymnasium-space"
+"""The key of a schema under which a server of ours writes the space itself."""
+TEXT_CHARSET = "".join(chr(code) for code in (*range(0x250), *range(0x2000, 0x2070)) if chr(code).isprintable())
+TEXT_CHARSET += "\n\t"
+"""The characters of a Text whose schema names none: those of European languages, and general punctuation."""
+_MAX_TEXT = 1 << 20
+_PNG = "data:image/png;base64,"
+_COMPOSITES = (spaces.Dict, spaces.Tuple, spaces.OneOf, spaces.Sequence, spaces.Graph)
+# What comes of JSON of another structure than expected.
+_MISFITS = (AssertionError, AttributeError, LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError)
+
+
+def _is_picture(space: Space[Any]) -> bool:
+    shape = space.shape or ()
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
+
+
+def to_json(space: Space[Any], sample: Any, *, pictures: bool = False) -> Any:
+    """Return a sample of a space as what `json.dumps` takes; with `pictures`, those become PNGs."""
+    if isinstance(space, spaces.Dict):
+        return {str(key): to_json(part, sample[key], pictures=pictures) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return [to_json(part, item, pictures=pictures) for part, item in zip(space.spaces, sample, strict=True)]
+    if pictures and _is_picture(space):
+        return _PNG + base64.b64encode(encode_png(sample)).decode()
+    return to_plain(space.to_jsonable([sample])[0])
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value, such as an info, as what `json.dumps` takes: what JSON has no form for becomes its `repr`."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return to_plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def from_json(space: Space[Any], value: Any, where: str) -> Any:
+    """Return the sample that `to_json` gave a value of.
+
+    Args:
+        space: What it is to be a sample of. Bounds are not checked.
+        value: Parsed JSON.
+        where: What it is, for the error.
+
+    Raises:
+        SettingError: It is of another structure or type.
+    """
+    try:
+        return _read(space, value)
+    except SettingError:
+        raise
+    except _MISFITS as error:
+        raise SettingError(
+            f"expected {where} to be JSON of an element of {space}, got {value!r:.80}: {error}"
+        ) from error
+
+
+def _read(space: Space[Any], value: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _read(part, value[str(key)]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_read(part, item) for part, item in zip(space.spaces, value, strict=True))
+    if isinstance(value, str) and _is_picture(space):
+        return _read_picture(value, space.shape or ())
+    wanted = {spaces.Discrete: int, spaces.Text: str}.get(type(space), object)
+    if not isinstance(value, wanted):
+        raise TypeError(f"it is of type {type(value).__name__}")
+    sample = space.from_jsonable([value])[0]
+    if getattr(space.dtype, "kind", "O") in "iu":
+        if not np.array_equal(sample, np.asarray(value)):
+            raise ValueError(f"it does not fit {space.dtype}")
+        return sample.reshape(space.shape) if isinstance(sample, np.ndarray) else space.dtype.type(sample)  # type: ignore[union-attr]
+    return sample
+
+
+def _read_picture(text: str, shape: tuple[int, ...]) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise SettingError(f"pictures as PNG need the package pillow: {install_command('web')}") from error
+    picture = Image.open(io.BytesIO(base64.b64decode(text.removeprefix(_PNG))), formats=("PNG",))
+    if (picture.height, picture.width) != shape[:2]:  # before it is decoded: a few bytes may stand for gigabytes
+        raise ValueError(f"the picture is of {picture.height} x {picture.width} pixels")
+    return np.array(picture.convert("RGB"))
+
+
+# Schemas
+
+
+def schema_of(space: Space[Any], *, pictures: bool = False) -> dict[str, Any]:
+    """Return the JSON Schema of what `to_json` makes of a space's samples.
+
+    It holds the space itself too, for clients of this package. Where a schema would be long (OneOf, Sequence, Graph),
+    it says the type alone.
+    """
+    return {**_schema(space, pictures), SPACE: space_to_json(space)}
+
+
+def _schema(space: Space[Any], pictures: bool) -> dict[str, Any]:
+    if isinstance(space, spaces.Dict):
+        properties = {str(key): _schema(part, pictures) for key, part in space.spaces.items()}
+        if len(properties) < len(space.spaces):
+            raise SettingError(f"OpenEnv's JSON has texts as keys, and two keys of {space} are the same text")
+        return {"type": "object", "properties": properties, "required": list(properties)}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "array", "prefixItems": [_schema(part, pictures) for part in space.spaces]}
+    if isinstance(space, spaces.Text):
+        return {"type": "string", "minLength": space.min_length, "maxLength": space.max_length}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "integer", "minimum": int(space.start), "maximum": int(space.start + space.n - 1)}
+    if pictures and _is_picture(space):
+        return {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}
+    if not isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
+        if any(isinstance(part, _COMPOSITES) for part in _parts(space)):
+            raise SettingError(f"OpenEnv's JSON holds no {type(space).__name__} of composites, got {space}")
+        return {"type": "object" if isinstance(space, spaces.Graph) else "array"}
+    found: dict[str, Any] = {"type": "number" if space.dtype.kind == "f" else "integer"}
+    for name, bounds in (("minimum", getattr(space, "low", None)), ("maximum", getattr(space, "high", None))):
+        if bounds is not None and bounds.size and np.isfinite(bounds.flat[0]) and (bounds == bounds.flat[0]).all():
+            found[name] = bounds.flat[0].item()
+    for count in reversed(space.shape or ()):
+        found = {"type": "array", "items": found, "minItems": count, "maxItems": count}
+    return found
+
+
+def _parts(space: Any) -> list[Any]:
+    """Return what a OneOf, a stacked Sequence or a Graph consists of."""
+    if isinstance(space, spaces.Graph):
+        return [space.node_space, space.edge_space]
+    if isinstance(space, spaces.OneOf):
+        return list(space.spaces)
+    return [space.feature_space] if space.stack else []
+
+
+def space_of(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:
+    """Return the space that a JSON Schema describes; None: it describes none, such as an object of any keys.
+
+    Args:
+        schema: As OpenEnv's servers write it, which is what pydantic writes.
+        definitions: What `$ref` in it refers to.
+
+    Raises:
+        SettingError: It is no schema, or names a space that cannot be made.
+    """
+    try:
+        return _space(schema, definitions)
+    except (SettingError, UnsupportedSpaceError):
+        raise
+    except _MISFITS as error:
+        raise SettingError(f"expected the JSON Schema of an environment, got {schema!r:.200}: {error!r}") from error
+
+
+def _space(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:
+    if SPACE in schema:
+        return plain_space_from_json(schema[SPACE])
+    if "$ref" in schema:
+        return _space(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:  # of an optional field, the value that it may have
+        parts = [part for part in schema["anyOf"] if part.get("type") != "null"]
+        return _space(parts[0], definitions) if len(parts) == 1 else None
+    kind = schema.get("type")
+    if kind == "string":
+        longest = min(schema.get("maxLength", _MAX_TEXT), _MAX_TEXT)
+        return spaces.Text(longest, min_length=schema.get("minLength", 0), charset=TEXT_CHARSET)
+    if kind == "boolean":
+        return spaces.Discrete(2)
+    if kind == "integer" and "minimum" in schema and "maximum" in schema:
+        return spaces.Discrete(schema["maximum"] - schema["minimum"] + 1, start=schema["minimum"])
+    if kind == "object":
+        found = {name: _space(part, definitions) for name, part in schema.get("properties", {}).items()}
+        return spaces.Dict({name: part for name, part in found.items() if part is not None}) if any(found) else None
+    shape: tuple[int, ...] = ()
+    while schema.get("type") == "array" and "minItems" in schema and schema["minItems"] == schema.get("maxItems"):
+        shape, schema = (*shape, schema["minItems"]), schema.get("items", {})
+    kind = schema.get("type")
+    if kind not in ("integer", "number"):
+        return None
+    dtype: Any = np.float64
+    least, most = -np.inf, np.inf
+    if kind == "integer":
+        dtype, least, most = np.int64, -(2**63), 2**63 - 1
+    check_space_bytes([(shape, dtype)])
+    return spaces.Box(schema.get("minimum", least), schema.get("maximum", most), shape, dtype)

@@ -1,0 +1,203 @@
+"""One session of OpenEnv: JSON comes and goes, and a session of dm_env_rpc answers behind it.
+
+The client's protocol state and the server's are both without input or output, so they can talk to each other here, in
+one process and without a socket: what our own client can do, an OpenEnv client can do too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.client.events import Lost, Refused, StepAnswered
+from bridge.client.resets import reset_settings
+from bridge.client.session import ClientSession, State
+from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.errors import Code, RefusedError, RemoteError, RequestError, SettingError, UsageError
+from bridge.openenv.json_values import from_json, schema_of, to_json, to_plain
+from bridge.server.calls import ServedSession
+from bridge.version import __version__
+
+__all__ = ["OpenEnvSession", "error_message"]
+
+_CODES = {
+    Code.INVALID_ARGUMENT: "VALIDATION_ERROR",
+    Code.RESOURCE_EXHAUSTED: "CAPACITY_REACHED",
+    Code.UNIMPLEMENTED: "UNKNOWN_TYPE",
+    Code.DATA_LOSS: "INVALID_JSON",
+}
+_REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
+_MAX_REQUEST = 1 << 31  # the server has checked the size of what came
+_STATE = {
+    "type": "object",
+    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
+}
+
+
+class OpenEnvSession:
+    """Answers JSON messages; takes the place of the session that answers dm_env_rpc.
+
+    Args:
+        served: The session with the server's worlds.
+        pictures: Whether pictures become PNGs.
+    """
+
+    def __init__(self, served: ServedSession, *, pictures: bool) -> None:
+        self._served = served
+        self._pictures = pictures
+        self._client = ClientSession(_REQUEST, _MAX_REQUEST)
+        self._client.server_version = __version__
+        self._episode_id: Any = None
+        self._steps = 0
+        self.last_step: Any = None
+        """Of a message that was a step, as of `bridge.server.session.Session`."""
+        self.last_error = 0
+        """The code with which the last message was refused; 0: it was not."""
+        self.last_failure: str | None = None
+        """What was answered to a message at which the environment failed; None: it did not."""
+
+    @property
+    def world_name(self) -> str | None:
+        """The world that it is in; None: none."""
+        return self._served.world_name
+
+    def hang_up(self) -> None:
+        """End what the message at hand waits for: the client is gone."""
+        self._served.hang_up()
+
+    def close(self) -> None:
+        """Take note that the stream ended; the world goes, too."""
+        self._served.close()
+
+    async def handle(self, data: bytes | bytearray) -> list[bytes | memoryview]:
+        """Answer a message of JSON by one of JSON, whatever the bytes are; by nothing where it ends the session."""
+        try:
+            kind, payload = _read(data)
+            if kind == "close":
+                return [b""]
+            return [json.dumps(await self._answer(kind, payload)).encode()]
+        except RequestError as error:
+            return [error_message(error.message, error.code)]
+        except RefusedError as error:
+            return [error_message(error.reason, Code(error.code))]
+        except UsageError as error:
+            return [error_message(str(error), Code.INVALID_ARGUMENT)]
+        except RemoteError as error:
+            return [error_message(str(error), Code.INTERNAL)]
+        finally:
+            served = self._served
+            self.last_step, self.last_error, self.last_failure = (
+                served.last_step,
+                served.last_error,
+                served.last_failure,
+            )
+            served.last_failure = None
+
+    async def _answer(self, kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        if kind == "reset":
+            return await self._reset(dict(payload))
+        if kind == "step":
+            return await self._step(payload)
+        if kind == "state":
+            return {"type": "state", "data": {"episode_id": self._episode_id, "step_count": self._steps}}
+        # The two that a request over HTTP is, which has a session of its own.
+        if kind == "schema":
+            return await self._schema()
+        if kind == "first step":
+            await self._reset({})
+            return await self._step(_checked(payload.get("action"), payload))
+        raise RequestError(Code.UNIMPLEMENTED, f"expected the type reset, step, state or close, got {kind!r:.40}")
+
+    async def _reset(self, options: dict[str, Any]) -> dict[str, Any]:
+        seed, self._episode_id = options.pop("seed", None), options.pop("episode_id", None)
+        await self._join()
+        self._client.begin(reset_settings(seed=seed, options=options or None), time.monotonic())
+        self._steps = 0
+        answer = self._observation(await self._exchange())
+        answer["data"]["reward"] = None
+        return answer
+
+    async def _step(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        world = self._client.world
+        if world is None or self._client.state is not State.RUNNING:
+            ended = self._client.state is State.ENDED
+            text = f"{'the episode has ended' if ended else 'no episode has begun'}: send a reset before the step"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+        if "action" not in payload:
+            raise SettingError(f"expected an action of the form {{'action': …}}, got the keys {list(payload)!r:.80}")
+        action = from_json(world.info.action_space, payload["action"], "the action")
+        self._client.step(world.write_action(action), time.monotonic())
+        answer = await self._exchange()
+        self._steps += 1
+        return self._observation(answer)
+
+    def _observation(self, answer: StepAnswered) -> dict[str, Any]:
+        sample, reward, terminated, truncated, info = answer.reader.read(answer.message, time.monotonic())
+        flags = {"terminated": terminated, "truncated": truncated, "info": to_plain(info)}
+        observation = {"observation": to_json(self._info.observation_space, sample, pictures=self._pictures), **flags}
+        done = terminated or truncated
+        return {"type": "observation", "data": {"observation": observation, "reward": to_plain(reward), "done": done}}
+
+    async def _schema(self) -> dict[str, Any]:
+        await self._join()
+        observed = {"observation": schema_of(self._info.observation_space, pictures=self._pictures)}
+        flags = {"terminated": {"type": "boolean"}, "truncated": {"type": "boolean"}, "info": {"type": "object"}}
+        parts = {"action": {"action": schema_of(self._info.action_space)}, "observation": {**observed, **flags}}
+        objects = {name: {"type": "object", "properties": part, "required": list(part)} for name, part in parts.items()}
+        return {**objects, "state": _STATE}
+
+    @property
+    def _info(self) -> WorldInfo:
+        assert self._client.info is not None
+        return self._client.info
+
+    async def _join(self) -> None:
+        if self._client.state in (State.OFFLINE, State.LOST):
+            self._client.connect(time.monotonic())
+            await self._exchange()
+            lanes = self._info.lanes
+            if lanes is not None:
+                raise SettingError(f"an OpenEnv session is one environment, and this world has {lanes} lanes")
+            for space in (self._info.observation_space, self._info.action_space):
+                schema_of(space)  # refuses those that JSON does not hold
+
+    async def _exchange(self) -> Any:
+        """Have the served session answer what the client's has to say; return what came of it.
+
+        Raises:
+            RemoteError: It was refused, or the world is gone.
+        """
+        event = None
+        while requests := self._client.data_to_send():
+            for request in requests:
+                answer = b"".join(await self._served.handle(request))
+                event = self._client.receive(answer, time.monotonic()) or event
+        if isinstance(event, (Lost, Refused)):
+            raise event.error
+        return event
+
+
+def _read(data: bytes | bytearray) -> tuple[Any, Mapping[str, Any]]:
+    """Return the type and the data of a message."""
+    try:
+        message = json.loads(data)
+    except (RecursionError, ValueError) as error:
+        raise RequestError(Code.DATA_LOSS, f"expected a message of JSON, got {data[:80]!r}: {error}") from error
+    if not isinstance(message, dict) or "type" not in message:
+        raise SettingError(f'expected {{"type": "step", "data": {{"action": …}}}}, got {data[:80]!r}')
+    return message["type"], _checked(message.get("data", {}), message)
+
+
+def _checked(data: Any, message: Any) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise SettingError(f"expected an object with an action in it, got {message!r:.80}")
+    return data
+
+
+def error_message(text: str, code: Code) -> bytes:
+    """Return the message by which OpenEnv says that something went wrong."""
+    data = {"message": text, "code": _CODES.get(code, "EXECUTION_ERROR")}
+    return json.dumps({"type": "error", "data": data}).encode()
