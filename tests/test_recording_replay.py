@@ -478,6 +478,21 @@ def test_frames_are_recorded_of_lanes_in_real_time_and_of_several_agents(tmp_pat
     assert stream.column("frame").shape[3] == 3
 
 
+def test_a_call_that_is_written_without_a_step_is_verified(tmp_path, caplog):
+    with serve_gym("CartPole-v1", num_envs=2, record=tmp_path) as server:
+        envs = make_vec_remote(server.url)
+        envs.reset(seed=1)
+        until(lambda: list(tmp_path.glob("*.rec")) and read_folder(tmp_path).episodes())  # so the call is on its own
+        size = next(tmp_path.glob("*.rec")).stat().st_size
+        envs.set_attr("gravity", 5.0)
+        until(lambda: next(tmp_path.glob("*.rec")).stat().st_size > size or caplog.text)
+        for _ in range(5):
+            envs.step([1, 1])
+        envs.close()
+    assert caplog.text == ""
+    check_all(tmp_path, least=2)
+
+
 def test_lanes_in_threads_of_their_own_are_recorded_and_verified(tmp_path):
     clock = VirtualClock()
     with serve_gym(

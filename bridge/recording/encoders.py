@@ -154,7 +154,7 @@ class Encoder:
         columns["hash"] = hashes_of(self._observations, observations)
         if self._keeps:
             columns.update(pack_samples(self._observations, observations))
-        self._count(rows, (columns["terminated"] | columns["truncated"]).reshape(len(rows), -1))
+        self._count(rows, (columns["terminated"] | columns["truncated"]).reshape(len(rows), self._lanes or 1))
 
     def _count(self, rows: list[Row], ended: Array) -> None:
         """Count the episodes that begin: at a reset, and in the row after the last of a lane's episode."""
