@@ -277,7 +277,7 @@ class Bench:
             yield Agent(stream, self)
 
     def _open(self) -> Stream:
-        deadline = time.monotonic() + min(self.options.timeout, 2.0)
+        deadline = time.monotonic() + min(self.options.timeout, 5.0)
         while True:
             stream = Stream(self.channel, self.metadata, self.options.timeout)
             if not self.one_connection:
