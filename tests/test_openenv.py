@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import socket
 import threading
 import urllib.error
@@ -53,6 +54,13 @@ class SlowEnv(CountingEnv):
         self.entered.set()
         assert self.released.wait(30.0)
         return super().reset(**keywords)
+
+
+class CrashingEnv(CountingEnv):
+    """Its step ends its process."""
+
+    def step(self, action: Any) -> Any:
+        os._exit(3)
 
 
 def web(server: Server) -> str:
@@ -113,7 +121,8 @@ def test_a_space_without_a_form_in_json_is_refused_with_its_name(name: str) -> N
         assert status == 422
         assert "OpenEnv's JSON" in answer["detail"]
         with session(server) as socket_:
-            assert "OpenEnv's JSON" in ask(socket_, {"type": "reset", "data": {}})["data"]["message"]
+            for _ in range(2):
+                assert "OpenEnv's JSON" in ask(socket_, {"type": "reset", "data": {}})["data"]["message"]
 
 
 def test_a_session_is_an_environment_of_its_own_with_seeds_options_and_state() -> None:
@@ -169,9 +178,11 @@ def test_the_requests_over_http_are_those_of_openenv() -> None:
         until(lambda: server.worlds == [])  # that of each request goes with it
         with urllib.request.urlopen(web(server), timeout=20) as page:
             assert b"<html" in page.read()
-        env = make_remote(server.url)  # gRPC at the same port
-        env.reset(seed=1)
-        env.close()
+        for url in (server.url, server.url.replace("grpc", "ws", 1)):  # dm_env_rpc at the same port
+            env = make_remote(url)
+            assert env.reset(seed=2)[0].tolist() == expected.tolist()
+            assert env.step(1)[1] == 1.0
+            env.close()
 
 
 def test_a_server_that_serves_all_it_may_says_so_in_json() -> None:
@@ -526,9 +537,41 @@ def test_slots_play_on_openenv_servers_and_come_back_after_a_loss() -> None:
             envs.close()
 
 
+def test_a_world_that_is_gone_is_made_anew_by_the_next_reset() -> None:
+    limits = Limits(idle_timeout=3600.0)
+    with (
+        serve_gym(CrashingEnv, web=True, openenv=True, isolation="process", limits=limits) as server,
+        session(server) as one,
+    ):
+        for _ in range(2):
+            assert ask(one, {"type": "reset"})["type"] == "observation"
+            assert ask(one, {"type": "step", "data": {"action": 0}})["type"] == "error"
+
+
+def test_a_token_of_the_environment_is_not_sent_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDGE_TOKEN", "secret")
+    with serve_gym("CartPole-v1", web=True, openenv=True, token="secret") as server:
+        make_remote(openenv(server)).close()  # on this machine
+        monkeypatch.delenv("BRIDGE_TOKEN")
+        make_remote(f"{openenv(server)}?token=secret").close()
+        monkeypatch.setenv("BRIDGE_TOKEN", "secret")
+        elsewhere: list[Any] = []
+
+        def refuse(request: Any, **keywords: Any) -> None:
+            elsewhere.append(request)
+            raise OSError("nobody is there")
+
+        monkeypatch.setattr("urllib.request.urlopen", refuse)
+        with pytest.raises(ConnectError, match="nobody is there"):
+            make_remote("openenv://elsewhere.example:1")
+    assert not elsewhere[0].has_header("Authorization")
+
+
 def test_urls_of_openenv_are_checked() -> None:
     with pytest.raises(AddressError, match="openenv://HOST:PORT"):
         make_remote("openenv://")
+    with pytest.raises(AddressError, match="no path and no settings"):
+        make_remote("openenv://localhost:1/CartPole-v1")
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectError, match="/schema"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import secrets
@@ -29,19 +30,21 @@ from bridge.errors import (
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
+    shown_url,
 )
 from bridge.extras import install_command
 from bridge.openenv.json_values import SPACE, from_json, space_of, to_json
 from bridge.server.limits import Limits
 from bridge.server.serve import serve_gym
-from bridge.transport.credentials import TokenLike, read_token
+from bridge.transport.address import parse_address
+from bridge.transport.credentials import ClientCredentials, TokenLike
+from bridge.transport.token import shown_token
 
 __all__ = ["OpenEnvEnv", "OpenEnvVectorEnv"]
 
-_SCHEMES = {"openenv": "http", "openenvs": "https"}
 _NO_VALUES = ("done", "reward", "metadata")
 _MAX_PAUSE = 5.0
-_MOST = 4096
+_MAX_SLOTS = 4096
 
 
 class _Values(NamedTuple):
@@ -64,7 +67,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         url: `openenv://HOST:PORT`, or `openenvs://` with TLS.
         action_space: The actions' space; None: as the schema says.
         observation_space: The observations' space; None: as the schema says.
-        token: What the server expects as Bearer; None: nothing.
+        token: What the server expects as Bearer; None: that of the URL's `?token=…`, or of the environment variable
+            `BRIDGE_TOKEN`, which is not sent unencrypted to another machine.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest answer, in bytes.
 
@@ -84,12 +88,17 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        scheme, _, self._place = url.rstrip("/").partition("://")
-        if scheme not in _SCHEMES or not self._place:
-            raise AddressError(url, "expected openenv://HOST:PORT, or openenvs:// with TLS")
-        self.url, self._http = url, _SCHEMES[scheme]
-        secret = read_token(token, None)
-        self._headers = {} if secret is None else {"Authorization": f"Bearer {secret.reveal()}"}
+        try:
+            address = parse_address(f"ws{url.strip().removeprefix('openenv')}")
+        except AddressError as error:
+            raise AddressError(url, f"{error.reason}: expected openenv://HOST:PORT, or openenvs:// with TLS") from None
+        if address.env_id or address.world is not None or address.settings:
+            raise AddressError(url, "expected openenv://HOST:PORT alone: OpenEnv has no path and no settings")
+        self.url, self._place = shown_url(url), address.target
+        self._http = "https" if address.tls else "http"
+        held = ClientCredentials.of(token=token).with_token_of(address.credentials, self.url)
+        secret = shown_token(dataclasses.replace(address, credentials=held))
+        self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
         self._timeout, self._most = checked_timeout(timeout), max_message_bytes
         schema = self._get("/schema")
         self._acts = self._values("action", schema, action_space)
@@ -271,7 +280,7 @@ class OpenEnvVectorEnv(RemoteVectorEnv):
         make = functools.partial(
             OpenEnvEnv, action_space=action_space, observation_space=observation_space, token=token, timeout=timeout
         )
-        limits = Limits(max_worlds=_MOST, max_connections=_MOST)
+        limits = Limits(max_worlds=_MAX_SLOTS, max_connections=_MAX_SLOTS)
         secret = secrets.token_urlsafe()
         self._translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
         try:

@@ -148,6 +148,8 @@ class OpenEnvProtocol(WebProtocol):
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer: as a text message, or as the response to a request over HTTP."""
+        if self._request is None and not self._is_session:
+            return super().answer(call, parts, size)
         data = b"".join(parts)
         if data[:1] not in (b"", b"{"):  # the server refused the message before the session saw it
             refusal = pb.EnvironmentResponse.FromString(data).error
@@ -160,8 +162,6 @@ class OpenEnvProtocol(WebProtocol):
                 self._send_json(status, {"detail": found["message"]})
             else:
                 self._send_json(http.HTTPStatus.OK, found)
-        elif not self._is_session:
-            return super().answer(call, parts, size)
         elif not data:  # it was asked to close
             self._say_goodbye(CloseCode.NORMAL_CLOSURE, "")
         elif self._reply is None and not self.finished:

@@ -18,6 +18,7 @@ from bridge.client.session import ClientSession, State
 from bridge.client.world_request import WorldInfo, WorldRequest
 from bridge.errors import Code, RefusedError, RemoteError, RequestError, SettingError, UsageError
 from bridge.openenv.json_values import from_json, schema_of, to_json, to_plain
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.calls import ServedSession
 from bridge.version import __version__
 
@@ -31,6 +32,7 @@ _CODES = {
 }
 _REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
 _MAX_REQUEST = 1 << 31  # the server has checked the size of what came
+_LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()
 _STATE = {
     "type": "object",
     "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
@@ -52,6 +54,8 @@ class OpenEnvSession:
         self._client.server_version = __version__
         self._episode_id: Any = None
         self._steps = 0
+        self._suits = False
+        """Whether the world is known to be one that JSON can play."""
         self.last_step: Any = None
         """Of a message that was a step, as of `bridge.server.session.Session`."""
         self.last_error = 0
@@ -155,14 +159,18 @@ class OpenEnvSession:
         return self._client.info
 
     async def _join(self) -> None:
+        if self._client.state is State.LOST:  # for the served session it is in that world until it leaves
+            await self._served.handle(_LEAVE)
         if self._client.state in (State.OFFLINE, State.LOST):
             self._client.connect(time.monotonic())
             await self._exchange()
+        if not self._suits:
             lanes = self._info.lanes
             if lanes is not None:
                 raise SettingError(f"an OpenEnv session is one environment, and this world has {lanes} lanes")
             for space in (self._info.observation_space, self._info.action_space):
                 schema_of(space)  # refuses those that JSON does not hold
+            self._suits = True
 
     async def _exchange(self) -> Any:
         """Have the served session answer what the client's has to say; return what came of it.
