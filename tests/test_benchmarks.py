@@ -170,15 +170,15 @@ def test_an_attack_is_measured_on_both_servers_and_all_of_them_can_begin() -> No
 
 
 @pytest.mark.slow
-def test_rows_are_chosen_by_name_and_the_table_has_each_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_chosen_by_name_and_the_table_has_each_server(capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks import attacks
 
-    rows = "2,000 connections of one byte,PING"
-    attacks.main(["--rows", rows, "--seconds", "0.3", "--rounds", "1", "--servers", "http2"])
+    rows = "2,000 connections of one byte,256 abandoned worlds"
+    attacks.main(["--rows", rows, "--seconds", "0.3", "--rounds", "1", "--servers", "http2,gateway"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines[:4:2]] == ["| attack", "| 2,000 connections of one byte"]
-    assert lines[3].startswith("| PING | ")
-    assert len(lines[3].split(" | ")) == 5
+    assert lines[3].startswith("| 256 abandoned worlds | ")
+    assert len(lines[3].split(" | ")) == 9
     with pytest.raises(SystemExit):
         attacks.main(["--rows", "nothing"])
     assert "there is no 'nothing'" in capsys.readouterr().err

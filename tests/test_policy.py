@@ -516,5 +516,5 @@ def test_slots_of_random_fleets_run_again_whatever_happened() -> None:
 
 
 @pytest.mark.repeat
-def test_slots_of_hundreds_of_random_fleets_run_again_whatever_happened() -> None:
-    run(200)
+def test_slots_of_a_thousand_random_fleets_run_again_whatever_happened() -> None:
+    run(1000)

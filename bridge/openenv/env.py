@@ -101,9 +101,9 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
         self._timeout, self._most = checked_timeout(timeout), max_message_bytes
         schema = self._get("/schema")
-        self._acts = self._values("action", schema, action_space)
-        self._observes = self._values("observation", schema, observation_space)
-        self.action_space, self.observation_space = self._acts.space, self._observes.space
+        self._action_values = self._values("action", schema, action_space)
+        self._observation_values = self._values("observation", schema, observation_space)
+        self.action_space, self.observation_space = self._action_values.space, self._observation_values.space
         self._connection = contextlib.ExitStack()
         self._socket: Any = None
         self._last: Any = None
@@ -180,8 +180,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         return self._read(found, reward, done)
 
     def _read(self, fields: dict[str, Any], reward: float, done: bool) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        space, field = self._observes
-        own = field == "observation" and "terminated" in fields
+        space, field = self._observation_values
+        is_ours = field == "observation" and "terminated" in fields
         try:
             sample = from_json(space, fields.pop(field, None) if field else fields, "the observation")
         except SettingError as error:
@@ -189,7 +189,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         if field is None:
             fields = {name: value for name, value in fields.items() if name not in space.spaces}  # type: ignore[attr-defined]
         self._last = sample
-        if own:
+        if is_ours:  # a server of this package
             return sample, reward, bool(fields["terminated"]), bool(fields["truncated"]), fields["info"]
         return sample, reward, done, False, fields
 
@@ -231,7 +231,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         """
         if self._socket is None:
             raise ResetNeededError("expected reset() before step()")
-        space, field = self._acts
+        space, field = self._action_values
         Layout(space, "action").pack_action(action)  # raises where it is not in the space
         data = to_json(space, action)
         try:

@@ -107,7 +107,7 @@ class OpenEnvSession:
             return await self._step(payload)
         if kind == "state":
             return {"type": "state", "data": {"episode_id": self._episode_id, "step_count": self._steps}}
-        # The two that a request over HTTP is, which has a session of its own.
+        # Only requests over HTTP send these two; each of them has a session of its own.
         if kind == "schema":
             return await self._schema()
         if kind == "first step":
@@ -159,7 +159,7 @@ class OpenEnvSession:
         return self._client.info
 
     async def _join(self) -> None:
-        if self._client.state is State.LOST:  # for the served session it is in that world until it leaves
+        if self._client.state is State.LOST:  # the server keeps the session in the lost world until it leaves
             await self._served.handle(_LEAVE)
         if self._client.state in (State.OFFLINE, State.LOST):
             self._client.connect(time.monotonic())

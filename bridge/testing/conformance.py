@@ -352,7 +352,7 @@ class _Run:
                 try:
                     first.ask(step=pb.StepRequest())
                 except Failed as failure:
-                    # For a server that takes one at a time, that of the look whether somebody is there is not over yet.
+                    # The connection that was opened before, to see whether a server is there, may still count.
                     if "RESOURCE_EXHAUSTED" in failure.got and time.monotonic() < deadline:
                         threading.Event().wait(0.02)
                         continue
