@@ -493,7 +493,11 @@ def test_at_a_phone_s_width_everything_fits_and_fingers_can_play(opened):
         page.click("#begin")
         says(page, "#pad", "→")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-        left, right = (page.locator(f"#pad button[data-key={name}]").bounding_box() for name in ("left", "right"))
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        for name in ("left", "right"):  # waits until the button is visible and does not move
+            page.locator(f"#pad button[data-key={name}]").click(trial=True)
+        left, right = page.evaluate("""() => ["left", "right"].map((name) =>
+            document.querySelector(`#pad button[data-key=${name}]`).getBoundingClientRect().toJSON())""")
         assert left["x"] + left["width"] < right["x"]
         assert left["y"] == right["y"]
         page.mouse.move(right["x"] + 20, right["y"] + 20)
