@@ -33,7 +33,7 @@ TORCH ?= torch==2.13.0
 
 # Other packages that speak dm_env_rpc, with the versions of Gymnasium, NumPy and Protobuf that they need.
 PEERS ?= .venv-peers
-PEERS_PACKAGES = remote-gym==0.7.3 gymnasium==0.29.1 numpy==1.26.4 "protobuf<5" dm-env-rpc==1.1.6
+PEERS_PACKAGES = remote-gym==0.7.3 gymnasium==0.29.1 numpy==1.26.4 "protobuf<5" dm-env-rpc==1.1.6 openpi-client==0.1.2
 
 # OpenEnv, for whose client, server and validator tests/test_openenv_peer.py has an environment of its own.
 OPENENV ?= .venv-openenv
@@ -63,7 +63,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # One stamp a set of extras; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml
@@ -95,7 +95,7 @@ $(OLD)/.installed: $(OLD_WHEEL) tests/old_peer/requirements.txt
 demo: $(VENV)/.installed-demo
 	$(BIN)/bridge demo
 
-test: $(VENV)/.installed-test $(OLD)/.installed
+test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not repeat"
 
 test-ci: $(VENV)/.installed-test $(OLD)/.installed
@@ -168,6 +168,22 @@ check: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/drawings.py --check
+	if command -v npm > /dev/null; then $(MAKE) --no-print-directory check-web check-calls; else echo "npm is not installed: the page's code is not checked"; fi
+
+# ESLint and TypeScript's checker over the page's modules, which are served as they are: nothing is built.
+WEB_CHECKS = tests/web_checks/node_modules
+check-web: $(WEB_CHECKS)/.installed
+	$(WEB_CHECKS)/.bin/eslint --config tests/web_checks/eslint.config.js bridge/web
+	$(WEB_CHECKS)/.bin/tsc --project tests/web_checks
+
+# On the package as it is installed, since pyright cannot follow a development install to `bridge.wrappers`.
+check-calls: $(WEB_CHECKS)/.installed $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/typed .
+	$(WEB_CHECKS)/.bin/pyright --pythonpath $(BIN)/python --project tests/web_checks/pyrightconfig.json
+
+$(WEB_CHECKS)/.installed: tests/web_checks/package.json
+	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/web_checks
+	@touch $@
 
 bench: $(VENV)/.installed-test
 	-$(MAKE) $(VENV)/.installed-bench # a peer that cannot be installed is skipped with a word

@@ -26,7 +26,7 @@ from benchmarks.alone import add_busy, measuring
 from bridge.perlert import PerlertEnv, serve_perlert
 from bridge.perlert.address import parse_perlert_address
 from bridge.perlert.client import PerlertClient
-from bridge.perlert.player import State
+from bridge.perlert.player import PlayerState
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.udp import ClientPort
 
@@ -146,7 +146,7 @@ def play_in_one_loop(url: str, agents: int, key: str | None, loss: float, second
                         x, y = generator.uniform(-1, 1, 2).round(3)
                         client.port.send(client.player.act(f"{x},{y}", time.monotonic()))
     last = time.monotonic()
-    assert all(client.player.state is State.OVER for client in clients), "a client did not see the end"
+    assert all(client.player.state is PlayerState.OVER for client in clients), "a client did not see the end"
     for client in clients:
         client.close()
     return last - (first or last), results

@@ -12,21 +12,29 @@ if TYPE_CHECKING:
     from bridge.client.slots.slot import SlotState
     from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
     from bridge.encoding.space_json import register_space
+    from bridge.facade.blocking import serve
+    from bridge.facade.record import Recording
+    from bridge.facade.serve import serve_gym
+    from bridge.facade.serve_parallel import serve_parallel
     from bridge.recording.recorder import Recorder
     from bridge.server.limits import Limits
-    from bridge.server.serve import serve_gym
-    from bridge.server.serve_parallel import serve_parallel
     from bridge.server.server import Server
     from bridge.transport.credentials import TLS
     from bridge.version import __version__
+    from bridge.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.worlds.realtime.clocked_world import RealTime
     from bridge.worlds.timed import TimeAction
 
 __all__ = [
     "TLS",
+    "Episode",
+    "Episodes",
     "Limits",
+    "Listener",
+    "Observer",
     "RealTime",
     "Recorder",
+    "Recording",
     "RemoteEnv",
     "RemoteParallelEnv",
     "RemoteVectorEnv",
@@ -38,13 +46,14 @@ __all__ = [
     "make_remote",
     "make_vec_remote",
     "register_space",
+    "serve",
     "serve_gym",
     "serve_parallel",
 ]
 
 # Names that need an extra: without it they are no part of `from bridge import *` and `dir(bridge)`, which would raise
 # ImportError otherwise. Who asks for one by its name is told what to install.
-_NEED = {"RemoteParallelEnv": "pettingzoo", "make_parallel_remote": "pettingzoo"}
+_NEED = {"Recorder": "pyarrow", "RemoteParallelEnv": "pettingzoo", "make_parallel_remote": "pettingzoo"}
 _absent = [name for name, package in _NEED.items() if not is_installed(package)]
 __all__ = [name for name in __all__ if name not in _absent]
 
@@ -52,9 +61,14 @@ register_remote()
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
+    "Episode": "bridge.worlds.observers",
+    "Episodes": "bridge.worlds.observers",
     "Limits": "bridge.server.limits",
+    "Listener": "bridge.worlds.observers",
+    "Observer": "bridge.worlds.observers",
     "RealTime": "bridge.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
+    "Recording": "bridge.facade.record",
     "RemoteEnv": "bridge.client.env",
     "RemoteParallelEnv": "bridge.client.parallel_env",
     "RemoteVectorEnv": "bridge.client.vector_env",
@@ -67,7 +81,8 @@ _PLACES = {
     "make_remote": "bridge.client.env",
     "make_vec_remote": "bridge.client.vector_env",
     "register_space": "bridge.encoding.space_json",
-    "serve_gym": "bridge.server.serve",
-    "serve_parallel": "bridge.server.serve_parallel",
+    "serve": "bridge.facade.blocking",
+    "serve_gym": "bridge.facade.serve",
+    "serve_parallel": "bridge.facade.serve_parallel",
 }
 __getattr__, __dir__ = lazy_names(__name__, _PLACES, ("errors", "perlert", "recording", "testing", "wrappers"), _absent)

@@ -10,7 +10,7 @@ __all__ = ["Clock", "MonotonicClock"]
 
 @runtime_checkable
 class Clock(Protocol):
-    """What tells the time, in seconds that never go back, from an arbitrary zero."""
+    """A clock: seconds that never go back, from an arbitrary zero."""
 
     def now(self) -> float:
         """Return the present time, seconds."""

@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """What the demo does."""
+    """The settings of the demo."""
 
     servers: int = 2
     """Server processes."""
@@ -77,7 +77,7 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came out."""
+    """The results."""
 
     history: Sequence[Generation]
     """The rounds of training."""
@@ -90,7 +90,7 @@ class Outcome:
 
     @property
     def solved(self) -> bool:
-        """Whether the trained policy's mean return is that of a solved CartPole."""
+        """True if the trained policy's mean return is that of a solved CartPole."""
         return bool(self.returns.mean() >= SOLVED)
 
 

@@ -215,7 +215,7 @@ class ConnectError(RemoteError, ConnectionError):
 
 
 class ConnectionLostError(RemoteError, ConnectionError):
-    """The connection ended while an answer was outstanding."""
+    """The connection ended while an answer was outstanding. The episode is lost; `reset()` connects again."""
 
 
 class RemoteTimeoutError(RemoteError, TimeoutError):

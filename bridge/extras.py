@@ -13,7 +13,7 @@ def install_command(extra: str) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
+    """True if a package can be imported, without importing it."""
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # an import hook hides it

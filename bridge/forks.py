@@ -1,4 +1,4 @@
-"""What a forked process does with the connections that it inherits: it forgets them.
+"""Has a forked process forget the connections that it inherits.
 
 Threads do not exist in a forked process, and its sockets are still its parent's: waiting for the former hangs, ending
 what is spoken over the latter breaks the parent's connections. So the child keeps every inherited connection and

@@ -27,10 +27,12 @@ def flat_names(keyword: str, group: type) -> dict[str, dataclasses.Field[Any]]:
         group: A dataclass.
 
     Returns:
-        The fields by their flat names. Those of `tls` have a prefix: `tls_ca`.
+        The fields by their flat names. Those of `tls` and `record` have a prefix: `tls_ca`, but the folder of `record`
+        is `record` itself.
     """
-    prefix = "tls_" if keyword == "tls" else ""
-    return {f"{prefix}{field.name}": field for field in dataclasses.fields(group)}
+    prefix = f"{keyword}_" if keyword in ("tls", "record") else ""
+    fields = {f"{prefix}{field.name}": field for field in dataclasses.fields(group)}
+    return {keyword if name == "record_folder" else name: field for name, field in fields.items()}
 
 
 def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError:
@@ -76,7 +78,7 @@ def grouped(**groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             try:
                 return function(*args, **kwargs)
             except _SELF_EXPLANATORY as error:
-                raise error.with_traceback(None)  # noqa: B904 - it is the same error
+                raise error.with_traceback(None)
 
         return call
 

@@ -1,4 +1,4 @@
-"""What a call that waits says meanwhile, to a person at a terminal."""
+"""Reports the progress of a call that waits, to a person at a terminal."""
 
 from __future__ import annotations
 

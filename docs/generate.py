@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
-from bridge.client import session as client_session
 from bridge.client.slots import endpoint as endpoints
 from bridge.client.slots import slot as slots
+from bridge.client.world import session as client_session
 from bridge.encoding import names
-from bridge.server.session import TRANSITIONS, Event, State
+from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.worlds.lanes import VectorAgent
 from bridge.worlds.multi_agent.joint_steps import MissingAgent
 from bridge.worlds.multi_agent.source import ParallelSource
@@ -26,22 +26,22 @@ FOLDER = Path(__file__).resolve().parent
 
 def states() -> str:
     """Draw the server's table of transitions as a diagram."""
-    return diagram(TRANSITIONS, State.UNJOINED, State.CLOSED)
+    return diagram(TRANSITIONS, SessionState.UNJOINED, SessionState.CLOSED)
 
 
 def transitions() -> str:
     """Write the server's table of transitions as a table."""
-    return transition_table(TRANSITIONS, State, Event)
+    return transition_table(TRANSITIONS, SessionState, SessionEvent)
 
 
 def client_states() -> str:
     """Draw the client's table of transitions as a diagram."""
-    return diagram(client_session.TRANSITIONS, client_session.State.OFFLINE, client_session.State.LOST)
+    return diagram(client_session.TRANSITIONS, client_session.ClientState.OFFLINE, client_session.ClientState.LOST)
 
 
 def client_transitions() -> str:
     """Write the client's table of transitions as a table."""
-    return transition_table(client_session.TRANSITIONS, client_session.State, client_session.Trigger)
+    return transition_table(client_session.TRANSITIONS, client_session.ClientState, client_session.Trigger)
 
 
 def slot_states() -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bridge import make_remote, serve_gym
+from bridge import Recording, make_remote, serve_gym
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs"))
     parser.add_argument("--episodes", type=int, default=10)
     arguments = parser.parse_args()
-    with serve_gym("CartPole-v1", record=arguments.folder, record_observations=True) as server:
+    with serve_gym("CartPole-v1", record=Recording(arguments.folder, observations=True)) as server:
         mean = play(server.url, expert, arguments.episodes, "agent:expert")
     print(f"recorded {arguments.episodes} episodes in {arguments.folder}/; `bridge runs {arguments.folder}` lists them")
     print(f"the expert: mean return {mean:.1f} of at most 500")

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from bridge import RealTime
-from bridge.client.events import Event, Joined
-from bridge.client.poller import Poller, Timer
-from bridge.client.remote import Delivery, Remote
-from bridge.client.world_request import WorldRequest
+from bridge.client.wire.poller import Poller, PollerTimer
+from bridge.client.world.events import Event, Joined
+from bridge.client.world.remote import Delivery, Remote
+from bridge.client.world.world_request import WorldRequest
 from bridge.errors import ConnectionLostError
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.testing.runtime import LocalRuntime
@@ -163,7 +163,7 @@ class FarNetwork:
         self.poller.call_later = self._call_later  # type: ignore[method-assign]
         self.streams: list[_Stream] = []
         self.answers: list[Event] = []
-        self._timers: list[tuple[float, int, Timer]] = []
+        self._timers: list[tuple[float, int, PollerTimer]] = []
         self._numbers = itertools.count()
         instead_of_calls(monkeypatch, self._connect)
 
@@ -171,8 +171,8 @@ class FarNetwork:
         self.streams.append(_Stream(self, deliver))
         return self.streams[-1]
 
-    def _call_later(self, delay: float, call: Callable[[], None]) -> Timer:
-        timer = Timer(call)
+    def _call_later(self, delay: float, call: Callable[[], None]) -> PollerTimer:
+        timer = PollerTimer(call)
         heapq.heappush(self._timers, (self.clock.now() + delay, next(self._numbers), timer))
         return timer
 

@@ -16,10 +16,10 @@ import pytest
 
 from bridge import Limits
 from bridge.cli import program
-from bridge.client.connect import connect
-from bridge.client.events import StepAnswered
-from bridge.client.poller import Poller
 from bridge.client.vector_env import slots_of
+from bridge.client.wire.connect import connect
+from bridge.client.wire.poller import Poller
+from bridge.client.world.events import StepAnswered
 from bridge.server import keepalive, serving
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate
@@ -135,13 +135,13 @@ def sign_of_life_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def look_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have clients that wait say so this often."""
     for module in ("pool", "joining"):
-        monkeypatch.setattr(f"bridge.client.{module}.LOOK", seconds)
+        monkeypatch.setattr(f"bridge.client.slots.{module}.LOOK", seconds)
 
 
 def set_client_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what waits in a client ask this for the time."""
     for module in ("pool", "vector_pool", "stepper"):
-        monkeypatch.setattr(f"bridge.client.{module}.time", SimpleNamespace(monotonic=monotonic))
+        monkeypatch.setattr(f"bridge.client.slots.{module}.time", SimpleNamespace(monotonic=monotonic))
 
 
 def as_another_machine(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
@@ -225,7 +225,7 @@ def limit_replays(monkeypatch: pytest.MonkeyPatch, most: int, lingers: float) ->
 
 def let_holds_lapse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the action of a person who has taken over hold for no time."""
-    monkeypatch.setattr("bridge.worlds.watching.takeovers.HOLD", -1.0)
+    monkeypatch.setattr("bridge.watching.takeovers.HOLD", -1.0)
 
 
 def server_connection(sock: socket.socket, limits: Limits) -> Any:

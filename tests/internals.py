@@ -43,25 +43,27 @@ VOCABULARY = {
 HELPERS = {
     "tests/inside.py": (
         "what is behind the public objects of a server and a client",
-        """cli.program client client.connect client.events client.poller client.vector_env server.admission
+        """cli.program client.slots client.wire.connect client.world.events client.wire.poller client.vector_env
+        server.admission
         server.auth server.calls server.connection server.connections server.fair_share server.grpc_server
         server.grpc_services server.keepalive server.serving server.web_protocol transport.address
-        transport.keepalive recording.library recording.replay_world worlds.watching.takeovers""",
+        transport.keepalive recording.library recording.replay_world watching.takeovers""",
     ),
     "tests/support.py": (
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
         """encoding.space_json encoding.spaces gymnasium_versions server.registry server.session worlds.base
         worlds.isolated.world worlds.multi_agent.joint_steps worlds.multi_agent.source
-        worlds.realtime.clocked_world worlds.scheduling worlds.source""",
+        worlds.realtime.clocked_world worlds.source""",
     ),
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",
-        """client.connect client.events client.poller client.remote client.step_reader client.world_request
+        """client.wire.connect client.world.events client.wire.poller client.world.remote client.world.step_reader
+        client.world.world_request
         worlds.realtime.world""",
     ),
     "tests/far_network.py": (
         "the same with the second stream of an agent, and timers",
-        "client.events client.poller client.remote client.world_request",
+        "client.world.events client.wire.poller client.world.remote client.world.world_request",
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
@@ -70,20 +72,20 @@ HELPERS = {
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",
-        "recording.columns recording.encoders recording.facts recording.tape",
+        "recording.facts recording.rows recording.tape",
     ),
     "tests/test_client_session.py": (
         "what the session takes and gives: who wants which world, events, extensions",
-        "client.events client.extensions client.world_request",
+        "client.world.events client.world.extensions client.world.world_request",
     ),
     "tests/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "client.remote_record client.slots.placement client.slots.slot",
+        "client.slots.remote_record client.slots.placement client.slots.slot",
     ),
-    "tests/test_pool.py": ("the events that a pool hands out", "client.events"),
+    "tests/test_pool.py": ("the events that a pool hands out", "client.world.events"),
     "tests/test_http2.py": (
         "a call of gRPC, by which HTTP/2 is used",
-        "client.grpc_client transport.address transport.messages",
+        "client.wire.grpc_client transport.address transport.messages",
     ),
     "tests/test_http2_server.py": ("what reads the messages of a stream", "transport.messages"),
     "tests/test_poller.py": ("a server of HTTP/2 without sockets", "transport.http2 transport.messages"),
@@ -95,7 +97,7 @@ HELPERS = {
         "perlert.lobby perlert.player perlert.rollout",
     ),
     "tests/test_perlert_docs.py": ("the tables that the page draws", "perlert.lobby perlert.player"),
-    "tests/test_protocol_docs.py": ("the tables that the page draws", "client.session server.session"),
+    "tests/test_protocol_docs.py": ("the tables that the page draws", "client.world.session server.session"),
     "tests/test_dying_clients.py": ("the table of which each state is killed in", "server.session"),
     "tests/test_session_fast.py": ("the codec with which our client writes Steps", "encoding.step_codec"),
     "tests/fleet/test_ray.py": (

@@ -8,8 +8,9 @@ from dm_env_rpc.v1 import connection as public_connection
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
 from dm_env_rpc.v1 import tensor_utils
 
-from bridge.encoding.tensors import pack_tensor
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
 
 TIMEOUT = 20.0
 SERVICE = "dm_env_rpc.v1.Environment"
@@ -84,6 +85,17 @@ class Stream:
         self.specs = answer.join_world.specs
         self.uids = {spec.name: uid for uid, spec in self.specs.observations.items()}
         return self
+
+    def read_property(self, key):
+        """The value of a property, as this stream is told it."""
+        request = properties_pb2.PropertyRequest()
+        request.read_property.key = key
+        message = pb.EnvironmentRequest()
+        message.extension.type_url = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyRequest"
+        message.extension.value = request.SerializeToString()
+        self.requests.put(message)
+        answer = properties_pb2.PropertyResponse.FromString(self.take().extension.value)
+        return unpack_tensor(answer.read_property.value)[()]
 
     def die(self):
         """Cut the connection, as a killed process does."""

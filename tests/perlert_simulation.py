@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 from bridge.perlert import GuardConfig, RolloutConfig
 from bridge.perlert.guard import Address, Guard, Outgoing
-from bridge.perlert.host import Host, Instance
+from bridge.perlert.host import Instance, InstanceHost
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
@@ -154,7 +154,7 @@ class Simulation:
         self._ports = itertools.count(40_000)
         self.runtime = LocalRuntime(lambda: self.now)
         ports = SimpleNamespace(send=self._from_host, open_port=lambda: next(self._ports), close_port=lambda port: None)
-        self.host = Host(guard, self.runtime.scheduler, ports, epoch=1.6e9)
+        self.host = InstanceHost(guard, self.runtime.scheduler, ports, epoch=1.6e9)
 
     def publish(self, header: Header, world: Any, **settings: Any) -> Instance:
         """Publish a world; keywords are those of `Instance.open`, and `rollout` is its configuration."""

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from bridge import RealTime
-from bridge.client.events import Event, Joined
-from bridge.client.poller import Poller
-from bridge.client.remote import Delivery, Remote
-from bridge.client.step_reader import Batch
-from bridge.client.world_request import WorldRequest
+from bridge.client.wire.poller import Poller
+from bridge.client.world.events import Event, Joined
+from bridge.client.world.remote import Delivery, Remote
+from bridge.client.world.step_reader import Batch
+from bridge.client.world.world_request import WorldRequest
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.worlds.realtime.world import RealtimeWorld
 from tests.support import direct_registry, direct_session, gym_source, layout_of
@@ -22,8 +22,8 @@ from tests.support import direct_registry, direct_session, gym_source, layout_of
 
 def instead_of_calls(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
     """Have remotes get what `call` makes from no connection, a URL and where to deliver, in place of calls."""
-    for name, value in (("connection_to", lambda *args, **keywords: None), ("Call", call)):
-        monkeypatch.setattr(f"bridge.client.connect.{name}", value)
+    for name, value in (("connection_to", lambda *args, **keywords: None), ("ClientCall", call)):
+        monkeypatch.setattr(f"bridge.client.wire.connect.{name}", value)
 
 
 class Network:

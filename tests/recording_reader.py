@@ -3,70 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-MARK = bytes.fromhex("A9524543")
+STEP, RESET = 0, 1
 
 
-def read_file(path: Path) -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-    """All whole records of a file: the JSON object of each, and its columns by name."""
-    data = path.read_bytes()
-    assert data[:8] == b"BRIDGREC"
-    assert struct.unpack("<II", data[8:16]) == (1, 0)
-    found, at = [], 16
-    while (at := data.find(MARK, at)) >= 0:
-        if at + 12 > len(data):
-            break
-        length, checksum = struct.unpack_from("<II", data, at + 4)
-        payload = data[at + 12 : at + 12 + length]
-        if len(payload) < length or zlib.crc32(payload) != checksum:
-            at += 1
-            continue
-        found.append(read_payload(payload))
-        at += 12 + length
+def read_file(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Check a segment's digests, and return its header and its rows."""
+    data, at = path.read_bytes(), 0
+    for line in path.with_name(path.name + ".sums").read_text("ascii").splitlines():
+        if not line.startswith("footer "):
+            start, size, digest = line.split()
+            assert int(start) == at
+            at += int(size)
+            assert hashlib.blake2b(data[int(start) : at], digest_size=16).hexdigest() == digest
+    assert at == len(data)
+    table = pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_stream(data).read_all()
+    return json.loads(table.schema.metadata[b"bridge"]), table.to_pylist()
+
+
+def read_run(folder: Path) -> dict[int, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """The streams of the one recording of a folder by number: header and rows."""
+    found: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+    paths = [path for path in folder.iterdir() if path.suffix in (".parquet", ".arrow")]
+    for path in sorted(paths, key=lambda path: [int(part) for part in path.name.split(".")[1:3]]):
+        header, rows = read_file(path)
+        found.setdefault(header["stream"], (header, []))[1].extend(rows)
     return found
 
 
-def read_payload(payload: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    (size,) = struct.unpack_from("<I", payload)
-    header = json.loads(payload[4 : 4 + size].decode("utf-8"))
-    columns, at = {}, 4 + size
-    for column in header.get("columns", []):
-        data = payload[at : at + column["bytes"]]
-        if column.get("compression") == "zlib":
-            data = zlib.decompress(data)
-        columns[column["name"]] = np.frombuffer(data, column["dtype"]).reshape(column["shape"])
-        at += column["bytes"]
-    assert at == len(payload)
-    return header, columns
-
-
-def read_run(folder: Path) -> dict[int, tuple[dict[str, Any], list[tuple[dict[str, Any], dict[str, np.ndarray]]]]]:
-    """The streams of the one recording of a folder by number: what `world` says, and the records of rows."""
-    worlds: dict[int, dict[str, Any]] = {}
-    rows: dict[int, list[Any]] = {}
-    for path in sorted(folder.glob("*.rec")):
-        for header, columns in read_file(path):
-            if header["type"] == "world":
-                worlds.setdefault(header["stream"], header)
-            elif header["type"] == "rows":
-                rows.setdefault(header["stream"], []).append((header, columns))
-    return {number: (world, rows.get(number, [])) for number, world in worlds.items()}
-
-
-def episodes_of(records: list[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> list[dict[str, np.ndarray]]:
-    """The episodes of one environment (`kind` is `env`): its columns, cut where it was reset."""
-    names = set.intersection(*(set(columns) for _, columns in records))
-    whole = {name: np.concatenate([columns[name] for _, columns in records]) for name in names}
-    starts = [*np.flatnonzero(whole["kind"] == 1).tolist(), len(whole["kind"])]
-    return [{name: column[start:stop] for name, column in whole.items()} for start, stop in itertools.pairwise(starts)]
+def episodes_of(rows: list[dict[str, Any]], lane: int = 0) -> list[list[dict[str, Any]]]:
+    """The rows of each episode of a lane: its reset, and its steps."""
+    own = [row for row in rows if row["lane"] == lane and row["kind"] in (STEP, RESET)]
+    return [[row for row in own if row["episode"] == number] for number in sorted({row["episode"] for row in own})]
 
 
 def hash_of(*tensors: np.ndarray) -> bytes:

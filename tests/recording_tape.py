@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from bridge.recording.columns import Kind, Row
-from bridge.recording.encoders import Encoder
 from bridge.recording.facts import facts_of
+from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.tape import Tape
 
 PAIR = (spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(4))
@@ -18,7 +17,7 @@ PAIR = (spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(4))
 def tape_of(journal: Any) -> Tape:
     """A tape of a made-up environment."""
     facts = facts_of(journal.run, journal.number(), "env", PAIR, {"env_id": "Made-up-v0"})
-    return Tape(journal, Encoder({**facts, "observations": True}, PAIR, None, None, True))
+    return Tape(journal, Encoder({**facts, "observations": True}))
 
 
 def reset_row(at: float, *, observation: Any = None, seed: int = 1) -> Row:

@@ -34,7 +34,7 @@ from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.scheduling import Pending
+from bridge.worlds.scheduling import PendingResult
 from bridge.worlds.source import EnvSource
 from tests.inside import registry_of
 
@@ -219,7 +219,7 @@ class Later:
 
     def __init__(self) -> None:
         self.begun: list[Any] = []
-        self._released: Pending[None] = Pending()
+        self._released: PendingResult[None] = PendingResult()
 
     async def run(self, function: Any, *args: Any) -> Any:
         self.begun.append(function)
@@ -336,15 +336,16 @@ def objects_of(*packages: str) -> Counter[type]:
     return Counter(type(each) for each in gc.get_objects() if str(type(each).__module__).startswith(packages))
 
 
-def sampled(values: Iterable[Any], every: int, first: int = 0) -> list[Any]:
+def sampled(values: Iterable[Any], every: int, first: int = 0, *, slow: bool = False) -> list[Any]:
     """Return parameters of which `make test` plays each `every`-th one, from `first` on; `make test-all` plays all.
 
-    A tuple is one set of several parameters.
+    A tuple is one set of several parameters. `.ci/run` plays all of them, too, if they are `slow` ones.
     """
+    mark = pytest.mark.slow if slow else pytest.mark.repeat
     return [
         value
         if index % every == first
-        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.repeat)
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
         for index, value in enumerate(values)
     ]
 

@@ -213,6 +213,7 @@ def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(MEASUREMENTS, 5))
 def test_a_measurement_is_refused_while_another_runs_which_is_named(name: str) -> None:
     with server_process(MEASURE) as (process, said):
@@ -224,6 +225,7 @@ def test_a_measurement_is_refused_while_another_runs_which_is_named(name: str) -
     assert "--busy" in done.stderr
 
 
+@pytest.mark.slow
 def test_two_measurements_at_once_are_both_marked_and_one_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
     tiny = ("sync-64", "--rounds", "1", "--seconds", "0.01", "--busy", "--results", str(tmp_path))
     with server_process(MEASURE) as (process, _):

@@ -15,10 +15,16 @@ def test_the_command_line_names_policies_by_their_modules():
     assert find_policies(["tests.parallel_envs:Relay.step"]) is Relay.step
 
 
+def test_the_command_line_takes_urls_for_all_agents_and_for_some():
+    url = "ws://gpu:8000?token=abc"
+    assert find_policies([url]) == url
+    assert find_policies([f"ann={url}", "bob=random"]) == {"ann": url, "bob": "random"}
+
+
 @pytest.mark.parametrize(
     ("items", "text"),
     [
-        (["clever"], "expected a policy as random, or as MODULE:FUNCTION .* got 'clever'"),
+        (["clever"], "expected a policy as random, as its ws:// URL, or as MODULE:FUNCTION .* got 'clever'"),
         (["tests.test_policies:"], "got 'tests.test_policies:'"),
         ([":still"], "got ':still'"),
         (["tests.test_policies:nothing"], "the module tests.test_policies has no 'nothing'"),

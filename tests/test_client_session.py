@@ -11,11 +11,11 @@ from typing import Any
 import gymnasium
 import pytest
 
-import bridge.client.session as module
-from bridge.client.events import Joined, Lost, Refused, Replied, StepAnswered
-from bridge.client.extensions import property_request, property_value
-from bridge.client.session import CONNECTING, ONLINE, TRANSITIONS, ClientSession, State, Trigger
-from bridge.client.world_request import WorldRequest
+import bridge.client.world.session as module
+from bridge.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.world.extensions import property_request, property_value
+from bridge.client.world.session import CONNECTING, ONLINE, TRANSITIONS, ClientSession, ClientState, Trigger
+from bridge.client.world.world_request import WorldRequest
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, RemoteTimeoutError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
@@ -85,13 +85,13 @@ def refusal(code: Code = Code.INVALID_ARGUMENT) -> bytes:
 
 def test_a_session_joins_plays_and_leaves_by_bytes_alone(pair: Pair) -> None:
     client = pair.client
-    assert client.state is State.OFFLINE
+    assert client.state is ClientState.OFFLINE
     pair.join()
-    assert client.state is State.JOINED
+    assert client.state is ClientState.JOINED
     assert client.info is not None
     assert client.info.action_space == CountingEnv(3).action_space
     client.begin({}, NOW)
-    assert client.state is State.RESETTING
+    assert client.state is ClientState.RESETTING
     assert [type(event) for event in pair.turn()] == [StepAnswered]
     states = []
     for _ in range(4):
@@ -99,7 +99,9 @@ def test_a_session_joins_plays_and_leaves_by_bytes_alone(pair: Pair) -> None:
         (event,) = pair.turn()
         assert isinstance(event, StepAnswered)
         states.append(client.state)
-    assert states == [State.RUNNING, State.RUNNING, State.ENDED, State.RUNNING], "the Step after an end begins anew"
+    assert states == [ClientState.RUNNING, ClientState.RUNNING, ClientState.ENDED, ClientState.RUNNING], (
+        "the Step after an end begins anew"
+    )
     client.ask(property_request("world.env_id"), NOW)
     (reply,) = pair.turn()
     assert isinstance(reply, Replied)
@@ -109,7 +111,7 @@ def test_a_session_joins_plays_and_leaves_by_bytes_alone(pair: Pair) -> None:
     assert not pair.registry.names
     lost = client.connection_lost(ConnectionLostError("url", "gone"))
     assert lost.established
-    assert client.state is State.LOST
+    assert client.state is ClientState.LOST
 
 
 def test_a_server_that_refuses_to_create_worlds_has_one_to_join() -> None:
@@ -119,7 +121,7 @@ def test_a_server_that_refuses_to_create_worlds_has_one_to_join() -> None:
     assert session.receive(refusal(Code.UNIMPLEMENTED), NOW) is None
     (request,) = session.data_to_send()
     assert pb.EnvironmentRequest.FromString(request).join_world.world_name == ""
-    assert session.state is State.JOINING
+    assert session.state is ClientState.JOINING
 
 
 def test_a_refused_join_is_a_loss_of_what_was_not_established() -> None:
@@ -130,7 +132,7 @@ def test_a_refused_join_is_a_loss_of_what_was_not_established() -> None:
     assert isinstance(event.error, RefusedError)
     assert not event.established
     session.connect(NOW)
-    assert session.state is State.JOINING
+    assert session.state is ClientState.JOINING
 
 
 def test_answers_of_an_abandoned_episode_mean_nothing(pair: Pair) -> None:
@@ -141,10 +143,10 @@ def test_answers_of_an_abandoned_episode_mean_nothing(pair: Pair) -> None:
     pair.act()
     late = [pair.server.handle(request) for request in client.data_to_send()]
     client.abandon_episode()
-    assert client.state is State.JOINED
+    assert client.state is ClientState.JOINED
     client.begin({}, NOW)
     assert [client.receive(data, NOW) for data in late] == [None]
-    assert (client.state, client.stale) == (State.RESETTING, 1)
+    assert (client.state, client.stale) == (ClientState.RESETTING, 1)
     assert [type(event) for event in pair.turn()] == [StepAnswered]
 
 
@@ -165,13 +167,13 @@ def test_a_refused_step_leaves_the_episode_running_and_a_refused_reset_leaves_no
     session.begin({}, NOW)
     event = session.receive(refusal(), NOW)
     assert isinstance(event, Refused)
-    assert session.state is State.JOINED
+    assert session.state is ClientState.JOINED
     assert session.receive(answer(step=pb.StepResponse(state=pb.RUNNING)), NOW) is None, "the Step after it is stale"
     session.begin({}, NOW, reset=False)
     assert isinstance(session.receive(answer(step=pb.StepResponse(state=pb.RUNNING)), NOW), StepAnswered)
     session.step(session.world.first_step, NOW)
     assert isinstance(session.receive(refusal(), NOW), Refused)
-    assert session.state is State.RUNNING
+    assert session.state is ClientState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_every_cut_of_a_join_leaves_a_session_that_can_connect_again() -> None:
         for _ in range(count):
             for request in pair.client.data_to_send():
                 pair.client.receive(pair.server.handle(request), NOW)
-        done = pair.client.state is State.JOINED
+        done = pair.client.state is ClientState.JOINED
         assert pair.client.connection_lost(ConnectionLostError("url", "cut")).established == done
         again = direct_session(pair.registry, "test")
         pair.server = again
@@ -239,18 +241,18 @@ def test_a_request_without_a_world_says_so() -> None:
 
 
 def test_the_table_leads_everywhere_and_out_of_everywhere() -> None:
-    reached, todo = {State.OFFLINE}, [State.OFFLINE]
+    reached, todo = {ClientState.OFFLINE}, [ClientState.OFFLINE]
     while todo:
         here = todo.pop()
         for (state, _), after in TRANSITIONS.items():
             if state is here and after not in reached:
                 reached.add(after)
                 todo.append(after)
-    assert reached == set(State)
-    assert {state for state, _ in TRANSITIONS} == set(State)
+    assert reached == set(ClientState)
+    assert {state for state, _ in TRANSITIONS} == set(ClientState)
     assert {trigger for _, trigger in TRANSITIONS} == set(Trigger)
     for state in (*CONNECTING, *ONLINE):
-        assert TRANSITIONS[state, Trigger.END] is State.LOST
+        assert TRANSITIONS[state, Trigger.END] is ClientState.LOST
 
 
 @pytest.mark.parametrize("name", ["session", "joined_world", "step_reader"])

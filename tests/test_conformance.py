@@ -64,6 +64,7 @@ def test_a_correct_server_passes_every_check():
     assert report.exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "skipped"),
     sampled(
@@ -239,7 +240,10 @@ def test_misuse_is_an_error_that_says_what_is_expected():
         check_server("localhost:1", create_settings={"x": object()})
 
 
-@pytest.mark.parametrize("fault", ["odd_dtype", "no_specs", "reset_world_silent", "error_ends_stream", "uids_change"])
+@pytest.mark.parametrize(
+    "fault",
+    sampled(["odd_dtype", "no_specs", "reset_world_silent", "error_ends_stream", "uids_change"], 5, 2, slow=True),
+)
 def test_a_whole_run_over_a_faulty_server_comes_to_its_end(fault):
     with PublicServer({fault}) as server:
         report = check_server(server.url, timeout=2.0)

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.worlds.watching.controls import ACTION_NAMES, controls_of, controls_of_space, default_keys, known_names
+from bridge import make_parallel_remote, make_remote, serve_parallel
+from bridge.worlds.controls import ACTION_NAMES, controls_of, controls_of_space, default_keys, known_names
+from tests.peers import Stream
+from tests.support import everywhere
 
 
 def test_keys_are_the_environment_s_own_where_it_has_some():
@@ -147,3 +150,24 @@ def test_names_of_axes_of_another_length_are_not_used():
         "less": "down",
         "more": "up",
     }
+
+
+@everywhere
+@pytest.mark.parametrize("fps", [None, 30.0], ids=["lock-step", "real time"])
+def test_the_seats_of_an_mpe_world_have_named_actions_with_arrows(isolation, fps):
+    simple_tag_v3 = pytest.importorskip("mpe2.simple_tag_v3", reason="mpe2 is not installed: pip install mpe2")
+    with serve_parallel(simple_tag_v3.parallel_env, fps=fps, isolation=isolation) as server:
+        env = (
+            make_remote(f"{server.url}?world=", agent="agent_0")
+            if fps
+            else make_parallel_remote(f"{server.url}?world=")
+        )
+        env.reset()
+        seat = {"agent": "adversary_0"} if fps else {"agent": "adversary_0", "role": "takeover"}
+        person = Stream(server, own_connection=True).join(**seat)
+        found = json.loads(person.read_property("world.controls"))
+        person.close()
+        env.close()
+    keys = {found["names"][entry["action"]]: entry["keys"] for entry in found["keys"]}
+    assert keys == {name: [name.lower()] for name in ("LEFT", "RIGHT", "DOWN", "UP")}
+    assert (found["neutral"], found["idle"]) == (0, True)

@@ -377,6 +377,7 @@ class Fragile(Scripted):
         raise RuntimeError("the rope is torn")
 
 
+@pytest.mark.slow
 @ISOLATION
 def test_an_async_lane_that_raises_ends_the_episode_and_the_next_one_runs(isolation):
     with (

@@ -1,8 +1,8 @@
-"""`bridge.client.directory`: the addresses of a name, in the order in which they are tried."""
+"""`bridge.client.wire.directory`: the addresses of a name, in the order in which they are tried."""
 
 import socket
 
-from bridge.client.directory import interleave
+from bridge.client.wire.directory import interleave
 
 
 def test_address_families_take_turns_and_the_first_stays_first() -> None:

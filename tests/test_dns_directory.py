@@ -79,6 +79,7 @@ def play_until(episodes: Episodes, condition: Any) -> None:
         episodes.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", sampled([1, 2], 2))
 def test_slots_follow_a_name_whose_addresses_change(dns: Dns, lanes: int) -> None:
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 import bridge
@@ -54,13 +55,6 @@ URLS = {'"file:///home/me/urls.txt"': "file_url", '"file:///shared/urls.txt"': "
 
 BLOCKS: dict[str, list[Block | Elsewhere]] = {
     "api.md": [Elsewhere("tests/test_readme.py")] * 2,
-    "classroom.md": [
-        Block(
-            {'"grpcs://teacher.lan:50051/CartPole-v1"': 'server.url + "/CartPole-v1"'},
-            "server = serve_secure(['CartPole-v1', 'MountainCar-v0'], fps=30)\n",
-            "envs.step(envs.action_space.sample())" + CLOSE,
-        )
-    ],
     "cluster.md": [
         Block(
             {
@@ -92,6 +86,17 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block(),
     ],
     "conversions.md": [Elsewhere("tests/test_conversions.py")],
+    "dial.md": [
+        Block(
+            {"0.0.0.0:6000": "127.0.0.1:{port}", '"listen': 'f"listen', "num_envs=8": "num_envs=2"},
+            "import socket\n"
+            "with socket.create_server(('127.0.0.1', 0)) as free:\n    port = free.getsockname()[1]\n"
+            "serve_secure('CartPole-v1').stop()\n"
+            "dial = {'dial': f'grpcs://127.0.0.1:{port}', 'dial_ca': 'certs/ca.pem', 'token': 'a-secret'}\n"
+            "server = serve_gym('CartPole-v1', **dial)\n",
+            CLOSE,
+        )
+    ],
     "openenv.md": [
         Block({**SHORT, "port=8000": "port=0"}),
         Block(
@@ -132,6 +137,8 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
             "env.reset()\nenv.close()\nserver.stop()",
         ),
         Block({"    …\n": "    envs.reset(seed=0)\n"}, "", "    envs.close()\n"),
+        Block({}, "", "server.stop()\n"),
+        Block({}, "server = serve_gym('Pendulum-v1', fps=50)\n", "env.close()\nserver.stop()\n"),
     ],
     "reconnect.md": [
         Block(
@@ -147,8 +154,20 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
             "assert len(made) == 3\nfor envs in made.values(): envs.close()\nserver.stop()",
         )
     ],
+    "policies.md": [
+        Block({"port=8000": "port=0", "server.wait()": "server.stop()"}),
+        Block(
+            {'"ws://localhost:8000"': "server.url"},
+            "from bridge.policies import serve_policy\n"
+            "server = serve_policy(lambda observations: (observations[:, 2] > 0).astype(int))\n",
+            "\nassert action == 0 and actions.shape == (64,)\nserver.stop()\n",
+        ),
+        Block(after="\nassert server.url\nserver.stop()\n"),
+        Block({"episodes=20": "episodes=4"}),
+    ],
     "recordings.md": [
         Block(SHORT),
+        Block(before="from pathlib import Path\n\nfolder = Path(record_episode()).parent\n"),
         Block({'"runs/20261122T140501-3fa9c1-1.0.17"': "record_episode()"}),
         Block(
             {'"grpc://localhost:50051?world="': "server.url + '?world='", '"seek")(100)': '"seek")(5)'},
@@ -158,10 +177,6 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         ),
         Block({}, SERVE + "urls = [server.url]\n", RESET),
     ],
-    "robot.md": [
-        Block({}, "", "server.stop()\n"),
-        Block({}, "server = serve_gym('Pendulum-v1', fps=50)\n", "env.close()\nserver.stop()\n"),
-    ],
     "play.md": [
         Block({"    server.wait()\n": "    pass\n"}),
         Block(
@@ -169,6 +184,11 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
             "import numpy as np\nactions = np.zeros(2, int)\n"
             "infos = {'intervene_action': np.array([0, 1]), '_intervene_action': np.array([False, True])}\n",
             "assert executed.tolist() == [0, 1]\n",
+        ),
+        Block(
+            {'"grpcs://teacher.lan:50051/CartPole-v1"': 'server.url + "/CartPole-v1"'},
+            "server = serve_secure(['CartPole-v1', 'MountainCar-v0'], fps=30)\n",
+            "envs.step(envs.action_space.sample())" + CLOSE,
         ),
     ],
     "trainers.md": [Elsewhere("tests/test_lost_slots.py"), Elsewhere("tests/test_lost_slots.py")],
@@ -217,7 +237,16 @@ def test_a_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytes
             assert text in code, f"docs/{page} has no {text!r} any more"
         code = code.replace(text, other)
     scope = dict(IN_SCOPE)
-    exec(compile(block.before + code + block.after, page, "exec"), scope)
+    try:
+        exec(compile(block.before + code + block.after, page, "exec"), scope)
+    except BaseException:  # what the block would have closed, so that the tests that follow do not fail too
+        for value in scope.values():
+            if isinstance(value, (gymnasium.Env, gymnasium.vector.VectorEnv)):
+                value.close()
+        for value in scope.values():
+            if isinstance(value, bridge.Server):
+                value.stop()
+        raise
 
 
 def serve_secure(env: Any, **keywords: Any) -> bridge.Server:

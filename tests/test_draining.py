@@ -19,6 +19,8 @@ from bridge import Limits, errors, make_remote, serve_gym
 from bridge.testing import CountingEnv, ServerProcess
 from tests.support import sampled, until
 
+pytestmark = pytest.mark.slow
+
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 TRANSPORTS = pytest.mark.parametrize("transport", ["http2", "grpcio"])
 

@@ -14,7 +14,7 @@ import pytest
 from bridge import RemoteEnv, Server, make_remote, serve_gym
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import TRANSITIONS, Event, State
+from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 from tests.peers import HELLO, METHOD, SERVICE
 from tests.support import until
@@ -123,37 +123,39 @@ def bystander(server: Server) -> Iterator[RemoteEnv]:
     until(lambda: server.connections == 0)
 
 
-def lead(client: Client, state: State) -> str:
+def lead(client: Client, state: SessionState) -> str:
     """Bring a client into a state; return its world."""
     world = client.create()
-    if state is State.UNJOINED:
+    if state is SessionState.UNJOINED:
         return world
     client.join(world)
-    if state is State.JOINED:
+    if state is SessionState.JOINED:
         return world
     assert client.step() == pb.RUNNING
-    if state is State.INTERRUPTED:
+    if state is SessionState.INTERRUPTED:
         client.ask(reset=pb.ResetRequest())
-    if state is State.TERMINATED:
+    if state is SessionState.TERMINATED:
         while client.step() == pb.RUNNING:
             pass
     return world
 
 
-MORTAL = [state for state in State if (state, Event.END) in TRANSITIONS]
+MORTAL = [state for state in SessionState if (state, SessionEvent.END) in TRANSITIONS]
 
 
 @pytest.mark.parametrize("kind", ["ours", "another"])
 @pytest.mark.parametrize("state", MORTAL, ids=lambda state: state.value)
 def test_a_client_that_is_killed_leaves_what_it_should(
-    server: Server, connect: Callable[..., Client], bystander: RemoteEnv, state: State, kind: str
+    server: Server, connect: Callable[..., Client], bystander: RemoteEnv, state: SessionState, kind: str
 ) -> None:
     client = connect(kind)
     world = lead(client, state)
     assert (server.connections, len(server.worlds)) == (2, 2)
     client.kill()
     until(lambda: server.connections == 1)
-    if state is State.UNJOINED and kind == "another":  # not a client of this package: it was made for others to join
+    if (
+        state is SessionState.UNJOINED and kind == "another"
+    ):  # not a client of this package: it was made for others to join
         assert world in server.worlds
         other = make_remote(f"{server.url}?world={world}")
         other.reset()
@@ -166,7 +168,7 @@ def test_a_client_that_is_killed_in_the_midst_of_a_step_takes_its_world_along(
     server: Server, connect: Callable[..., Client], bystander: RemoteEnv
 ) -> None:
     client = connect()
-    world = lead(client, State.RUNNING)
+    world = lead(client, SessionState.RUNNING)
     for _ in range(2):
         assert client.step() == pb.RUNNING
     Gated.gate.clear()
@@ -182,7 +184,7 @@ def test_a_client_that_is_killed_while_its_reset_world_waits_takes_the_order_bac
     server: Server, connect: Callable[..., Client], bystander: RemoteEnv
 ) -> None:
     player, caller = connect(), connect()
-    world = lead(player, State.RUNNING)
+    world = lead(player, SessionState.RUNNING)
     caller.send(reset_world=pb.ResetWorldRequest(world_name=world))
     until(lambda: server.status()["requests"] == 1)
     caller.kill()
@@ -196,7 +198,7 @@ def test_a_killed_client_is_not_waited_for_by_a_reset_world_and_its_world_stays_
     server: Server, connect: Callable[..., Client], bystander: RemoteEnv
 ) -> None:
     player, caller = connect(), connect()
-    lead(player, State.UNJOINED)
+    lead(player, SessionState.UNJOINED)
     player.join("")
     assert player.step() == pb.RUNNING
     caller.send(reset_world=pb.ResetWorldRequest())

@@ -197,6 +197,7 @@ def test_an_endpoint_that_nobody_serves_is_left_out_at_the_start() -> None:
             make_vec_remote(Listed(Endpoint(dead)), num_envs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", sampled(["2", "1"], 2))
 def test_slots_of_a_killed_server_go_to_the_others_and_each_step_is_counted(lanes: str) -> None:
     with ExitStack() as stack:
@@ -236,6 +237,7 @@ def test_a_file_that_is_rewritten_moves_what_is_lost_to_the_new_server(tmp_path:
         envs.close()
 
 
+@pytest.mark.slow
 def test_addresses_of_a_name_change_while_it_is_stepped() -> None:
     addresses = ["127.0.0.2"]
 

@@ -27,6 +27,7 @@ def factory(scale: float = 1.0) -> gymnasium.Env[Any, Any]:
     return Home(TransformReward(gymnasium.make("CartPole-v1"), lambda reward: scale * float(reward)))
 
 
+@pytest.mark.slow
 def test_a_clients_factory_makes_its_worlds_in_processes_of_their_own() -> None:
     weight = 3.0
     with serve_gym("Acrobot-v1", allow_env_factories=True) as server:

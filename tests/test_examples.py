@@ -16,7 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 ELSEWHERE = {
     "tests/trainers/test_lost_servers.py": {"ppo.py"},
-    "tests/trainers/test_examples.py": {"sb3_ppo.py", "torchrl_ppo.py", "skrl_ppo.py"},
+    "tests/trainers/test_examples.py": {
+        "sb3_ppo.py",
+        "torchrl_ppo.py",
+        "skrl_ppo.py",
+        "policy_sb3.py",
+        "policy_torch.py",
+    },
     "tests/fleet/test_examples.py": {"ray_training.py"},
     "tests/trainers/test_rllib.py": {"rllib_ppo.py"},
 }
@@ -37,6 +43,33 @@ def test_minimal_plays_episodes() -> None:
     assert lines[-1] == "2 episodes were played over the network; the server has stopped"
 
 
+def test_an_observer_logs_episodes_to_a_csv_file(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.csv"
+    out = run("log_episodes.py", "--file", path, "--steps", "100")
+    head, *rows = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert out == f"{path} has {len(rows)} episodes\n"
+    assert head == ["world", "lane", "return", "length"]
+    assert {row[1] for row in rows} == {"0", "1"}
+    assert all(float(row[2]) == int(row[3]) > 0 for row in rows)  # CartPole pays 1.0 a step
+
+
+def test_three_clients_vote_in_a_world_of_their_own() -> None:
+    out = run("voting_world.py")
+    total, *others = re.findall(r"[\d.]+(?=[,\]])", out)
+    assert out.startswith("3 voters played an episode: returns [")
+    assert float(total) > 0
+    assert others == [total] * 2
+
+
+@pytest.mark.slow
+def test_a_served_policy_is_called_once_a_step() -> None:
+    assert re.fullmatch(
+        r"50 steps of 4 environments, reward \d+: 50 calls\n",
+        run("policy_numpy.py", "--num-envs", "4", "--steps", "50"),
+    )
+
+
+@pytest.mark.slow
 def test_two_machines_play_with_a_token_and_tls_and_others_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     folder, other = tmp_path / "secrets", tmp_path / "other"
@@ -65,6 +98,7 @@ def test_two_machines_play_with_a_token_and_tls_and_others_are_refused(tmp_path:
             server.wait(30)
 
 
+@pytest.mark.slow
 def test_real_time_tells_how_old_observations_are() -> None:
     out = run("real_time.py", "--seconds", "2")
     assert re.search(r"\d+ frames passed while the agent decided 30 times", out)
@@ -72,6 +106,7 @@ def test_real_time_tells_how_old_observations_are() -> None:
     assert re.search(r"observations were \d+\.\d ms old", out)
 
 
+@pytest.mark.slow
 def test_several_agents_are_played_by_one_client_and_by_one_each() -> None:
     pytest.importorskip("mpe2")
     lines = run("multi_agent.py", "--steps", "6").splitlines()
@@ -83,6 +118,7 @@ def test_several_agents_are_played_by_one_client_and_by_one_each() -> None:
         assert float(one) == float(other) < 0.0  # they share their reward
 
 
+@pytest.mark.slow
 def test_agents_chase_a_bot_in_the_place_of_a_person() -> None:
     pytest.importorskip("mpe2")
     pytest.importorskip("websockets")
@@ -90,6 +126,7 @@ def test_agents_chase_a_bot_in_the_place_of_a_person() -> None:
     assert re.fullmatch(r"play at http://127\.0\.0\.1:\d+/\n.*for 3 s\nagent_0 was caught in \d+ of 90 frames\n", out)
 
 
+@pytest.mark.slow
 def test_a_clone_of_a_recorded_expert_plays_as_well(tmp_path: Path) -> None:
     out = run("record_and_clone.py", "--folder", tmp_path / "runs", "--episodes", "3")
     expert, clone = (float(found) for found in re.findall(r"mean return ([\d.]+)", out))

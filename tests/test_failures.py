@@ -447,6 +447,7 @@ def test_worlds_and_lanes_beyond_the_limit_are_refused_by_name() -> None:
         remote.close()
 
 
+@pytest.mark.slow
 def test_messages_of_any_size_pass_up_to_the_named_limit() -> None:
     from bridge.testing import SpaceEnv
 

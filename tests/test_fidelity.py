@@ -135,7 +135,7 @@ def test_every_action_space_arrives_exactly(name: str) -> None:
     compare_one(lambda: SpaceEnv(None, EVERY_SPACE[name]()), 60)
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", sampled([1, 3], 2, 1, slow=True))
 @pytest.mark.parametrize("name", sampled(EVERY_SPACE, 6))
 def test_every_space_arrives_exactly_in_slots_and_lanes(name: str, lanes: int) -> None:
     # Gymnasium's own vector environments cannot step over an action space without elements.
@@ -153,6 +153,7 @@ def test_worlds_of_one_and_of_several_lanes_mix_in_one_vector() -> None:
     local.close()
 
 
+@pytest.mark.slow
 def test_three_drawn_worlds_on_one_server_keep_their_own_pixels() -> None:
     """pygame is not thread-safe: without one lock around all environment calls most frames were wrong."""
     function = made("CarRacing-v3")

@@ -271,6 +271,7 @@ def test_a_lost_server_is_told_the_others_go_on_and_it_is_found_again():
             env.close()
 
 
+@pytest.mark.slow
 def test_servers_of_a_directory_come_and_go(tmp_path):
     file = tmp_path / "urls.txt"
     with serve_gym(CountingEnv) as first, serve_gym(CountingEnv) as second:
@@ -475,6 +476,7 @@ def test_a_lobby_refuses_what_it_cannot_send_and_a_slot_that_is_taken_is_waited_
         bob.inspector.close()
 
 
+@pytest.mark.slow
 def test_a_lobby_that_is_gone_is_told_and_found_again():
     with serve_perlert(Guess, fps=20, port=0) as server:
         gateway = serve_gateway(server.url)

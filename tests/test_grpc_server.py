@@ -706,6 +706,7 @@ def test_no_new_call_is_taken_in_the_grace_of_a_stop(server):
 # Abuse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [PATH, WATCH, "/nothing"])
 def test_who_opens_and_cuts_streams_without_end_is_told_to_calm_down(server, path):
     with playing(server), raw(server, HELLO) as sock:
@@ -1017,6 +1018,7 @@ def test_answers_to_requests_that_came_together_with_a_slow_one_do_not_wait_for_
         assert hand.response(slow).step.state == pb.RUNNING
 
 
+@pytest.mark.slow
 def test_no_more_is_read_of_a_connection_whose_requests_are_behind(monkeypatch):
     look_at_sockets_after(monkeypatch, 0.0005)
     held = []
@@ -1212,7 +1214,7 @@ def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
 def test_another_machines_name_is_not_shared(server, monkeypatch):
     first = Call(server.url, shared=True)
     lines = [first, Call(server.url, neighbour=first, shared=True)]
-    as_another_machine(monkeypatch, "client.connect")
+    as_another_machine(monkeypatch, "client.wire.connect")
     lines += [Call(server.url, neighbour=first, shared=True) for _ in range(2)]
     assert len({line.connection for line in lines}) == 3
     for line in lines:
@@ -1249,6 +1251,7 @@ def test_a_world_is_refused_where_no_thread_is_left_for_it_and_made_later(monkey
 # What a connection holds
 
 
+@pytest.mark.slow
 def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_collector():
     """What waits for the collector is memory that nobody counts."""
     with serve_gym(LargeEnv) as server:

@@ -74,7 +74,9 @@ def test_what_it_sends_without_end_ends_in_an_error(name):
             assert server.sent < 64 * MIB
 
 
-@pytest.mark.parametrize("name", [*ENDS, "a spec of shape [10⁸]", "200,000 specs", "an error of 30 MB"])
+@pytest.mark.parametrize(
+    "name", [*ENDS, "a spec of shape [10⁸]", pytest.param("200,000 specs", marks=pytest.mark.slow), "an error of 30 MB"]
+)
 def test_bridge_info_says_in_few_words_why_it_ends(name, capsys):
     with HOSTILE[name]() as server:
         assert main(["info", server.url, "--all", "--timeout", "1" if name in SLOW else "60"]) == 1
@@ -85,6 +87,7 @@ def test_bridge_info_says_in_few_words_why_it_ends(name, capsys):
     assert "\x1b" not in said.err + said.out
 
 
+@pytest.mark.slow
 def test_bridge_info_reads_no_properties_without_end(capsys):
     with HOSTILE["properties without end"]() as server:
         assert main(["info", server.url, "--all"]) == 1

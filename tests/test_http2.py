@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.client.grpc_client import GrpcClient
+from bridge.client.wire.grpc_client import GrpcClient
 from bridge.errors import Code
 from bridge.transport.address import parse_address
 from bridge.transport.frames import HeadersReceived, Http2Error

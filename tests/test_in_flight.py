@@ -65,6 +65,7 @@ def test_an_action_takes_effect_within_half_a_round_trip_and_a_frame(network: Ma
     assert max(late) <= 0.04 + FRAME + 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sampled(range(3), 3))
 def test_a_rough_network_keeps_the_rate_the_age_and_the_actions(network: Make, seed: int) -> None:
     """B-14, by the world's own clock: ±30 ms, and 2 % of the packets stall their stream for 200 ms."""
@@ -89,6 +90,7 @@ def test_a_rough_network_keeps_the_rate_the_age_and_the_actions(network: Make, s
     assert np.median(late) <= 0.04 + FRAME
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("think", "conditions"), sampled([(0.3, STEADY), (0.0, ROUGH), (0.0, STEADY), (0.05, STEADY), (0.4, ROUGH)], 4)
 )

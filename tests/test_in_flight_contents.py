@@ -91,6 +91,7 @@ def told(net: FarNetwork, remote: Any) -> Any:
     return net.answers.pop(0).message  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 def test_an_answer_put_together_from_several_holds_each_lane_s_observation_and_info(network: Make, mixed: bool) -> None:
     lengths = itertools.cycle((7, 16, 29))

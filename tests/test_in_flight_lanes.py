@@ -16,7 +16,7 @@ from bridge.errors import PeerError, RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.far_network import ROUGH, STEADY, FarNetwork, Telling
 from tests.realtime_tools import read_batch
-from tests.support import direct_session, lane_info
+from tests.support import direct_session, lane_info, sampled
 
 FRAME = 1 / 60
 LANES = 3
@@ -174,6 +174,7 @@ def test_each_frame_of_each_lane_is_told_once_and_as_soon_as_it_has_come(network
     assert len(frames) >= 590, "observations are told again only while the first ones are on their way"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_rough_network_keeps_the_rate_the_age_and_the_actions_of_lanes(network: Make, seed: int) -> None:
     """B-14, by the world's own clock: ±30 ms, and 2 % of the packets stall their stream for 200 ms."""
@@ -200,7 +201,8 @@ def test_a_rough_network_keeps_the_rate_the_age_and_the_actions_of_lanes(network
         assert np.median(late) <= 0.04 + FRAME
 
 
-@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("partial", sampled([False, True], 2, slow=True))
 @pytest.mark.parametrize(
     ("think", "steps", "conditions"), [(0.0, 240, STEADY), (0.05, 100, ROUGH), (0.3, 60, STEADY), (1.3, 25, ROUGH)]
 )

@@ -23,7 +23,9 @@ from tests.far_network import Telling
 from tests.inside import remotes_of
 from tests.parallel_envs import Relay
 from tests.peers import Stream
-from tests.support import until
+from tests.support import sampled, until
+
+pytestmark = pytest.mark.slow
 
 LENGTHS = (11, 60, 4)
 
@@ -157,7 +159,7 @@ def test_a_person_takes_over_one_lane(far: Any) -> None:
     envs.close()
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", sampled([1, 3], 2, 1, slow=True))
 def test_throttle_takes_what_is_in_flight(far: Any, lanes: int) -> None:
     url, _ = far(num_envs=lanes)
     envs = BlockingReset(Throttle(bridge.make_vec_remote(url)))
@@ -239,7 +241,7 @@ def test_a_copy_and_a_forked_process_have_streams_of_their_own(far: Any) -> None
     env.close()
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("lanes", sampled([1, 3], 2, 1, slow=True))
 def test_a_lost_connection_ends_the_episodes_once_and_comes_back(far: Any, lanes: int) -> None:
     url, proxy = far(lambda: Telling((10**6,)), num_envs=lanes)
     envs = bridge.make_vec_remote(url)

@@ -6,7 +6,7 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from google.protobuf import any_pb2
 
-from bridge.client.inspector import Inspector
+from bridge.client.world.inspector import Inspector
 from bridge.encoding.names import PROPERTY_RESPONSE_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import RemoteTimeoutError

@@ -1,8 +1,8 @@
-"""`bridge.client.latency`: how far two clocks are apart, and how old what is seen is."""
+"""`bridge.client.realtime.latency`: how far two clocks are apart, and how old what is seen is."""
 
 import pytest
 
-from bridge.client.latency import ClockOffset, Latency
+from bridge.client.realtime.latency import ClockOffset, Latency
 from bridge.errors import SettingError
 
 

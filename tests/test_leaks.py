@@ -19,6 +19,8 @@ from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import SERVE, sampled, server_process, until
 
+pytestmark = pytest.mark.slow
+
 
 def resources() -> tuple[int, int]:
     """Threads and file descriptors of this process."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import pytest
 
 from bridge import make_vec_remote, serve_gym
 from bridge.client.endpoints import Endpoint
@@ -27,6 +28,7 @@ class Listed:
         return list(self.listed)
 
 
+@pytest.mark.slow
 def test_many_slots_are_spread_stepped_and_moved() -> None:
     with ExitStack() as stack:
         servers: list[Any] = [stack.enter_context(serve_gym(Planned)) for _ in range(SERVERS + 1)]

@@ -17,10 +17,10 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, SettingError, StartError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.recording.reader import read_folder
 from bridge.testing import VirtualClock
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
+from tests.recording_reader import read_run
 from tests.support import everywhere, until
 
 RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
@@ -423,10 +423,13 @@ def test_a_recording_says_who_acted(serve, client, clock, tmp_path):
     clock.advance(2 * FRAME)
     states(ben, "countdown")
     server.stop()
-    (episode, *_) = read_folder(tmp_path).episodes()
-    steps = list(episode.stream.players(episode.start + 1, episode.stop))
-    assert [step["ann"] for step in steps] == ["person:Ann", "person:Ann", "agent:fast", "agent:fast"]
-    assert {(step["bob"], step["cyd"]) for step in steps} == {("default", "agent:fast")}
+    ((header, rows),) = read_run(tmp_path).values()
+    steps = [row for row in rows if row["kind"] == 0 and row["episode"] == 1 and row["acted"]]
+    who = {
+        agent: [row["by"] for row in steps if header["agents"][row["lane"]] == agent] for agent in ("ann", "bob", "cyd")
+    }
+    assert who["ann"] == ["person:Ann", "person:Ann", "agent:fast", "agent:fast"]
+    assert {*zip(who["bob"], who["cyd"], strict=True)} == {("default", "agent:fast")}
 
 
 # Policies, in a match and without

@@ -53,6 +53,7 @@ def vector(urls: Any, num_envs: int, **more: Any) -> tuple[Any, Episodes]:
 # How draining is announced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["goaway", "directory", "health", "grpcio", "websocket"])
 @pytest.mark.parametrize("lanes", sampled([1, 4], 2, 1))
 def test_slots_leave_a_server_that_says_that_it_drains(lanes: int, how: str) -> None:
@@ -209,6 +210,7 @@ def test_a_reset_in_the_midst_of_an_episode_moves_too() -> None:
         envs.close()
 
 
+@pytest.mark.slow
 def test_without_a_free_endpoint_a_slot_stays_until_the_server_ends_and_is_lost_then() -> None:
     with serve_gym(Planned) as old, serve_gym(Planned) as full:
         envs, episodes = vector(Listed(Endpoint(old.url, slots=4), Endpoint(full.url, slots=2)), 6)
@@ -416,6 +418,7 @@ def test_a_slot_that_is_lost_between_calls_has_moved_by_the_next_one() -> None:
 # Rolling updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", sampled([1, 4], 2))
 def test_a_rolling_update_cuts_no_single_episode_and_counts_each_lane(tmp_path: Path, lanes: int) -> None:
     """Three servers in processes are replaced one after the other: SIGTERM, a new port, the file of URLs rewritten."""

@@ -125,6 +125,7 @@ def test_a_space_without_a_form_in_json_is_refused_with_its_name(name: str) -> N
                 assert "OpenEnv's JSON" in ask(socket_, {"type": "reset", "data": {}})["data"]["message"]
 
 
+@pytest.mark.slow
 def test_a_session_is_an_environment_of_its_own_with_seeds_options_and_state() -> None:
     local = gymnasium.make("CartPole-v1")
     with serve_gym("CartPole-v1", web=True, openenv=True) as server, session(server) as one, session(server) as other:

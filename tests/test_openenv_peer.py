@@ -17,7 +17,10 @@ from gymnasium import spaces
 from bridge import make_remote, make_vec_remote, serve_gym
 
 PYTHON = Path(__file__).resolve().parent.parent / ".venv-openenv" / "bin" / "python"
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="OpenEnv is not installed: make test-openenv")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON.exists(), reason="OpenEnv is not installed: make test-openenv"),
+]
 
 PLAY = """
 import json, sys

@@ -197,15 +197,17 @@ DIRECTIONS = {
     "server": BASE | {"encoding", "transport", "worlds"},
     "client": BASE | {"encoding", "transport"},
     "wrappers": BASE | {"client", "encoding", "transport"},
-    "perlert": BASE | {"client", "encoding", "server", "transport", "worlds"},
-    "recording": BASE | {"client", "encoding", "server", "worlds"},
-    "fleet": BASE | {"client", "encoding", "server", "transport", "worlds"},
+    "perlert": BASE | {"client", "encoding", "facade", "server", "transport", "watching", "worlds"},
+    "watching": BASE | {"encoding", "worlds"},
+    "recording": BASE | {"client", "encoding", "facade", "server", "worlds"},
+    "fleet": BASE | {"client", "encoding", "facade", "server", "transport", "worlds"},
     "gateway": BASE | {"client", "encoding", "fleet", "perlert", "server", "transport", "worlds"},
-    "openenv": BASE | {"client", "encoding", "server", "transport", "worlds"},
+    "dial": BASE | {"client", "server", "transport"},
+    "openenv": BASE | {"client", "encoding", "facade", "server", "transport", "watching", "worlds"},
     "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
 }
-LAZILY = {("client", "perlert"), ("client", "wrappers"), ("server", "recording")}
-LAZILY |= {("client", "openenv"), ("server", "openenv")}
+LAZILY = {("client", "perlert"), ("client", "wrappers")}
+LAZILY |= {("client", "openenv"), ("server", "openenv"), ("client", "dial"), ("server", "dial"), ("worlds", "policies")}
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
@@ -262,7 +264,7 @@ def test_imports_point_one_way(name):
         "bridge.perlert.protocol.packet",
         "bridge.perlert.lobby",
         "bridge.perlert.rollout",
-        "bridge.worlds.realtime.match",
+        "bridge.watching.match",
     ],
 )
 def test_protocol_logic_names_no_io_no_thread_and_no_clock(name):

@@ -1,4 +1,4 @@
-"""Our client on the servers of other packages, which run in an environment of their own: `make test-peers`.
+"""Our ends against those of other packages, which run in an environment of their own: `make test-peers`.
 
 They need other versions of Gymnasium and NumPy than this package does.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bridge import make_remote, make_vec_remote
+from bridge.policies import serve_policy
 from bridge.wrappers import BlockingReset
 
 PYTHON = Path(__file__).resolve().parent.parent / ".venv-peers" / "bin" / "python"
@@ -76,3 +78,31 @@ def test_remote_gym_serves_the_slots_of_a_vector(remote_gym: str) -> None:
         assert set(rewards.tolist()) <= {0.0, 1.0}
     assert ended >= 9  # pushed one way only, a pole falls within a dozen steps
     envs.close()
+
+
+# What a robot's program does with openpi-client.
+INFER = """
+import sys
+import numpy as np
+from openpi_client.action_chunk_broker import ActionChunkBroker
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
+client = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1]), api_key="secret-token")
+assert client.get_server_metadata()["robot"] == "arm"
+policy = ActionChunkBroker(client, action_horizon=2)
+image = np.full((2, 2, 3), 7, np.uint8)
+for step in range(4):
+    answer = policy.infer({"state": np.array([step, 0.5], np.float32), "image": image, "prompt": "pick"})
+    print(answer["actions"].tolist())
+"""
+
+
+def test_openpi_client_drives_a_served_policy() -> None:
+    def plan(batch: dict[str, Any]) -> np.ndarray[Any, Any]:
+        assert batch["prompt"] == ["pick"]
+        assert batch["image"].dtype == np.uint8
+        return np.stack([batch["state"], -batch["state"]], axis=1)
+
+    with serve_policy(plan, chunked=True, token="secret-token", metadata={"robot": "arm"}) as server:
+        command = [str(PYTHON), "-c", INFER, server.url.rpartition(":")[2]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["[0.0, 0.5]", "[-0.0, -0.5]", "[2.0, 0.5]", "[-2.0, -0.5]"]

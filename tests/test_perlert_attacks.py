@@ -24,6 +24,8 @@ from tests.draft_peers import PlainClient
 from tests.perlert_simulation import client_of
 from tests.test_perlert_server import two_agents
 
+pytestmark = pytest.mark.slow
+
 KEY = "0123456789abcdef0123456789abcdef"
 WARY = GuardConfig(trusted=())
 """No address is believed, not even one of this machine."""
@@ -530,6 +532,7 @@ class Stalls(Recorder):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_after_a_stall_steps_are_not_sent_faster_than_before():
     # P-21
     with serve_perlert(lambda: Stalls(120), name="count", fps=30) as server:

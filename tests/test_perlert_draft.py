@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge.perlert import LobbyConfig, PerlertEnv, RolloutConfig, serve_perlert
-from bridge.perlert.lobby import Lobby, State
+from bridge.perlert.lobby import Lobby, MatchState
 from bridge.perlert.player import Player
 from bridge.perlert.protocol.packet import Header, Slot, parse_client
 from bridge.perlert.rollout import Rollout
@@ -56,7 +56,7 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
                 out = lobby.handle(parse_client(text.encode()), CLIENT, len(text), now)
             else:
                 out = run.handle(parse_client(text.encode()), CLIENT, now)
-            if lobby.state is State.STARTING:
+            if lobby.state is MatchState.STARTING:
                 acted = {}
                 run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1))
                 out += lobby.started(run, now)

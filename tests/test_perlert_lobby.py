@@ -5,7 +5,7 @@ import pytest
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import GuardConfig, RolloutConfig
 from bridge.perlert import lobby as module
-from bridge.perlert.lobby import Lobby, LobbyConfig, State
+from bridge.perlert.lobby import Lobby, LobbyConfig, MatchState
 from bridge.perlert.protocol.packet import (
     Header,
     LobbyInfo,
@@ -186,10 +186,10 @@ def test_the_simulation_does_not_start_while_a_client_is_not_ready():
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     lobby.receive(b"city:7;register=agent1,bob", BOB, 0.0)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
-    assert lobby.state is State.GATHERING
+    assert lobby.state is MatchState.GATHERING
     assert lobby.missing() == "not ready: agent1"
     lobby.receive(b"city:7;ready=agent1,true", BOB, 2.0)
-    assert lobby.state is State.STARTING
+    assert lobby.state is MatchState.STARTING
 
 
 def test_the_simulation_starts_when_every_slot_has_a_ready_client_or_a_bot():
@@ -202,13 +202,13 @@ def test_the_simulation_starts_when_every_slot_has_a_ready_client_or_a_bot():
     assert lobby.missing() == "open: agent1"
     lobby.receive(b"city:7;register=agent1,bob", BOB, 2.0)
     lobby.receive(b"city:7;ready=agent1,true", BOB, 3.0)
-    assert lobby.state is State.STARTING
+    assert lobby.state is MatchState.STARTING
 
 
 def test_bots_alone_start_nothing():
     lobby = make(1, bots=("agent0",))
     lobby.tick(100.0)
-    assert lobby.state is State.GATHERING
+    assert lobby.state is MatchState.GATHERING
     assert lobby.missing() == "nobody is registered"
 
 
@@ -267,13 +267,13 @@ def test_a_countdown_is_announced_and_put_off_while_somebody_is_not_ready():
     assert Message(H, "Simulation will start in 2 s") in to(lobby.tick(2.0), ANN)
     out = lobby.receive(b"city:7;ready=agent0,false", ANN, 2.5)
     assert Message(H, "The start is put off: not ready: agent0") in to(out, ANN)
-    assert lobby.state is State.GATHERING
+    assert lobby.state is MatchState.GATHERING
     # Nobody was ready any more: it is counted anew.
     lobby.receive(b"city:7;ready=agent0,true", ANN, 3.0)
     lobby.tick(5.9)
-    assert lobby.state is State.COUNTDOWN
+    assert lobby.state is MatchState.COUNTDOWN
     lobby.tick(6.0)
-    assert lobby.state is State.STARTING
+    assert lobby.state is MatchState.STARTING
 
 
 def test_one_client_cannot_begin_a_countdown_again_for_ever():
@@ -286,7 +286,7 @@ def test_one_client_cannot_begin_a_countdown_again_for_ever():
         word = "true" if tick % 2 else "false"
         lobby.receive(f"city:7;ready=agent1,{word}".encode(), EVE, now)
         lobby.receive(b"city:7;lobby", ANN, now)
-        if lobby.state is State.STARTING:
+        if lobby.state is MatchState.STARTING:
             break
     assert now <= 3.1
 
@@ -324,7 +324,7 @@ def test_a_spectator_is_never_waited_for():
     lobby.receive(b"city:7;register=spectator0,bob", BOB, 0.0)
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
-    assert lobby.state is State.STARTING
+    assert lobby.state is MatchState.STARTING
     out = lobby.started(new_run(lobby), 1.0)
     assert to(out, ANN) == [Start(H, 40000)]
     assert to(out, BOB) == []
@@ -334,7 +334,7 @@ def start(lobby, port=40000, now=10.0):
     for i, address in enumerate((ANN, BOB)[: len(lobby.slots)]):
         lobby.receive(f"city:7;register=agent{i},x".encode(), address, now)
         lobby.receive(f"city:7;ready=agent{i},true".encode(), address, now)
-    assert lobby.state is State.STARTING
+    assert lobby.state is MatchState.STARTING
     return lobby.started(new_run(lobby, port), now)
 
 
@@ -367,7 +367,7 @@ def test_a_run_keeps_the_registrations_and_after_it_nobody_is_ready():
     for address in ANN, BOB:
         (info,) = to(out, address)
         assert not any(s.ready for s in info.slots)
-    assert lobby.state is State.GATHERING
+    assert lobby.state is MatchState.GATHERING
     lobby.tick(114.0)
     assert len(lobby.clients) == 2
     lobby.tick(115.0)
@@ -382,12 +382,12 @@ def test_a_client_that_missed_the_run_is_told_its_port_until_it_has_been_there()
     player = lobby.clients[ANN].player
     assert Start(H, 40000) in to(lobby.receive(b"city:7;lobby", ANN, 11.0), ANN)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 11.5)
-    assert lobby.state is State.GATHERING
+    assert lobby.state is MatchState.GATHERING
     player.here, player.heard = True, 11.7
     lobby.receive(b"city:7;ready=agent0,true", ANN, 12.6)  # it may still ask there
-    assert lobby.state is State.GATHERING
+    assert lobby.state is MatchState.GATHERING
     lobby.receive(b"city:7;ready=agent0,true", ANN, 12.7)
-    assert lobby.state is State.STARTING
+    assert lobby.state is MatchState.STARTING
 
 
 def test_a_client_that_never_comes_to_the_runs_port_is_told_it_until_that_is_closed():
@@ -397,7 +397,7 @@ def test_a_client_that_never_comes_to_the_runs_port_is_told_it_until_that_is_clo
     end_run(lobby, 10.5, missed=[ANN])
     assert to(lobby.receive(b"city:7;ready=agent0,true", ANN, 20.4), ANN)[-1] == Start(H, 40000)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 20.5)
-    assert lobby.state is State.STARTING
+    assert lobby.state is MatchState.STARTING
 
 
 def test_a_start_that_fails_is_told_and_nobody_is_ready():
@@ -407,7 +407,7 @@ def test_a_start_that_fails_is_told_and_nobody_is_ready():
     out = lobby.start_failed("no licence", 2.0)
     assert Message(H, "The simulation could not start: no licence") in to(out, ANN)
     assert not slot(lobby, "agent0").ready
-    assert lobby.state is State.GATHERING
+    assert lobby.state is MatchState.GATHERING
 
 
 def test_a_storm_of_ready_toggles_is_told_at_most_ten_times_a_second():
@@ -531,7 +531,7 @@ def test_an_address_that_is_not_proven_still_gets_its_port_when_the_run_starts(t
     for datagram in [b"city:7;lobby"] * asks + [f"city:7;register=agent0,{tag}".encode(), b"city:7;ready=agent0,true"]:
         out += lobby.receive(datagram, FAR, 0.0)
     assert Registered(H, "agent0") in to(out, FAR)
-    assert lobby.state is State.STARTING
+    assert lobby.state is MatchState.STARTING
     out += lobby.started(new_run(lobby), 0.1)
     assert to(out, FAR)[-1] == Start(H, 40000)
 
@@ -710,9 +710,9 @@ def test_a_flood_from_many_addresses_is_answered_up_to_the_total_rate_and_rememb
 
 def test_every_state_and_event_of_the_table_is_reached_by_the_lobby():
     table = module.TRANSITIONS
-    assert {state for state, _ in table} == set(State)
-    assert {event for _, event in table} == set(module.Event)
-    assert set(table.values()) == set(State)
+    assert {state for state, _ in table} == set(MatchState)
+    assert {event for _, event in table} == set(module.MatchEvent)
+    assert set(table.values()) == set(MatchState)
 
 
 def test_an_event_out_of_turn_is_an_error_of_the_owner():

@@ -4,7 +4,7 @@ from decimal import Decimal
 import pytest
 
 from bridge.perlert import player as module
-from bridge.perlert.player import Player, PlayerConfig, State
+from bridge.perlert.player import Player, PlayerConfig, PlayerState
 from bridge.perlert.protocol.packet import Header, Message, Start, parse_client
 from tests.perlert_simulation import steps_of
 
@@ -31,7 +31,7 @@ def playing(**settings):
     player.receive(b"city:7;registered=agent0", SERVER, 0.1)
     player.receive(MINE % b"ready", SERVER, 0.2)
     player.receive(b"city:7;start=port:32323", SERVER, 0.3)
-    assert player.state is State.JOINING
+    assert player.state is PlayerState.JOINING
     return player
 
 
@@ -85,10 +85,10 @@ def test_the_slot_that_was_lost_is_asked_for_again_before_another_that_is_open()
     player = make()
     player.receive(b"city:7;a=close,k,x,ready;b=open,k,,not_ready", SERVER, 0.0)
     player.receive(b"city:7;registered=b", SERVER, 0.1)
-    assert player.state is State.WAITING
+    assert player.state is PlayerState.WAITING
     out = player.receive(b"city:7;a=open,k,,not_ready;b=open,k,,not_ready", SERVER, 20.0)
     assert "city:7;register=b,joe" in sent(out)
-    assert player.state is State.REGISTERING
+    assert player.state is PlayerState.REGISTERING
 
 
 def test_a_client_that_wants_no_slot_asks_for_the_lobby_alone():
@@ -104,7 +104,7 @@ def test_a_client_may_go_for_the_next_run_without_being_ready():
     player = playing()
     player.receive(step(1, done="true"), ROLLOUT, 1.0)
     assert "city:7;ready=agent0,false" in sent(player.set_ready(False, 2.0))
-    assert player.state is State.WAITING
+    assert player.state is PlayerState.WAITING
     player.receive(MINE % b"not_ready", SERVER, 2.1)
     assert not any("ready=" in text for text in sent(player.tick(3.0)))
 
@@ -113,7 +113,7 @@ def test_a_slot_of_somebody_else_is_not_ours_and_the_reason_is_told():
     player = make(agent="agent0")
     player.receive(OPEN, SERVER, 0.0)
     player.receive(b"city:7;agent0=close,citizen,ann,ready", SERVER, 0.1)
-    assert player.state is State.ASKING
+    assert player.state is PlayerState.ASKING
     assert player.waits_for() == "the slot 'agent0' is held by 'ann'"
     assert make(agent="agent7").waits_for() == "the lobby has not answered"
     missing = make(agent="agent7")
@@ -139,7 +139,7 @@ def test_a_lost_start_is_told_again_because_we_ask():
         player.receive(datagram, SERVER, 0.0)
     assert "city:7;lobby" in sent(player.tick(1.5))
     player.receive(b"city:7;start=port:32323", SERVER, 1.6)
-    assert player.state is State.JOINING
+    assert player.state is PlayerState.JOINING
 
 
 def test_the_drafts_steps_with_a_constant_number_are_taken_in_the_order_of_their_timestamps():
@@ -148,7 +148,7 @@ def test_the_drafts_steps_with_a_constant_number_are_taken_in_the_order_of_their
         player.receive(b"city:7:%d:0;obs=%d;reward=%d;done=false" % (stamp, observation, reward), ROLLOUT, 1.0)
     player.receive(b"city:7:1590853134833:0;obs=51;reward=1;done=true", ROLLOUT, 2.0)
     assert [step.observation for step in steps_of(player)] == ["45", "47", "48", "51"]
-    assert player.state is State.OVER
+    assert player.state is PlayerState.OVER
     assert steps_of(player)[-1].ret == 2
 
 
@@ -193,7 +193,7 @@ def in_run(**settings):
     player = offered(**settings)
     player.receive(MINE % b"ready", SERVER, 0.3)
     player.receive(b"city:7;start=port:32323", SERVER, 0.4)
-    assert player.state is State.JOINING
+    assert player.state is PlayerState.JOINING
     return player
 
 
@@ -222,13 +222,13 @@ def test_a_server_that_confirms_before_it_told_a_token_is_a_plain_one():
 
 def test_a_tag_is_a_hint_and_the_confirmation_is_the_proof():
     player = offered()
-    assert player.state is State.WAITING
+    assert player.state is PlayerState.WAITING
     # Another client of the same tag in the slot, and our registrations are no longer confirmed.
     for now in (1.0, 2.0, 3.0):
         player.receive(MINE % b"ready", SERVER, now)
-        assert player.state is State.WAITING
+        assert player.state is PlayerState.WAITING
     player.receive(MINE % b"ready", SERVER, 3.5)
-    assert player.state is State.REGISTERING
+    assert player.state is PlayerState.REGISTERING
     player.receive(MINE % b"ready", SERVER, 7.0)
     assert player.waits_for() == "no slot is open"
 
@@ -260,7 +260,7 @@ def test_nobody_who_does_not_know_the_token_ends_an_episode():
     player.receive(step(0, extra=f";extra=token:{TOKEN},ack:0,got:0,sent:1,ret:0"), ROLLOUT, 1.0)
     player.receive(step(1, done="true"), ROLLOUT, 1.1)
     player.receive(step(1, done="true", extra=";extra=token:" + "f" * 12 + ",ack:0,got:0,sent:1,ret:0"), ROLLOUT, 1.2)
-    assert player.state is State.PLAYING
+    assert player.state is PlayerState.PLAYING
     assert player.stats.stale == 2
     # Nor is another token taken, as long as the server is there.
     player.receive(b'city:7;message=bridge/1 {"token":"ffffffffffff"}', SERVER, 1.3)
@@ -309,9 +309,9 @@ def test_steps_of_an_older_run_or_from_elsewhere_are_dropped_and_counted():
     player.receive(step(1, done="true"), ROLLOUT, 1.0)
     player.set_ready(True, 2.0)
     player.receive(b"city:7;start=port:32323", SERVER, 2.1)
-    assert player.state is State.WAITING
+    assert player.state is PlayerState.WAITING
     player.receive(b"city:7;start=port:40000", SERVER, 2.2)
-    assert player.state is State.JOINING
+    assert player.state is PlayerState.JOINING
     player.receive(step(7), ROLLOUT, 2.3)
     player.receive(step(7), ("192.0.2.9", 40000), 2.3)
     player.receive(step(7), ("192.0.2.1", 40001), 2.3)
@@ -343,9 +343,9 @@ def test_a_run_whose_end_never_came_is_ended_when_the_lobby_knows_of_none():
     player.receive(b"city:7;start=port:32323", SERVER, 3.0)
     for now in (5.0, 12.0, 14.0):
         player.receive(MINE % b"not_ready", SERVER, now)
-        assert player.state is State.PLAYING
+        assert player.state is PlayerState.PLAYING
     player.receive(MINE % b"not_ready", SERVER, 15.0)
-    assert player.state is State.OVER
+    assert player.state is PlayerState.OVER
     last = steps_of(player)[-1]
     assert (last.done, last.truncated, last.lost) == (True, True, True)
 
@@ -378,8 +378,8 @@ def test_a_malformed_datagram_is_counted_and_delivers_nothing(datagram):
 
 
 def test_every_state_and_event_of_the_table_is_used():
-    assert {state for state, _ in module.TRANSITIONS} == set(State)
-    assert {event for _, event in module.TRANSITIONS} == set(module.Event)
+    assert {state for state, _ in module.TRANSITIONS} == set(PlayerState)
+    assert {event for _, event in module.TRANSITIONS} == set(module.PlayerEvent)
 
 
 def test_jitter_and_delay_are_measured_from_the_timestamps():

@@ -7,7 +7,7 @@ from bridge.errors import PacketError, SettingError
 from bridge.perlert import GuardConfig
 from bridge.perlert.protocol.packet import Header, parse_client, parse_server
 from bridge.perlert.protocol.profile import parse_extra
-from bridge.perlert.rollout import Player, Rollout, RolloutConfig
+from bridge.perlert.rollout import Rollout, RolloutConfig, RunMember
 from tests.perlert_simulation import guard_of, result
 
 H = Header("city", 7)
@@ -38,7 +38,7 @@ class Recorded(Rollout):
 
 def make(*players, now=0.0, guard=None, **config):
     run = Recorded(H, 40000, guard_of(guard), config=RolloutConfig(**config), epoch=1_000_000.0)
-    for player in players or (Player(ANN, "agent0"),):
+    for player in players or (RunMember(ANN, "agent0"),):
         run.join(player, now)
     return run
 
@@ -78,7 +78,7 @@ def test_the_last_valid_action_is_fed_until_a_new_one_comes():
 
 def test_several_clients_act_in_one_simulation_each_in_its_slot():
     # P-29
-    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"))
+    run = make(RunMember(ANN, "agent0"), RunMember(BOB, "agent1"))
     run.receive(b"city:7;action=1", ANN, 0.0)
     run.receive(b"city:7;action=2", BOB, 0.0)
     run.receive(b"city:7;action=9", FAR, 0.0)
@@ -136,7 +136,7 @@ def test_rewards_of_steps_that_were_not_sent_are_in_the_next_one():
 
 
 def test_a_step_that_the_byte_budget_held_back_is_rewarded_later():
-    run = make(Player(FAR, "agent0"), fps=10)
+    run = make(RunMember(FAR, "agent0"), fps=10)
     assert run.frame({"agent0": result("1", 5.0)}, 0.0) == []
     run.receive(b"city:7;action=1", FAR, 0.05)
     (step,) = steps(run.frame({"agent0": result("2", 2.0)}, 0.1), FAR)
@@ -182,7 +182,7 @@ def test_the_end_is_told_again_unasked_three_times():
 
 def test_the_port_stays_open_for_each_client_from_its_own_end():
     # P-17
-    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"), fps=10, resends=())
+    run = make(RunMember(ANN, "agent0"), RunMember(BOB, "agent1"), fps=10, resends=())
     begin(run)
     run.frame({"agent0": result("1", 0, terminated=True), "agent1": result("1", 0)}, 0.0)
     now = 0.0
@@ -227,7 +227,7 @@ def test_the_end_is_sent_at_once_whatever_the_rate():
 
 
 def test_only_newer_actions_with_the_right_token_are_applied():
-    run = make(Player(ANN, "agent0", token=TOKEN))
+    run = make(RunMember(ANN, "agent0", token=TOKEN))
     for seq, value in ((3, 30), (2, 20), (3, 31), (5, 50), (4, 40)):
         run.receive(f"city:7;action={TOKEN},40000,{seq},{value}".encode(), ANN, 0.0)
     assert run.acted == {"agent0": 50}
@@ -241,7 +241,7 @@ def test_only_newer_actions_with_the_right_token_are_applied():
 
 def test_an_invalid_action_is_not_acknowledged_and_the_last_one_stays():
     # P-27
-    run = make(Player(ANN, "agent0", token=TOKEN))
+    run = make(RunMember(ANN, "agent0", token=TOKEN))
     run.receive(f"city:7;action={TOKEN},40000,1,5".encode(), ANN, 0.0)
     run.receive(f"city:7;action={TOKEN},40000,2,walk".encode(), ANN, 0.0)
     assert run.acted == {"agent0": 5}
@@ -252,7 +252,7 @@ def test_an_invalid_action_is_not_acknowledged_and_the_last_one_stays():
 
 def test_a_plain_client_gets_no_extra_and_a_client_of_ours_its_token_with_the_counts():
     # P-25
-    run = make(Player(ANN, "agent0"), Player(BOB, "agent0", token=TOKEN))
+    run = make(RunMember(ANN, "agent0"), RunMember(BOB, "agent0", token=TOKEN))
     run.receive(b"city:7;action=0", ANN, 0.0)
     run.receive(f"city:7;action={TOKEN},40000,1,walk".encode(), BOB, 0.0)
     out = run.frame({"agent0": result("1", 2.5)}, 0.0)
@@ -264,7 +264,7 @@ def test_a_plain_client_gets_no_extra_and_a_client_of_ours_its_token_with_the_co
 
 
 def test_an_action_of_another_run_is_not_applied():
-    run = make(Player(ANN, "agent0", token=TOKEN, seq=7))
+    run = make(RunMember(ANN, "agent0", token=TOKEN, seq=7))
     run.receive(f"city:7;action={TOKEN},39999,8,5".encode(), ANN, 0.0)
     assert run.counts["action of another run"] == 1
     run.receive(f"city:7;action={TOKEN},40000,7,5".encode(), ANN, 0.0)
@@ -275,7 +275,7 @@ def test_an_action_of_another_run_is_not_applied():
 
 
 def test_a_contact_without_the_token_is_none():
-    run = make(Player(ANN, "agent0", token=TOKEN), abandoned=60.0)
+    run = make(RunMember(ANN, "agent0", token=TOKEN), abandoned=60.0)
     for datagram in (b"city:7;lobby", b"city:7;action=5", b"city:7;action=" + b"0" * 12 + b",40000,9,5"):
         run.receive(datagram, ANN, 30.0)
     player = run.players[ANN]
@@ -283,7 +283,7 @@ def test_a_contact_without_the_token_is_none():
 
 
 def test_a_client_that_leaves_ends_no_other_ones_run_and_its_slot_is_the_servers():
-    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"))
+    run = make(RunMember(ANN, "agent0"), RunMember(BOB, "agent1"))
     begin(run)
     run.move(BOB, None)
     assert {player.key for player in run.players.values()} == {"agent0"}
@@ -294,7 +294,7 @@ def test_a_client_that_leaves_ends_no_other_ones_run_and_its_slot_is_the_servers
 
 
 def test_a_spectators_actions_are_ignored_and_it_sees_the_steps():
-    run = make(Player(ANN, "agent0"), Player(BOB, "agent0", watching=True))
+    run = make(RunMember(ANN, "agent0"), RunMember(BOB, "agent0", watching=True))
     run.receive(b"city:7;action=1", ANN, 0.0)
     run.receive(b"city:7;action=2", BOB, 0.0)
     assert run.acted == {"agent0": 1}
@@ -302,18 +302,18 @@ def test_a_spectators_actions_are_ignored_and_it_sees_the_steps():
 
 
 def test_who_joins_late_is_not_rewarded_for_what_was_before():
-    run = make(Player(ANN, "agent0"), fps=10)
+    run = make(RunMember(ANN, "agent0"), fps=10)
     begin(run)
     frames(run, 3, fps=10, reward=1.0)
-    run.join(Player(BOB, "agent0", watching=True), 0.25)
+    run.join(RunMember(BOB, "agent0", watching=True), 0.25)
     assert steps(run.frame({"agent0": result("1", 5)}, 0.3), BOB)[0].reward == "5"
 
 
 def test_who_watches_an_agent_whose_episode_is_over_is_told_so_while_the_run_goes_on():
-    run = make(Player(ANN, "agent0"), Player(BOB, "agent1"), fps=10)
+    run = make(RunMember(ANN, "agent0"), RunMember(BOB, "agent1"), fps=10)
     begin(run)
     run.frame({"agent0": result("7", 1, terminated=True), "agent1": result("1", 0)}, 0.0)
-    run.join(Player(FAR, "agent0", watching=True), 0.1)
+    run.join(RunMember(FAR, "agent0", watching=True), 0.1)
     run.guard.prove(FAR)
     (step,) = steps(run.frame({"agent1": result("2", 0)}, 0.2), FAR)
     assert (step.observation, step.reward, step.done) == ("7", "0", True)
@@ -358,7 +358,7 @@ def test_a_message_of_another_instance_is_counted_and_does_nothing():
 
 
 def test_a_spoofed_player_is_sent_a_kilobyte_a_second_as_long_as_it_says_something():
-    run = make(Player(FAR, "agent0"), fps=30, abandoned=60)
+    run = make(RunMember(FAR, "agent0"), fps=30, abandoned=60)
     run.guard.heard(FAR, b"x" * 90, 0.0)  # what it said in the lobby
     out = frames(run, 1000, fps=30, last=True)
     now = 34.0
@@ -369,7 +369,7 @@ def test_a_spoofed_player_is_sent_a_kilobyte_a_second_as_long_as_it_says_somethi
 
 
 def test_a_plain_client_that_plays_far_away_is_sent_most_of_its_steps():
-    run = make(Player(FAR, "agent0"), fps=30)
+    run = make(RunMember(FAR, "agent0"), fps=30)
     run.guard.heard(FAR, b"city:7;register=agent0,x", 0.0)
     out = []
     for number in range(300):

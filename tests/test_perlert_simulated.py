@@ -50,6 +50,7 @@ def play(seed, *, agents=2, runs=1, length=8, loss=0.3, duplicate=0.3, delay=(0.
     return simulation, instance, visitors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", sampled(range(16), 16))
 def test_with_a_third_lost_doubled_and_reordered_every_return_is_recovered(block):
     for seed in range(block * 188, (block + 1) * 188):

@@ -58,9 +58,11 @@ def test_agents_of_one_world_are_slots_of_one_vector_and_none_waits_for_anothers
         with pytest.raises(ClosedError):
             envs.reset()
     assert alone >= 3
-    # The first action may come some frames late, and until then the default is 0.
-    assert all(0 < total <= 5.0 for total in returns[0])
-    assert all(0 < total <= 24.0 and total % 2 == 0 for total in returns[1])
+    # Until the first action comes, the default is 0: a process that stands still may miss all 5 frames of an episode.
+    assert all(0 <= total <= 5.0 for total in returns[0])
+    assert all(0 <= total <= 24.0 and total % 2 == 0 for total in returns[1])
+    assert max(returns[0]) > 0
+    assert max(returns[1]) > 0
 
 
 def test_instances_of_one_server_are_a_vector():

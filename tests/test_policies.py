@@ -39,7 +39,9 @@ def test_policies_are_given_for_all_or_by_name():
 
 @pytest.mark.parametrize("given", [3, "clever", {"a": None}, {"a": still, "b": 1.0}])
 def test_what_is_no_policy_is_refused(given):
-    with pytest.raises(SettingError, match='expected agents as policies \\(observation to action\\) or "random", got'):
+    with pytest.raises(
+        SettingError, match='expected agents as policies \\(observation to action\\), their ws:// URLs or "random", got'
+    ):
         check_policies("agents", given)
 
 
@@ -47,6 +49,7 @@ def test_what_is_no_policy_is_refused(given):
     ("given", "name"),
     [
         ("random", "random"),
+        ("ws://gpu:8000", "policy"),
         (still, "still"),
         (partial(still, 0), "still"),
         (lambda seen: 0, "policy"),

@@ -1,7 +1,7 @@
 """The policy of slots over random fleets, in virtual time: servers die, hang, fill, fail, drain, return and join.
 
-No socket is opened: a simulated fleet executes the policy's decisions, as `bridge.client.vector_pool` does over the
-network, and plays a training loop that goes on without lost slots.
+No socket is opened: a simulated fleet executes the policy's decisions, as `bridge.client.slots.vector_pool` does over
+the network, and plays a training loop that goes on without lost slots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from hypothesis.stateful import (
 )
 
 from bridge.client.endpoints import Endpoint
-from bridge.client.remote_record import RemoteRecord
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.policy import (
     AddSpare,
@@ -40,6 +39,7 @@ from bridge.client.slots.policy import (
     SlotPolicy,
     TakeOver,
 )
+from bridge.client.slots.remote_record import RemoteRecord
 from bridge.client.slots.slot import CUT, SETTLED, SPARE, Member, SlotEvent, SlotPhase
 from bridge.errors import (
     Code,
@@ -78,7 +78,7 @@ class Remote:
     def __init__(self, server: Server, record: RemoteRecord) -> None:
         self.server, self.record = server, record
         self.url, self.silent, self.connected = server.url, True, True
-        self.realtime = None
+        self.realtime, self.allowance = None, 0.0
 
     @property
     def draining(self) -> bool:

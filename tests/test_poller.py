@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bridge.client.poller import Poller
+from bridge.client.wire.poller import Poller
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import MessageReader, message_parts
 from tests.inside import Call

@@ -1,4 +1,4 @@
-"""`bridge.client.pool`: the wait for answers, with remotes that say what the test tells them to."""
+"""`bridge.client.slots.pool`: the wait for answers, with remotes that say what the test tells them to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bridge.client.events import Event, Joined, Lost, Refused, Replied
-from bridge.client.pool import Pool
+from bridge.client.slots.pool import Pool
+from bridge.client.world.events import Event, Joined, Lost, Refused, Replied
 from bridge.errors import Code, ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -20,6 +20,7 @@ class FakeRemote:
     def __init__(self, pool: Pool, url: str) -> None:
         self.pool, self.url = pool, url
         self.given_up: RemoteError | None = None
+        self.allowance = 0.0
 
     def deliver(self, event: Event | None) -> None:
         self.pool.poller.put((self, 1, event))  # type: ignore[arg-type]

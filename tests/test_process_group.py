@@ -21,9 +21,11 @@ import pytest
 
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.errors import RemoteTimeoutError, SettingError, StartError
-from bridge.server.process_group import ServerGroup
+from bridge.facade.process_group import ServerGroup
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical, sampled
+
+pytestmark = pytest.mark.slow
 
 
 class WhoAmI(gymnasium.Env[Any, Any]):

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.client import session as client_session
-from bridge.client.session import Trigger
+from bridge.client.world import session as client_session
+from bridge.client.world.session import Trigger
 from bridge.server import session as server_session
-from bridge.server.session import TRANSITIONS, Event, State
+from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,20 +48,20 @@ def test_the_drawings_are_current():
 @pytest.mark.parametrize(
     ("part", "module", "events", "last"),
     [
-        ("states", server_session, Event, State.CLOSED),
-        ("client_states", client_session, Trigger, client_session.State.LOST),
+        ("states", server_session, SessionEvent, SessionState.CLOSED),
+        ("client_states", client_session, Trigger, client_session.ClientState.LOST),
     ],
     ids=["server", "client"],
 )
 def test_the_diagram_has_every_transition_and_no_other(generate, part, module, events, last):
-    drawn = set()
+    drawn, states = set(), type(last)
     for state, following, label in re.findall(r"(\w+) --> (\w+): (.*)", getattr(generate, part)()):
-        drawn |= {(module.State(state), events(event), module.State(following)) for event in label.split(" / ")}
+        drawn |= {(states(state), events(event), states(following)) for event in label.split(" / ")}
     assert drawn == {(s, e, f) for (s, e), f in module.TRANSITIONS.items() if f is not last}
 
 
 def test_the_end_of_a_stream_closes_from_everywhere():
-    assert all((state, Event.END) in TRANSITIONS for state in State if state is not State.CLOSED)
+    assert all((state, SessionEvent.END) in TRANSITIONS for state in SessionState if state is not SessionState.CLOSED)
 
 
 def test_a_page_without_a_mark_is_an_error(generate):

@@ -1,6 +1,6 @@
 """Proxies and other gRPC implementations between client and server, where they are installed.
 
-The configurations are those of docs/proxies.md, with the ports and timeouts of the test.
+The configurations are those of docs/transports.md, with the ports and timeouts of the test.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from tests.planned_env import Episodes, Planned
 from tests.support import sampled, until
 from tests.websocket_tools import PATH, SUBPROTOCOL, token_subprotocol
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "proxies.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "transports.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(?:nginx|haproxy|yaml)\n(.*?)```", PAGE, re.DOTALL)
 CONFIGURATIONS = dict(zip(("nginx", "nginx-tls", "haproxy", "envoy"), BLOCKS, strict=True))
 PROXIES = ("nginx", "haproxy", "envoy")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from bridge.errors import SettingError
-from bridge.worlds.realtime.loop import TRANSITIONS, Event, Job, Observer, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import TRANSITIONS, Job, LaneEvent, LoopAgent, Phase, RealtimeLoop
 
 
 class Drive:
@@ -50,7 +50,7 @@ class Drive:
                 return
             again = bool(jobs)  # what a frame led to happens at its time
 
-    def player(self) -> Observer:
+    def player(self) -> LoopAgent:
         observer = self.loop.join(True)
         self.loop.start(self.now)
         self.until(self.now)
@@ -325,10 +325,10 @@ def test_lane_buffers_are_bounded_and_say_what_they_lost() -> None:
 
 def test_every_phase_is_reached_and_left() -> None:
     assert {phase for phase, _ in TRANSITIONS} == set(Phase)
-    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert {event for _, event in TRANSITIONS} == set(LaneEvent)
     assert set(TRANSITIONS.values()) == set(Phase) - {Phase.IDLE}
-    for phase, event in itertools.product(Phase, Event):
-        if event is Event.BEGAN:
+    for phase, event in itertools.product(Phase, LaneEvent):
+        if event is LaneEvent.BEGAN:
             assert ((phase, event) in TRANSITIONS) == (phase is Phase.RESETTING)
 
 
@@ -336,3 +336,24 @@ def test_every_phase_is_reached_and_left() -> None:
 def test_a_frame_rate_out_of_range_is_an_error(fps: object) -> None:
     with pytest.raises(SettingError, match="expected fps to be frames a second"):
         RealtimeLoop(1, fps, None)  # type: ignore[arg-type]
+
+
+def test_a_world_that_rests_stands_while_nobody_is_in_and_makes_up_for_nothing():
+    drive = Drive(fps=10.0, length=100, rest_when_empty=True)
+    drive.loop.start(drive.now)
+    drive.until(1.0)
+    assert (drive.loop.frames, drive.loop.lanes[0].phase) == (0, Phase.IDLE), "nobody has come yet"
+    player = drive.player()
+    drive.until(2.0)
+    assert drive.loop.frames == 10
+    watcher = drive.loop.join(False)
+    drive.loop.leave(player)
+    drive.until(3.0)
+    assert drive.loop.frames == 20, "somebody watches"
+    drive.loop.leave(watcher)
+    drive.until(60.0)
+    assert drive.loop.frames == 20
+    drive.player()
+    drive.until(61.0)
+    assert (drive.loop.frames, drive.loop.dropped, drive.loop.overruns) == (30, 0, 0)
+    assert drive.steps == [30], "the episode went on"

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from bridge import RealTime, make_remote, serve_gym, serve_parallel
+from bridge import RealTime, Recording, make_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.errors import RecordingError, SettingError
+from bridge.recording.episodes import load_episode
 from bridge.recording.player import EpisodeEnv, serve_episode
 from bridge.recording.reader import open_episode, read_folder
 from bridge.testing import VirtualClock
@@ -22,9 +23,17 @@ from tests.support import until
 from tests.test_recording_replay import change
 
 
-def record(folder: Path, *, seed: int | None = 3, episodes: int = 2, steps: int = 500, **keywords: Any) -> list[str]:
+def record(
+    folder: Path,
+    *,
+    seed: int | None = 3,
+    episodes: int = 2,
+    steps: int = 500,
+    observations: bool = False,
+    **keywords: Any,
+) -> list[str]:
     """Record episodes of CartPole; return their ids."""
-    with serve_gym("CartPole-v1", record=folder, **keywords) as server:
+    with serve_gym("CartPole-v1", record=Recording(folder, observations=observations), **keywords) as server:
         env = make_remote(server.url, player="person:Ann")
         for number in range(episodes):
             env.reset(seed=seed if number == 0 else None)
@@ -48,7 +57,7 @@ def test_bridge_serve_records_what_its_options_say(tmp_path):
         str(tmp_path / "runs"),
     ]
     process = subprocess.Popen(
-        [*command, "--record-observations", "--record-limit", "100000000"], stdout=subprocess.PIPE, text=True
+        [*command, "--record-observations", "--record-max-bytes", "100000000"], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -92,29 +101,33 @@ def test_runs_prints_nothing_that_a_terminal_obeys(tmp_path, capsys):
         env.step(0)
         env.close()
     assert main(["runs", str(tmp_path)]) == 0
-    (tmp_path / "\x1b[2J.rec").write_bytes(b"no recording")
-    assert main(["runs", str(tmp_path)]) == 2
+    (tmp_path / "\x1b[2J.parquet").write_bytes(b"no recording")
+    assert main(["runs", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    assert (out.count("2J"), err.count("2J")) == (1, 1)
+    assert out.count("2J") == 3, "the player twice, and the name of the file"
     assert all(line.isprintable() for line in (out + err).splitlines())
 
 
 def test_runs_says_what_is_damaged_and_what_is_no_folder(tmp_path, capsys):
     record(tmp_path)
-    (file,) = tmp_path.glob("*.rec")
+    (file,) = tmp_path.glob("*.parquet")
     file.write_bytes(file.read_bytes()[:-3])
+    (tmp_path / "20261122T140501-3fa9c1.0001.rec").write_bytes(b"BRIDGREC")
     assert main(["runs", str(tmp_path)]) == 0
-    assert "a torn record at the end" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "are not those that were written" in out
+    assert "0001.rec: a recording of format version 1, which this version does not read" in out
+    assert "2 episodes, " in out, "what is whole is listed"
     assert main(["runs", str(tmp_path / "none")]) == 2
-    assert "expected a folder with recordings, files *.rec, got" in (err := capsys.readouterr().err)
+    assert "expected a folder with recordings, files *.parquet and *.arrow, got" in (err := capsys.readouterr().err)
     assert "which does not exist" in err
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 2
     assert "which has none" in capsys.readouterr().err
     assert main(["replay", str(tmp_path), "--serve"]) == 2
     assert f"lists, got the folder {tmp_path}" in capsys.readouterr().err
-    assert main(["export", str(tmp_path / "none"), "--npz", str(tmp_path / "out")]) == 1
-    assert main(["export", str(tmp_path), "--npz", str(tmp_path / "out"), "--who", "person:Zoe"]) == 1
+    assert main(["export", str(tmp_path / "none"), "--mp4", str(tmp_path / "out")]) == 1
+    assert main(["export", str(tmp_path), "--mp4", str(tmp_path / "out"), "--who", "person:Zoe"]) == 1
     assert "there are no such episodes" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -152,33 +165,20 @@ def test_the_exit_codes_of_replay_tell_what_is_wrong(tmp_path, capsys):
     assert "the observation is not of its space now" in capsys.readouterr().out
     assert main(["replay", str(tmp_path / "seeded" / first), "--verify", "--env", "nothing:Here-v0"]) == 2
     capsys.readouterr()
-    (file,) = (tmp_path / "seeded").glob("*.rec")
-    change(file, "reward", 4, fix=False)
+    (file,) = (tmp_path / "seeded").glob("*.parquet")
+    change(file, "reward", 4)
     assert main(["replay", str(tmp_path / "seeded" / first), "--verify"]) == 1
     out = capsys.readouterr().out
     assert f"{first}: step 4: reward differs" in out
-    assert "its bytes were changed" in out
-
-
-def test_export_writes_arrays_of_the_chosen_episodes(tmp_path, capsys):
-    first, second = record(tmp_path / "runs")
-    assert main(["export", str(tmp_path / "runs"), "--npz", str(tmp_path / "out"), "--who", "person:Ann"]) == 0
-    assert "2 of 2 episodes" in capsys.readouterr().out
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted([f"{first}.npz", f"{second}.npz"])
-    assert main(["export", str(tmp_path / "runs" / second), "--npz", str(tmp_path / "one")]) == 0
-    assert [file.name for file in (tmp_path / "one").iterdir()] == [f"{second}.npz"]
-    capsys.readouterr()
-    assert main(["export", str(tmp_path / "runs"), "--minari", "test/none-v0", "--min-return", "1e9"]) == 1
-    assert "there are no such episodes" in capsys.readouterr().err
 
 
 # Watched again
 
 
 def test_an_episode_is_watched_with_pause_seek_and_speed(tmp_path):
-    (name,) = record(tmp_path, episodes=1, record_observations=True)
+    (name,) = record(tmp_path, episodes=1, observations=True)
     episode = open_episode(tmp_path / name)
-    recorded = list(episode.stream.samples("observation", episode.start, episode.stop))
+    recorded = load_episode(episode).observations
     env = EpisodeEnv(episode)
     observation, info = env.reset()
     assert observation.tobytes() == recorded[0].tobytes()
@@ -219,9 +219,9 @@ def test_an_episode_without_observations_is_replayed_to_be_watched(tmp_path):
 
 
 def test_a_served_episode_is_a_real_time_world_that_spectators_see_and_steer(tmp_path):
-    (name,) = record(tmp_path, episodes=1, record_observations=True)
+    (name,) = record(tmp_path, episodes=1, observations=True)
     episode = open_episode(tmp_path / name)
-    recorded = list(episode.stream.samples("observation", episode.start, episode.stop))
+    recorded = load_episode(episode).observations
     clock = VirtualClock()
     with serve_episode(tmp_path / name, frames=False, realtime=RealTime(clock=clock), fps=10) as server:
         watcher = make_remote(f"{server.url}?world=")
@@ -244,7 +244,7 @@ def test_a_served_episode_is_a_real_time_world_that_spectators_see_and_steer(tmp
 def test_an_episode_of_several_agents_is_watched_over_the_first_ones_shoulder(tmp_path):
     from bridge import make_parallel_remote
 
-    with serve_parallel(Relay, record=tmp_path, record_observations=True) as server:
+    with serve_parallel(Relay, record=Recording(tmp_path, observations=True)) as server:
         remote = make_parallel_remote(server.url)
         remote.reset(seed=3)
         while remote.agents:

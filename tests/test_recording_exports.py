@@ -10,11 +10,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
-from bridge.errors import EnvironmentFailedError, RecordingError, SettingError
-from bridge.recording.episodes import load_episode
-from bridge.recording.exports import export_minari, export_mp4, export_npz
+from bridge import Recording, make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge.cli import main
+from bridge.errors import BridgeError, EnvironmentFailedError, RecordingError, SettingError
+from bridge.recording.episodes import has_frames, load_episode
+from bridge.recording.exports import export_minari, export_mp4
 from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
 from bridge.testing import FailingEnv
@@ -56,7 +58,7 @@ def play(url: str, episodes: int, steps: int = 200, seed: int = 7, **keywords: A
 @pytest.mark.parametrize("observations", [True, False], ids=["recorded", "replayed"])
 @pytest.mark.parametrize("env_id", sampled(["CartPole-v1", "Pendulum-v1", "Blackjack-v1", "Taxi-v4"], 4))
 def test_minari_reads_back_exactly_what_the_client_saw(tmp_path, datasets, env_id, observations):
-    with serve_gym(env_id, record=tmp_path / "runs", record_observations=observations) as server:
+    with serve_gym(env_id, record=Recording(tmp_path / "runs", observations=observations)) as server:
         seen = play(server.url, 4)
     episodes = read_folder(tmp_path / "runs").episodes()
     assert export_minari(episodes, "test/exact-v0") == ["test/exact-v0"]
@@ -85,7 +87,7 @@ def as_rows(data: Any) -> list[Any]:
 
 
 def test_pictures_are_exported_without_loss(tmp_path, datasets):
-    with serve_gym("CarRacing-v3", record=tmp_path / "runs", record_observations=True) as server:
+    with serve_gym("CarRacing-v3", record=Recording(tmp_path / "runs", observations=True)) as server:
         ((observations, *_),) = play(server.url, 1, steps=6)
     episodes = read_folder(tmp_path / "runs").episodes()
     export_minari(episodes, "test/pictures-v0")
@@ -106,7 +108,7 @@ def test_dicts_and_texts_come_back_exactly(tmp_path, datasets):
 
 
 def test_the_step_that_raised_is_no_part_of_a_dataset(tmp_path, datasets):
-    with serve_gym(FailingEnv, env_kwargs={"fail_in_step": 3}, record=tmp_path, record_observations=True) as server:
+    with serve_gym(FailingEnv, env_kwargs={"fail_in_step": 3}, record=Recording(tmp_path, observations=True)) as server:
         env = make_remote(server.url)
         env.reset(seed=1)
         env.step(0)
@@ -124,7 +126,7 @@ def test_lanes_are_episodes_of_their_own(tmp_path, datasets):
     from bridge import make_vec_remote
     from bridge.wrappers import BlockingReset
 
-    with serve_gym("CartPole-v1", num_envs=2, record=tmp_path / "runs", record_observations=True) as server:
+    with serve_gym("CartPole-v1", num_envs=2, record=Recording(tmp_path / "runs", observations=True)) as server:
         envs = BlockingReset(make_vec_remote(server.url))
         play_vector(envs, 80, seed=1)
     episodes = Selection().of(read_folder(tmp_path / "runs").episodes())
@@ -138,7 +140,7 @@ def test_lanes_are_episodes_of_their_own(tmp_path, datasets):
 
 
 def test_several_agents_give_a_dataset_each(tmp_path, datasets):
-    with serve_parallel(Relay, record=tmp_path / "runs", record_observations=True) as server:
+    with serve_parallel(Relay, record=Recording(tmp_path / "runs", observations=True)) as server:
         env = make_parallel_remote(server.url)
         env.reset(seed=3)
         while env.agents:
@@ -157,7 +159,7 @@ def test_several_agents_give_a_dataset_each(tmp_path, datasets):
 
 def test_a_trainer_reads_the_dataset_and_learns_the_recorded_policy(tmp_path, datasets):
     """Behaviour cloning by least squares: of a policy that is a line, the data give that line back."""
-    with serve_gym("CartPole-v1", record=tmp_path / "runs", record_observations=True) as server:
+    with serve_gym("CartPole-v1", record=Recording(tmp_path / "runs", observations=True)) as server:
         env = make_remote(server.url)
         for number in range(5):
             observation, _ = env.reset(seed=number)
@@ -187,41 +189,61 @@ def expert(observation: Any) -> int:
     return int(3.0 * observation[2] + observation[3] + 0.1 * observation[0] + 0.3 * observation[1] > 0)
 
 
-def test_arrays_have_the_columns_of_the_recording(tmp_path):
-    with serve_gym("CartPole-v1", record=tmp_path / "runs", record_observations=True) as server:
-        seen = play(server.url, 2, player="person:Ann")
-    episodes = read_folder(tmp_path / "runs").episodes()
-    files = export_npz(episodes, tmp_path / "arrays")
-    assert [file.name for file in files] == [f"{episode.id}.npz" for episode in episodes]
-    for file, one in zip(files, seen, strict=True):
-        with np.load(file) as arrays:
-            assert arrays["observation"].tobytes() == np.stack(one[0]).tobytes()
-            assert arrays["action"].tolist() == [int(action) for action in one[1]]
-            assert arrays["rewards"].tolist() == one[2]
-            assert set(arrays["by"]) == {"person:Ann"}
-
-
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded frames", "frames of a replay"])
 def test_a_film_has_a_frame_for_each_observation(tmp_path, recorded):
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    keywords: dict[str, Any] = {"record_frames": True, "record_observations": True} if recorded else {}
-    with serve_gym(
-        "CartPole-v1", env_kwargs={"render_mode": "rgb_array"}, record=tmp_path / "runs", **keywords
-    ) as server:
+    recording = Recording(tmp_path / "runs", frames=recorded, observations=recorded)
+    with serve_gym("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}, record=recording) as server:
         play(server.url, 1, steps=8)
     (episode,) = read_folder(tmp_path / "runs").episodes()
-    assert episode.stream.has_column("frame") == recorded
+    assert has_frames(episode) == recorded
     (film,) = export_mp4([episode], tmp_path, fps=10)
     frames, _ = ffmpeg.count_frames_and_secs(str(film))
     assert frames == episode.length + 1
 
 
+class DrawsNothing(gymnasium.Env):
+    """An environment whose rendering fails, though it was made to be drawn."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - Gymnasium's own
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return 1, 0.0, False, False, {}
+
+    def render(self) -> Any:
+        raise OSError("no display")
+
+
 def test_frames_that_cannot_be_rendered_are_logged_and_left_out(tmp_path, caplog):
-    with serve_gym("CartPole-v1", record=tmp_path, record_frames=True) as server:
+    kwargs = {"render_mode": "rgb_array"}
+    with serve_gym(DrawsNothing, env_kwargs=kwargs, record=Recording(tmp_path, frames=True)) as server:
         play(server.url, 1, steps=3)
     assert "no frames are recorded" in caplog.text
-    (stream,) = read_folder(tmp_path).streams
-    assert "frame" not in stream.records[0].columns
+    (episode,) = read_folder(tmp_path).episodes()
+    assert not has_frames(episode)
+
+
+def test_frames_without_a_render_mode_are_refused_at_the_start(tmp_path, capsys):
+    said = "CartPole-v1 is made without a render mode"
+    with pytest.raises(SettingError, match=said):
+        serve_gym("CartPole-v1", record=Recording(tmp_path, frames=True))
+    assert main(["serve", "CartPole-v1", "--port", "0", "--record", str(tmp_path), "--record-frames"]) == 2
+    assert said in capsys.readouterr().err
+    refusal = pytest.raises(BridgeError, match="DrawsNothing is made without a render mode")  # shows when it is made
+    with serve_gym(DrawsNothing, record=Recording(tmp_path, frames=True)) as server, refusal:
+        make_remote(server.url).reset()
+    assert main(["serve", "tests.test_recording_exports:DrawsNothing", "--port", "0",
+                 "--record", str(tmp_path), "--record-frames"]) != 0  # fmt: skip
+    assert "DrawsNothing is made without a render mode" in capsys.readouterr().err
 
 
 def test_episodes_are_chosen_by_who_return_environment_and_intervention(tmp_path):
@@ -265,3 +287,64 @@ def test_a_replay_that_differs_is_no_dataset(tmp_path, datasets):
         play(server.url, 1, steps=4)
     with pytest.raises(RecordingError, match="the replay is not what was recorded: the observation differs"):
         export_minari(read_folder(tmp_path).episodes(), "test/noisy-v0", env=Noisy)
+
+
+def test_a_dataset_recovers_the_environment_with_its_keywords(tmp_path, datasets):
+    kwargs = {"map_name": "8x8", "max_episode_steps": 9, "render_mode": "rgb_array"}
+    with serve_gym(
+        "FrozenLake-v1", env_kwargs=kwargs, record=Recording(tmp_path / "runs", observations=True)
+    ) as server:
+        play(server.url, 1)
+    export_minari(read_folder(tmp_path / "runs").episodes(), "test/lake-v0")
+    env = datasets.load_dataset("test/lake-v0").recover_environment()
+    assert env.observation_space == gymnasium.spaces.Discrete(64)
+    assert (env.spec.max_episode_steps, env.render_mode) == (9, None)
+    env.close()
+
+
+def test_an_export_that_failed_does_not_block_its_name(tmp_path, datasets):
+    with serve_gym("CartPole-v1", record=Recording(tmp_path / "runs", observations=True)) as server:
+        play(server.url, 1)
+    episodes = read_folder(tmp_path / "runs").episodes()
+    with pytest.raises(SettingError, match="Minari does not take the dataset 'test/again-v0'"):
+        export_minari(episodes, "test/again-v0", data_format="none that there is")
+    export_minari(episodes, "test/again-v0")
+    with pytest.raises(SettingError, match="already exists"):
+        export_minari(episodes, "test/again-v0")
+    assert datasets.load_dataset("test/again-v0").total_episodes == 1, "the second try leaves the first dataset alone"
+
+
+class RewardsNothing(gymnasium.Env):
+    """An environment whose reward is no number."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 1, float("nan"), True, False, {}
+
+
+def test_an_episode_whose_return_is_no_number_is_exported_unless_a_limit_is_given(tmp_path, datasets):
+    with serve_gym(RewardsNothing, record=Recording(tmp_path / "runs", observations=True)) as server:
+        play(server.url, 1)
+    episodes = read_folder(tmp_path / "runs").episodes()
+    assert Selection(min_return=0.0).of(episodes) == Selection(max_return=0.0).of(episodes) == []
+    export_minari(Selection().of(episodes), "test/nan-v0")
+    (episode,) = datasets.load_dataset("test/nan-v0").iterate_episodes()
+    assert np.isnan(episode.rewards).tolist() == [True]
+
+
+@pytest.mark.parametrize("isolation", [None, "process"])
+def test_a_film_runs_as_fast_as_the_environment_is_drawn(tmp_path, isolation):
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    more = {"isolation": isolation} if isolation else {}
+    with serve_gym("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}, record=tmp_path / "runs", **more) as server:
+        play(server.url, 1, steps=5)
+    (film,) = export_mp4(read_folder(tmp_path / "runs").episodes(), tmp_path)
+    reader = ffmpeg.read_frames(str(film))
+    assert next(reader)["fps"] == gymnasium.make("CartPole-v1").metadata["render_fps"] == 50
+    reader.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import gymnasium
 import numpy as np
+import pandas
 import pytest
 
-from bridge import make_remote, make_vec_remote, serve_gym
+from bridge import Recording, make_remote, make_vec_remote, serve_gym
 from bridge.errors import EnvironmentFailedError, SettingError
 from bridge.recording.reader import read_folder
 from bridge.testing import CountingEnv, FailingEnv
@@ -34,68 +37,80 @@ def play(url: str, episodes: int, seed: int | None = 7, **keywords: object) -> l
 
 @everywhere
 def test_a_reader_written_from_the_page_reads_what_the_client_saw(tmp_path, isolation):
-    with serve_gym("CartPole-v1", record=tmp_path, record_observations=True, isolation=isolation) as server:
+    with serve_gym("CartPole-v1", record=Recording(tmp_path, observations=True), isolation=isolation) as server:
         seen = play(server.url, 4, player="person:Ann")
     streams = read_run(tmp_path)
     assert list(streams) == [1]
-    world, records = streams[1]
-    assert (world["kind"], world["env_id"], world["observations"]) == ("env", "CartPole-v1", True)
-    assert world["versions"]["gymnasium"] == gymnasium.__version__
-    episodes = episodes_of(records)
+    header, rows = streams[1]
+    assert (header["format"], header["kind"], header["env_id"], header["observations"]) == (
+        2,
+        "env",
+        "CartPole-v1",
+        True,
+    )
+    assert header["versions"]["gymnasium"] == gymnasium.__version__
+    episodes = episodes_of(rows)
     assert len(episodes) == 4
     for episode, steps in zip(episodes, seen, strict=True):
-        assert episode["reward"].tolist() == [step[2] for step in steps]
-        assert episode["terminated"].tolist() == [step[3] for step in steps]
-        assert episode["truncated"].tolist() == [step[4] for step in steps]
-        assert episode["action"][1:].tolist() == [int(step[0]) for step in steps[1:]]
-        for row, step in enumerate(steps):
-            assert episode["observation"][row].tobytes() == step[1].tobytes()
-            assert episode["hash"][row].tobytes() == hash_of(step[1])
-        assert (np.diff(episode["time"]) >= 0).all()
-    header, columns = records[0]
-    assert header["resets"][0] == {"row": 0, "seed": 7}
-    assert all(header["players"][by] == "person:Ann" for by in columns["by"][columns["kind"] == 0])
+        assert [row["reward"] for row in episode] == [None, *(step[2] for step in steps[1:])]
+        assert [row["terminated"] for row in episode] == [step[3] for step in steps]
+        assert [row["truncated"] for row in episode] == [step[4] for step in steps]
+        assert [row["action"] for row in episode] == [None, *(int(step[0]) for step in steps[1:])]
+        assert [row["t"] for row in episode] == list(range(len(steps)))
+        assert [row["by"] for row in episode] == [None, *["person:Ann"] * (len(steps) - 1)]
+        for row, step in zip(episode, steps, strict=True):
+            assert np.array(row["observation"], np.float32).tobytes() == step[1].tobytes()
+        assert (np.diff([row["time"] for row in episode]) >= 0).all()
+    assert json.loads(rows[0]["event"]) == {"seed": 7}
+
+
+def test_pandas_reads_a_recording(tmp_path):
+    with serve_gym("CartPole-v1", record=Recording(tmp_path, observations=True)) as server:
+        seen = play(server.url, 2)
+    table = pandas.read_parquet(next(tmp_path.glob("*.parquet")))
+    steps = table[table.kind == 0]
+    assert steps.groupby("episode").reward.sum().tolist() == [float(len(one) - 1) for one in seen]
+    assert np.stack(steps.observation)[-1].tobytes() == seen[1][-1][1].tobytes()
 
 
 def test_without_observations_their_hashes_are_recorded_alone(tmp_path):
     with serve_gym("CartPole-v1", record=tmp_path) as server:
         seen = play(server.url, 1)
-    _, records = read_run(tmp_path)[1]
-    (episode,) = episodes_of(records)
-    assert "observation" not in episode
-    assert [row.tobytes() for row in episode["hash"]] == [hash_of(step[1]) for step in seen[0]]
+    _, rows = read_run(tmp_path)[1]
+    (episode,) = episodes_of(rows)
+    assert "observation" not in episode[0]
+    assert [row["hash"] for row in episode] == [hash_of(step[1]) for step in seen[0]]
 
 
-def test_the_columns_of_a_dict_are_named_as_on_the_wire_and_texts_are_encoded_values(tmp_path):
-    with serve_gym(minigrid, record=tmp_path, record_observations=True) as server:
+def test_the_columns_of_a_dict_are_named_as_on_the_wire_and_texts_are_texts(tmp_path):
+    with serve_gym(minigrid, record=Recording(tmp_path, observations=True)) as server:
         env = make_remote(server.url)
         observation, _ = env.reset(seed=1)
         env.step(0)
         env.close()
-    _, records = read_run(tmp_path)[1]
-    columns = records[0][1]
-    assert columns["observation.image"][0].tobytes() == observation["image"].tobytes()
-    lengths = columns["observation.mission.lengths"]
-    first = columns["observation.mission.bytes"][: lengths[0]].tobytes()
-    assert observation["mission"].encode() in first
+    _, rows = read_run(tmp_path)[1]
+    assert rows[0]["observation.image"] == observation["image"].ravel().tolist()
+    assert rows[0]["observation.mission"] == observation["mission"]
 
 
 def test_lanes_are_one_stream_with_a_column_entry_for_each(tmp_path):
-    with serve_gym("CartPole-v1", num_envs=3, record=tmp_path, record_observations=True) as server:
+    with serve_gym("CartPole-v1", num_envs=3, record=Recording(tmp_path, observations=True)) as server:
         envs = BlockingReset(make_vec_remote(server.url))
         first, _ = envs.reset(seed=5)
         envs.action_space.seed(1)
         rewards = [envs.step(envs.action_space.sample())[1] for _ in range(60)]
         envs.close()
-    world, records = read_run(tmp_path)[1]
-    assert (world["kind"], world["lanes"]) == ("lanes", 3)
-    reward = np.concatenate([columns["reward"] for _, columns in records])
-    assert reward[1:].tolist() == [row.tolist() for row in rewards]
-    assert records[0][1]["observation"][0].tobytes() == first.tobytes()
-    assert records[0][1]["hash"][0].tobytes() == hash_of(first)
+    header, rows = read_run(tmp_path)[1]
+    assert (header["kind"], header["lanes"]) == ("lanes", 3)
+    given = {(row["call"], row["lane"]): row for row in rows if row["kind"] <= 1}
+    for call, each in enumerate(rewards, 1):
+        for lane in range(3):
+            row = given[call, lane]
+            assert row["reward"] == (each[lane] if row["kind"] == 0 else None)
+    assert np.array([given[0, lane]["observation"] for lane in range(3)], np.float32).tobytes() == first.tobytes()
     episodes = read_folder(tmp_path).episodes()
     assert {episode.lane for episode in episodes} == {0, 1, 2}
-    ended = sum(int((columns["terminated"] | columns["truncated"]).sum()) for _, columns in records)
+    ended = sum(row["terminated"] or row["truncated"] for row in rows)
     assert sum(episode.end == "terminated" for episode in episodes) == ended > 0
     for episode in episodes:
         assert episode.rewards.tolist() == [1.0] * episode.length
@@ -112,8 +127,8 @@ def test_what_the_environment_raises_ends_its_episode_in_the_recording(tmp_path)
         env.close()
     (episode,) = read_folder(tmp_path).episodes()
     assert episode.end == "failed"
-    _, records = read_run(tmp_path)[1]
-    assert any("TestFailure" in text for header, _ in records for text in header["errors"].values())
+    _, rows = read_run(tmp_path)[1]
+    assert any(row["kind"] == 2 and "TestFailure" in row["event"] for row in rows)
 
 
 def test_calls_and_attributes_that_a_client_sets_are_recorded(tmp_path):
@@ -123,8 +138,8 @@ def test_calls_and_attributes_that_a_client_sets_are_recorded(tmp_path):
         env.set_wrapper_attr("color", "red")
         env.step(env.action_space.sample())
         env.close()
-    _, records = read_run(tmp_path)[1]
-    assert [call[1] for header, _ in records for call in header["calls"] if call[1] == "write"] == ["write"]
+    _, rows = read_run(tmp_path)[1]
+    assert [json.loads(row["event"])["what"] for row in rows if row["kind"] == 17] == ["write"]
 
 
 def test_options_travel_into_the_recording(tmp_path):
@@ -143,10 +158,11 @@ def test_nothing_is_recorded_unless_it_is_asked_for(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keywords_of_a_recording_without_a_folder_are_refused():
-    for keywords in ({"record_observations": True}, {"record_frames": True}, {"record_limit": 5}):
-        with pytest.raises(SettingError, match="give record= too"):
-            serve_gym("CartPole-v1", **keywords)
+def test_what_is_recorded_is_said_in_one_place(tmp_path):
+    with pytest.raises(TypeError, match=r"give record=Recording\(observations=…\)"):
+        serve_gym("CartPole-v1", record=tmp_path, record_observations=True)
+    with pytest.raises(SettingError, match=r"expected record to be a folder, or bridge.Recording\(folder, …\), got 5"):
+        serve_gym("CartPole-v1", record=5)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
@@ -157,5 +173,5 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True])
 def test_a_limit_that_is_none_is_refused(tmp_path, limit):
-    with pytest.raises(SettingError, match="expected record_limit to be a positive number of bytes"):
-        serve_gym("CartPole-v1", record=tmp_path, record_limit=limit)
+    with pytest.raises(SettingError, match="expected max_bytes to be a positive number of bytes"):
+        Recording(tmp_path, max_bytes=limit)

@@ -6,8 +6,8 @@ from bridge.recording.library import Library
 from tests.support import until
 
 
-def test_a_folder_that_cannot_be_listed_is_said_and_the_list_ends_with_the_server(tmp_path):
-    (tmp_path / "other.rec").write_bytes(b"something else")
+def test_a_foreign_file_does_not_hide_a_folder_and_the_list_ends_with_the_server(tmp_path):
+    (tmp_path / "other.parquet").write_bytes(b"something else")
     lists = []
     shelf = Library(tmp_path)
 
@@ -16,7 +16,7 @@ def test_a_folder_that_cannot_be_listed_is_said_and_the_list_ends_with_the_serve
         return not lists[-1]["reading"]
 
     until(there, 60)
-    assert "to be a recording of format version 1" in lists[-1]["problem"]
+    assert lists[-1] == {"episodes": [], "reading": False, "problem": ""}
     shelf = Library(tmp_path)
     assert shelf.list()["reading"]
     shelf.close()

@@ -1,6 +1,6 @@
-"""`bridge.client.results`: what the slots tell, put together."""
+"""`bridge.client.slots.results`: what the slots tell, put together."""
 
-from bridge.client.results import InfoJoiner
+from bridge.client.slots.results import InfoJoiner
 
 
 def test_infos_of_slots_whose_types_differ_become_objects() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.worlds.scheduling import Pending, Scheduler, gather
+from bridge.worlds.scheduling import PendingResult, Scheduler, gather
 
 
 class Turned:
@@ -61,7 +61,7 @@ def test_cancelled_timers_are_removed_long_before_they_are_due() -> None:
 
 
 def test_a_coroutine_goes_on_once_its_result_is_there() -> None:
-    turned, pending = Turned(), Pending[int]()
+    turned, pending = Turned(), PendingResult[int]()
     ended: list[Any] = []
 
     async def wait() -> int:
@@ -78,10 +78,10 @@ def test_a_coroutine_goes_on_once_its_result_is_there() -> None:
 
 def test_gather_waits_for_all_and_raises_the_first_error() -> None:
     turned = Turned()
-    results = [Pending[int](), Pending[int]()]
+    results = [PendingResult[int](), PendingResult[int]()]
     ended: list[Any] = []
 
-    async def wait(pending: Pending[int]) -> int:
+    async def wait(pending: PendingResult[int]) -> int:
         return await pending
 
     async def both() -> list[int]:

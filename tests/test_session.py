@@ -15,7 +15,7 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import TRANSITIONS, Event, State
+from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
 from tests.support import direct_registry, direct_session, gym_source, stable_id, typed_discrete
 
@@ -110,8 +110,8 @@ def peer(server):
 
 # The table
 
-ENDING = {State.TERMINATED: False, State.INTERRUPTED: True}
-STEPS = {Event.STEP_BEGAN, Event.STEP_RAN, Event.STEP_TERMINATED, Event.STEP_INTERRUPTED}
+ENDING = {SessionState.TERMINATED: False, SessionState.INTERRUPTED: True}
+STEPS = {SessionEvent.STEP_BEGAN, SessionEvent.STEP_RAN, SessionEvent.STEP_TERMINATED, SessionEvent.STEP_INTERRUPTED}
 
 
 def brought_to(state, length=1):
@@ -119,13 +119,13 @@ def brought_to(state, length=1):
     server = Server(lambda: CountingEnv(length, truncates=ENDING.get(state, False)))
     peer = server.connect()
     other = server.connect().ask(create_world={}).create_world.world_name
-    if state is State.UNJOINED:
+    if state is SessionState.UNJOINED:
         return server, peer, other
-    if state is State.CLOSED:
+    if state is SessionState.CLOSED:
         peer.session.close()
         return server, peer, other
     peer.join()
-    if state is not State.JOINED:
+    if state is not SessionState.JOINED:
         peer.step()
     if state in ENDING:
         peer.step()
@@ -133,29 +133,29 @@ def brought_to(state, length=1):
     return server, peer, other
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", SessionState)
+@pytest.mark.parametrize("event", SessionEvent)
 def test_every_pair_of_state_and_event_is_as_the_table_says(state, event):
     # D-6, D-8, D-13, D-14, D-15, D-16: a pair that is not in the table is refused with FAILED_PRECONDITION
-    lengths = {Event.STEP_RAN: 9, Event.STEP_TERMINATED: 1, Event.STEP_INTERRUPTED: 1}
-    length = lengths.get(event, 1) if state is State.RUNNING else 1
+    lengths = {SessionEvent.STEP_RAN: 9, SessionEvent.STEP_TERMINATED: 1, SessionEvent.STEP_INTERRUPTED: 1}
+    length = lengths.get(event, 1) if state is SessionState.RUNNING else 1
     server, peer, other = brought_to(state, length)
-    if event is Event.STEP_INTERRUPTED and state is State.RUNNING:
+    if event is SessionEvent.STEP_INTERRUPTED and state is SessionState.RUNNING:
         server.envs[-1].truncates = True
-    if event is Event.END:
+    if event is SessionEvent.END:
         peer.session.close()
-        assert peer.state is State.CLOSED
-        assert state is State.CLOSED or TRANSITIONS[state, event] is State.CLOSED
+        assert peer.state is SessionState.CLOSED
+        assert state is SessionState.CLOSED or TRANSITIONS[state, event] is SessionState.CLOSED
         return
     own = other if peer.session.world_name is None else peer.session.world_name
     request = {
-        Event.CREATE_WORLD: {"create_world": {}},
-        Event.JOIN_WORLD: {"join_world": {"world_name": other}},
-        Event.RESET: {"reset": {}},
-        Event.RESET_WORLD: {"reset_world": {"world_name": own}},
-        Event.LEAVE_WORLD: {"leave_world": {}},
-        Event.DESTROY_WORLD: {"destroy_world": {"world_name": other}},
-        Event.EXTENSION: {
+        SessionEvent.CREATE_WORLD: {"create_world": {}},
+        SessionEvent.JOIN_WORLD: {"join_world": {"world_name": other}},
+        SessionEvent.RESET: {"reset": {}},
+        SessionEvent.RESET_WORLD: {"reset_world": {"world_name": own}},
+        SessionEvent.LEAVE_WORLD: {"leave_world": {}},
+        SessionEvent.DESTROY_WORLD: {"destroy_world": {"world_name": other}},
+        SessionEvent.EXTENSION: {
             "extension": {
                 "type_url": PROPERTY_REQUEST_URL,
                 "value": properties_pb2.PropertyRequest(list_property={"key": ""}).SerializeToString(),
@@ -185,38 +185,50 @@ def test_every_pair_of_state_and_event_is_as_the_table_says(state, event):
 
 
 def test_the_table_leads_from_the_first_state_to_every_other_and_ends_in_closed():
-    reached, before = {State.UNJOINED}, set()
+    reached, before = {SessionState.UNJOINED}, set()
     while reached != before:
         before = set(reached)
         reached |= {after for (state, _), after in TRANSITIONS.items() if state in reached}
-    assert reached == set(State)
-    assert not [pair for pair in TRANSITIONS if pair[0] is State.CLOSED]
-    assert all(TRANSITIONS[state, Event.END] is State.CLOSED for state in State if state is not State.CLOSED)
+    assert reached == set(SessionState)
+    assert not [pair for pair in TRANSITIONS if pair[0] is SessionState.CLOSED]
+    assert all(
+        TRANSITIONS[state, SessionEvent.END] is SessionState.CLOSED
+        for state in SessionState
+        if state is not SessionState.CLOSED
+    )
 
 
 def test_the_table_holds_what_the_protocol_says_and_no_more():
     # D-6, D-8, D-9, D-13, D-14, D-15, D-16
     said = {}
-    idle = {State.JOINED, State.TERMINATED, State.INTERRUPTED}
-    for state in {State.UNJOINED, State.RUNNING} | idle:
-        said |= {(state, event): state for event in (Event.CREATE_WORLD, Event.DESTROY_WORLD, Event.EXTENSION)}
-        said |= {(state, Event.LEAVE_WORLD): State.UNJOINED, (state, Event.END): State.CLOSED}
-        said[state, Event.RESET_WORLD] = State.INTERRUPTED if state is State.RUNNING else state
-    said[State.UNJOINED, Event.JOIN_WORLD] = State.JOINED
-    said |= {(state, Event.STEP_BEGAN): State.RUNNING for state in idle}
-    said |= {(state, Event.RESET): state for state in idle} | {(State.RUNNING, Event.RESET): State.INTERRUPTED}
-    said[State.RUNNING, Event.STEP_RAN] = State.RUNNING
-    said[State.RUNNING, Event.STEP_TERMINATED] = State.TERMINATED
-    said[State.RUNNING, Event.STEP_INTERRUPTED] = State.INTERRUPTED
+    idle = {SessionState.JOINED, SessionState.TERMINATED, SessionState.INTERRUPTED}
+    for state in {SessionState.UNJOINED, SessionState.RUNNING} | idle:
+        said |= {
+            (state, event): state
+            for event in (SessionEvent.CREATE_WORLD, SessionEvent.DESTROY_WORLD, SessionEvent.EXTENSION)
+        }
+        said |= {
+            (state, SessionEvent.LEAVE_WORLD): SessionState.UNJOINED,
+            (state, SessionEvent.END): SessionState.CLOSED,
+        }
+        said[state, SessionEvent.RESET_WORLD] = SessionState.INTERRUPTED if state is SessionState.RUNNING else state
+    said[SessionState.UNJOINED, SessionEvent.JOIN_WORLD] = SessionState.JOINED
+    said |= {(state, SessionEvent.STEP_BEGAN): SessionState.RUNNING for state in idle}
+    said |= {(state, SessionEvent.RESET): state for state in idle} | {
+        (SessionState.RUNNING, SessionEvent.RESET): SessionState.INTERRUPTED
+    }
+    said[SessionState.RUNNING, SessionEvent.STEP_RAN] = SessionState.RUNNING
+    said[SessionState.RUNNING, SessionEvent.STEP_TERMINATED] = SessionState.TERMINATED
+    said[SessionState.RUNNING, SessionEvent.STEP_INTERRUPTED] = SessionState.INTERRUPTED
     assert said == TRANSITIONS
 
 
 def test_no_two_states_in_a_row_are_not_running():
     # D-13
-    ended = {State.TERMINATED, State.INTERRUPTED}
+    ended = {SessionState.TERMINATED, SessionState.INTERRUPTED}
     for (state, event), after in TRANSITIONS.items():
         if state in ended and event in STEPS:
-            assert after is State.RUNNING
+            assert after is SessionState.RUNNING
 
 
 # D-1, D-2
@@ -225,7 +237,7 @@ def test_no_two_states_in_a_row_are_not_running():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_request_is_answered_in_every_state(kind):
     # D-1; `ask` looks at the answer's kind
-    for state in State:
+    for state in SessionState:
         _, peer, _ = brought_to(state)
         peer.ask(**{kind: {}})
 
@@ -255,7 +267,7 @@ def test_garbage_bytes_are_answered_and_the_connection_goes_on(data):
     assert response.WhichOneof("payload") is not None
     if response.HasField("error"):
         assert peer.state is before
-    if before is State.JOINED is peer.state:
+    if before is SessionState.JOINED is peer.state:
         assert peer.play()[0] == "RUNNING"
 
 
@@ -287,7 +299,7 @@ def test_garbled_requests_are_answered_and_the_connection_goes_on(data):
     assert response.WhichOneof("payload") is not None
     if response.HasField("error"):
         assert "the server failed" not in response.error.message
-        assert peer.state is State.RUNNING
+        assert peer.state is SessionState.RUNNING
 
 
 def test_a_map_entry_with_an_unknown_field_is_read():
@@ -331,7 +343,7 @@ def test_a_failed_request_changes_nothing(server, peer):
         response = peer.ask(**fields)
         assert response.HasField("error"), fields
         assert len(response.error.message) > 20
-        assert peer.state is State.RUNNING
+        assert peer.state is SessionState.RUNNING
         assert (env.episode, env.steps) == before
     assert peer.play() == ("RUNNING", [1, 1], 1.0, 1.0)
 
@@ -735,7 +747,7 @@ def test_reset_ends_the_sequence_and_resets_the_environment_once(server, peer):
     peer.play()
     specs = peer.ask(reset={"settings": {"seed": pack_tensor(5)}}).reset.specs
     assert specs.observations
-    assert peer.state is State.INTERRUPTED
+    assert peer.state is SessionState.INTERRUPTED
     assert server.envs[-1].episode == 1
     assert seed_of(peer) == 5
     assert server.envs[-1].episode == 2
@@ -746,13 +758,13 @@ def test_reset_without_settings_in_a_non_running_state_is_a_no_op(server, peer):
     peer.join()
     peer.ask(reset={"settings": {"seed": pack_tensor(5)}})
     peer.ask(reset={})
-    assert peer.state is State.JOINED
+    assert peer.state is SessionState.JOINED
     assert seed_of(peer) == 5
     assert server.envs[-1].episode == 1
     while peer.play()[0] == "RUNNING":
         pass
     assert peer.ask(reset={}).reset.specs.observations
-    assert peer.state is State.TERMINATED
+    assert peer.state is SessionState.TERMINATED
     assert seed_of(peer) is None
     assert server.envs[-1].episode == 2
 
@@ -811,7 +823,7 @@ def test_leave_when_not_joined_is_a_success_and_join_works_again_afterwards(serv
         peer.join(name)
         assert peer.play()[1] == [round_, 0]
         peer.ask(leave_world={})
-        assert peer.state is State.UNJOINED
+        assert peer.state is SessionState.UNJOINED
     other = server.connect()
     other.join(name)  # leaving does not destroy the world
     assert len(server.envs) == 1

@@ -9,6 +9,7 @@ import dataclasses
 import os
 from typing import Any
 
+import pytest
 from gymnasium.spaces import Discrete
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,9 +21,11 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import TRANSITIONS, Event, State
+from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 from tests.support import direct_registry, direct_session, gym_source
+
+pytestmark = pytest.mark.slow
 
 CLIENTS, MOST_WORLDS, LENGTH = 3, 3, 3
 EXAMPLES = int(os.environ.get("BRIDGE_SESSIONS", "100"))
@@ -64,7 +67,7 @@ class Client:
     """What the model knows of a connection."""
 
     session: Any
-    state: State = State.UNJOINED
+    state: SessionState = SessionState.UNJOINED
     place: Place | None = None
     gone: bool = False
     ours: bool = False
@@ -103,10 +106,10 @@ class Sessions(RuleBasedStateMachine):
         assert response.error.message
         return None
 
-    def may(self, who: int, event: Event) -> Code | None:
+    def may(self, who: int, event: SessionEvent) -> Code | None:
         return None if (self.clients[who].state, event) in TRANSITIONS else Code.FAILED_PRECONDITION
 
-    def move(self, who: int, event: Event) -> None:
+    def move(self, who: int, event: SessionEvent) -> None:
         client = self.clients[who]
         client.state = TRANSITIONS[client.state, event]
 
@@ -128,18 +131,18 @@ class Sessions(RuleBasedStateMachine):
     def create(self, who: int, truncates: bool) -> None:
         full = sum(name != "" for name in self.places) >= MOST_WORLDS
         wish = pb.CreateWorldRequest(settings={"kwargs.truncates": pack_tensor(truncates)})
-        expected = self.may(who, Event.CREATE_WORLD) or (Code.RESOURCE_EXHAUSTED if full else None)
+        expected = self.may(who, SessionEvent.CREATE_WORLD) or (Code.RESOURCE_EXHAUSTED if full else None)
         answer = self.ask(who, expected, create_world=wish)
         if answer is not None:
             name = answer.world_name
             assert name not in self.names
             self.names.append(name)
             self.places[name] = Place(name, who, truncates, goes_with_owner=self.clients[who].ours)
-            self.move(who, Event.CREATE_WORLD)
+            self.move(who, SessionEvent.CREATE_WORLD)
 
     @rule(who=WHO, where=WHERE)
     def join(self, who: int, where: int) -> None:
-        name, expected = self.name(where), self.may(who, Event.JOIN_WORLD)
+        name, expected = self.name(where), self.may(who, SessionEvent.JOIN_WORLD)
         if expected is None:
             self.default(name)
         place = self.places.get(name)
@@ -153,7 +156,7 @@ class Sessions(RuleBasedStateMachine):
             place.agent = who
             place.goes_with_owner |= place.owner == who
             self.clients[who].place = place
-            self.move(who, Event.JOIN_WORLD)
+            self.move(who, SessionEvent.JOIN_WORLD)
 
     @rule(
         who=WHO,
@@ -162,7 +165,7 @@ class Sessions(RuleBasedStateMachine):
     )
     def step(self, who: int, actions: dict[int, int], uid: int) -> None:
         client = self.clients[who]
-        place, running = client.place, client.state is State.RUNNING
+        place, running = client.place, client.state is SessionState.RUNNING
         wish = pb.StepRequest(
             actions={key: pack_tensor(value) for key, value in actions.items()}, requested_observations=[uid, 3]
         )
@@ -179,25 +182,25 @@ class Sessions(RuleBasedStateMachine):
         if running:
             place.steps += 1
             over = place.steps == LENGTH
-            how = Event.STEP_INTERRUPTED if place.truncates else Event.STEP_TERMINATED
-            self.move(who, how if over else Event.STEP_RAN)
+            how = SessionEvent.STEP_INTERRUPTED if place.truncates else SessionEvent.STEP_TERMINATED
+            self.move(who, how if over else SessionEvent.STEP_RAN)
         else:
             place.episode, place.steps = place.episode + 1, 0
-            self.move(who, Event.STEP_BEGAN)
+            self.move(who, SessionEvent.STEP_BEGAN)
         assert answer.state == getattr(pb, client.state.name)
         assert unpack_tensor(answer.observations[1]).tolist() == [place.episode, place.steps]
-        assert unpack_tensor(answer.observations[3]) == float(client.state is not State.TERMINATED)  # D-21
+        assert unpack_tensor(answer.observations[3]) == float(client.state is not SessionState.TERMINATED)  # D-21
 
     @rule(who=WHO, good=st.booleans())
     def reset(self, who: int, good: bool) -> None:
-        expected = self.may(who, Event.RESET) or (None if good else Code.INVALID_ARGUMENT)
+        expected = self.may(who, SessionEvent.RESET) or (None if good else Code.INVALID_ARGUMENT)
         if self.ask(who, expected, reset=pb.ResetRequest(settings=GOOD if good else BAD)) is not None:
-            self.move(who, Event.RESET)
+            self.move(who, SessionEvent.RESET)
 
     @rule(who=WHO, where=WHERE, good=st.booleans())
     def reset_world(self, who: int, where: int, good: bool) -> None:
         client, name = self.clients[who], self.name(where)
-        expected = self.may(who, Event.RESET_WORLD)
+        expected = self.may(who, SessionEvent.RESET_WORLD)
         if expected is None:
             self.default(name)
             place = self.places.get(name)
@@ -205,18 +208,18 @@ class Sessions(RuleBasedStateMachine):
                 expected = Code.NOT_FOUND
             elif not good:
                 expected = Code.INVALID_ARGUMENT
-            elif place.agent not in (None, who) and self.clients[place.agent].state is State.RUNNING:
+            elif place.agent not in (None, who) and self.clients[place.agent].state is SessionState.RUNNING:
                 expected = Code.CANCELLED if client.gone else Code.DEADLINE_EXCEEDED
             inside = place is not None and client.place is place
         wish = pb.ResetWorldRequest(world_name=name, settings=GOOD if good else BAD)
         if self.ask(who, expected, reset_world=wish) is not None and inside:
-            self.move(who, Event.RESET_WORLD)
+            self.move(who, SessionEvent.RESET_WORLD)
 
     @rule(who=WHO)
     def leave(self, who: int) -> None:
-        if self.ask(who, self.may(who, Event.LEAVE_WORLD), leave_world=pb.LeaveWorldRequest()) is not None:
+        if self.ask(who, self.may(who, SessionEvent.LEAVE_WORLD), leave_world=pb.LeaveWorldRequest()) is not None:
             self.vacate(who)
-            self.move(who, Event.LEAVE_WORLD)
+            self.move(who, SessionEvent.LEAVE_WORLD)
 
     def vacate(self, who: int) -> None:
         place, self.clients[who].place = self.clients[who].place, None
@@ -226,7 +229,7 @@ class Sessions(RuleBasedStateMachine):
     @rule(who=WHO, where=WHERE)
     def destroy(self, who: int, where: int) -> None:
         name = self.name(where)
-        expected, place = self.may(who, Event.DESTROY_WORLD), self.places.get(name)
+        expected, place = self.may(who, SessionEvent.DESTROY_WORLD), self.places.get(name)
         if expected is None and place is None:
             expected = Code.NOT_FOUND
         elif expected is None and place is not None and place.agent == who:
@@ -238,7 +241,7 @@ class Sessions(RuleBasedStateMachine):
     @rule(who=WHO, key=st.sampled_from(["server.worlds", "world.name", "world.attributes.length", "no"]))
     def read(self, who: int, key: str) -> None:
         client, question = self.clients[who], properties_pb2.PropertyRequest(read_property={"key": key})
-        expected = self.may(who, Event.EXTENSION)
+        expected = self.may(who, SessionEvent.EXTENSION)
         if expected is None and (key == "no" or (client.place is None and key.startswith("world."))):
             expected = Code.NOT_FOUND
         elif expected is None and key == "world.attributes.length" and client.place and client.place.destroyed:
@@ -255,7 +258,7 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(who=WHO, private=st.booleans())
     def call(self, who: int, private: bool) -> None:
-        place, expected = self.clients[who].place, self.may(who, Event.EXTENSION)
+        place, expected = self.clients[who].place, self.may(who, SessionEvent.EXTENSION)
         if expected is None and place is None:
             expected = Code.FAILED_PRECONDITION
         elif expected is None and private:
@@ -284,10 +287,10 @@ class Sessions(RuleBasedStateMachine):
     def close(self, who: int) -> None:
         client = self.clients[who]
         client.session.close()
-        if client.state is State.CLOSED:
+        if client.state is SessionState.CLOSED:
             return
         self.vacate(who)
-        self.move(who, Event.END)
+        self.move(who, SessionEvent.END)
         for place in list(self.places.values()):
             if place.owner == who:
                 place.owner = None
@@ -297,7 +300,7 @@ class Sessions(RuleBasedStateMachine):
     @rule(who=WHO, ours=st.booleans())
     def connect(self, who: int, ours: bool) -> None:
         """Another client takes the place of one whose stream ended."""
-        if self.clients[who].state is State.CLOSED:
+        if self.clients[who].state is SessionState.CLOSED:
             self.clients[who] = Client(direct_session(self.hub, "1.0" if ours else ""), ours=ours)
 
     @rule()

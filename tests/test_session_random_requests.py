@@ -12,23 +12,23 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import TRANSITIONS, Event, State
+from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 from tests.parallel_envs import Relay
 from tests.support import direct_registry, direct_session, gym_source, parallel_source
 
 STEP_EVENTS = {
-    pb.RUNNING: (Event.STEP_BEGAN, Event.STEP_RAN),
-    pb.TERMINATED: (Event.STEP_TERMINATED,),
-    pb.INTERRUPTED: (Event.STEP_INTERRUPTED,),
+    pb.RUNNING: (SessionEvent.STEP_BEGAN, SessionEvent.STEP_RAN),
+    pb.TERMINATED: (SessionEvent.STEP_TERMINATED,),
+    pb.INTERRUPTED: (SessionEvent.STEP_INTERRUPTED,),
 }
 EVENTS = {
-    "create_world": Event.CREATE_WORLD,
-    "join_world": Event.JOIN_WORLD,
-    "reset": Event.RESET,
-    "leave_world": Event.LEAVE_WORLD,
-    "destroy_world": Event.DESTROY_WORLD,
-    "extension": Event.EXTENSION,
+    "create_world": SessionEvent.CREATE_WORLD,
+    "join_world": SessionEvent.JOIN_WORLD,
+    "reset": SessionEvent.RESET,
+    "leave_world": SessionEvent.LEAVE_WORLD,
+    "destroy_world": SessionEvent.DESTROY_WORLD,
+    "extension": SessionEvent.EXTENSION,
 }
 
 NUMBER, TEXT, BYTES = pack_tensor(1), pack_tensor("ann"), pack_tensor(np.array([1, 255], np.uint8))
@@ -140,11 +140,11 @@ def check(session, data, made):
     assert kind == asked, "the answer is of the request's kind (D-1)"
     if kind == "step":
         allowed = [TRANSITIONS[before, e] for e in STEP_EVENTS[response.step.state] if (before, e) in TRANSITIONS]
-        if before is not State.RUNNING:
+        if before is not SessionState.RUNNING:
             assert response.step.state == pb.RUNNING
         assert session.state in allowed
     elif kind == "reset_world":
-        assert session.state in (before, TRANSITIONS[before, Event.RESET_WORLD])
+        assert session.state in (before, TRANSITIONS[before, SessionEvent.RESET_WORLD])
     else:
         assert session.state is TRANSITIONS[before, EVENTS[kind]]
     if kind == "create_world":
@@ -179,11 +179,11 @@ def test_every_request_gets_one_lawful_answer(playing, seed):
             check(rng.choice(sessions), garbled(rng), made)
         for session in sessions:  # whatever came, the connection is of use (D-2)
             check(session, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString(), made)
-            assert session.state is State.UNJOINED
+            assert session.state is SessionState.UNJOINED
     finally:
         for session in sessions:
             session.close()
-            assert session.state is State.CLOSED
+            assert session.state is SessionState.CLOSED
         hub.close()
     assert hub.names == []
 

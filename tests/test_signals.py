@@ -226,6 +226,7 @@ def test_a_drained_server_ends_as_soon_as_its_last_client_leaves(served: Any, ho
     assert seconds < STOP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["run", "wait"])
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_a_drain_at_once(served: Any, how: str, second: int) -> None:
@@ -239,6 +240,7 @@ def test_a_second_signal_ends_a_drain_at_once(served: Any, how: str, second: int
         assert seconds < AT_ONCE
 
 
+@pytest.mark.slow
 @every_way
 def test_a_second_signal_ends_the_server_at_once_during_a_step_that_does_not_return(served: Any, how: str) -> None:
     server = served(how, "Stuck", grace=60.0)
@@ -251,6 +253,7 @@ def test_a_second_signal_ends_the_server_at_once_during_a_step_that_does_not_ret
         assert not server.did("raised KeyboardInterrupt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["serve", "run"])
 def test_environments_live_in_the_main_thread_of_a_process_that_only_serves(served: Any, how: str) -> None:
     server = served(how)

@@ -73,6 +73,7 @@ def plain(value: Any) -> Any:
     return np.asarray(value)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gives no final observation:RuntimeWarning")
 @pytest.mark.parametrize("isolation", [None, "process"])
 @pytest.mark.parametrize("make", DOUBLES)

@@ -94,6 +94,7 @@ def test_the_script_passes_shellcheck() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_the_file_has_the_urls_of_all_servers_and_follows_one_that_is_started_again(
     commands: Path, tmp_path: Path
 ) -> None:

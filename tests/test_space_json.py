@@ -406,6 +406,7 @@ def test_an_exact_space_is_refused_before_memory_is_taken(kind):
         space_from_json(json.dumps(kind))
 
 
+@pytest.mark.slow
 def test_spaces_as_large_as_environments_have_are_none_of_these():
     camera = spaces.Box(0, 255, (4096, 4096, 3), np.uint8)
     assert space_from_json(space_to_json(camera)) == camera

@@ -223,6 +223,7 @@ def play(remote, local, steps, seed=3):
             assert_identical(remote.reset(), local.reset())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "Pendulum-v1"])
 def test_a_remote_environment_equals_the_local_one(env_id):
     with (
@@ -520,6 +521,35 @@ def test_the_command_line_says_what_is_wrong(arguments, reason):
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=FILE.parents[2], check=False)
     assert done.returncode != 0
     assert reason in done.stderr, done.stderr
+
+
+def test_a_signal_while_a_result_is_handed_over_ends_the_server_in_order():
+    lines = [
+        "import os, signal",
+        "from concurrent.futures import Future",
+        "import serve_env",
+        "from tests.old_style_env import Walk",
+        "set_result = Future.set_result",
+        "def interrupted(future, value):",
+        "    set_result(future, value)",
+        "    Future.set_result = set_result",
+        "    os.kill(os.getpid(), signal.SIGINT)",
+        "Future.set_result = interrupted",
+        "serve_env.serve(Walk, port=0)",
+    ]
+    path = os.pathsep.join([str(FILE.parent), str(FILE.parents[2])])
+    command = [sys.executable, "-c", "\n".join(lines)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=environment) as server:
+        try:
+            address = server.stdout.readline().strip()
+            with pytest.raises(RemoteError):
+                make_remote(f"grpc://{address}", timeout=5.0).close()
+            _, problems = server.communicate(timeout=DEADLINE)
+        finally:
+            server.kill()
+    assert (server.returncode, problems) == (0, "")
 
 
 def test_an_engine_of_ones_own_is_served():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 import numpy as np
 import pytest
 
-from bridge import Limits, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Limits, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -187,13 +188,10 @@ def test_who_took_over_a_lane_is_recorded_for_that_lane_alone(person, tmp_path, 
     assert all(int(action) == -1 for action, by in zip(data.actions, data.by, strict=True) if by == "person:Dan")
     assert all(verify(episode, Paddle).ok for episode in episodes)
     if fps is None:  # as the page of the format says it
-        _, records = read_run(tmp_path)[1]
-        assert {
-            (lane, header["players"][columns["by"][row, lane] if columns["by"].ndim > 1 else columns["by"][row]])
-            for header, columns in records
-            for row in np.flatnonzero(columns["kind"] == 0)
-            for lane in range(3)
-        } == {(0, "agent:PPO"), (1, "agent:PPO"), (1, "person:Dan"), (2, "agent:PPO")}
+        _, rows = read_run(tmp_path)[1]
+        assert {(row["lane"], row["by"]) for row in rows if row["kind"] == 0} == {
+            (0, "agent:PPO"), (1, "agent:PPO"), (1, "person:Dan"), (2, "agent:PPO"),
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -251,6 +249,24 @@ def sit_at(server, person, pace, **settings):
     return one
 
 
+@contextlib.contextmanager
+def repeating(one):
+    """Have a person's page say every tenth of a second that no key is held: it is heard of."""
+    over = threading.Event()
+
+    def repeat():
+        while not over.wait(0.1):
+            one.hold(None)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def seconds_of(env, steps):
     began = time.monotonic()
     for _ in range(steps):
@@ -270,6 +286,55 @@ def test_a_world_keeps_to_the_pace_of_a_person_who_has_the_seat(person, isolatio
         one.die()
         until(lambda: world_of(server).env is own)
         env.step(0)
+        env.close()
+
+
+@everywhere
+def test_a_trainer_is_told_the_pace_and_waits_longer_for_its_steps(person, isolation):
+    with serve_gym(Paddle, isolation=isolation) as server:
+        env = make_remote(f"{server.url}?world=", timeout=0.9)  # less than a step takes at that pace
+        env.reset(seed=0)
+        assert env.step(0)[4] == {}
+        one = sit_at(server, person, 1.0)
+        with contextlib.closing(env), repeating(one):
+            assert [env.step(0)[4] for _ in range(3)] == [{"takeover_fps": 1.0}] * 3
+
+
+@everywhere
+def test_a_vector_is_told_the_pace_and_waits_longer_for_its_steps(person, isolation):
+    with serve_gym(Paddle, num_envs=2, isolation=isolation) as server:
+        remote = make_vec_remote([f"{server.url}?world="])
+        envs = BlockingReset(remote, on_lost="continue", step_timeout=0.8)
+        envs.reset(seed=0)
+        one = sit_at(server, person, 1.0, lane=np.int64(1))
+        with repeating(one):
+            for _ in range(3):
+                infos = envs.step(np.zeros(2, np.int64))[4]
+                assert infos["takeover_fps"].tolist() == [1.0, 1.0]
+                assert "error" not in infos
+        envs.close()
+
+
+def test_each_of_several_agents_is_told_the_pace(person):
+    with serve_parallel(Paddles) as server:
+        env = make_parallel_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        one = sit_at(server, person, 20.0, agent="upper")
+        one.hold(1)
+        infos = env.step(dict.fromkeys(env.agents, 0))[4]
+        assert {agent: info["takeover_fps"] for agent, info in infos.items()} == dict.fromkeys(env.agents, 20.0)
+        assert [agent for agent, info in infos.items() if "intervention" in info] == ["upper"]
+        env.close()
+
+
+def test_a_tap_between_two_steps_acts_in_one(person):
+    with serve_gym(Paddle) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        one = person(server).sit()
+        assert one.hold(-1) is True
+        assert one.hold(None) is False
+        assert [env.step(1)[0].tolist() for _ in range(3)] == [[98], [100], [102]]
         env.close()
 
 

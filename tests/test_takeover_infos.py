@@ -276,6 +276,7 @@ class Scored(gymnasium.Env):
         return self.frame, float(action == 1), bool(self.frame[0] == 23), False, {"frame": int(self.frame[0])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [None, 2], ids=["one", "lanes"])
 @pytest.mark.parametrize("delay", [0.0, 0.04], ids=["near", "far"])
 def test_each_frame_of_a_person_is_told_once_with_its_reward(program, delay, lanes):

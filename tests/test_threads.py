@@ -239,7 +239,7 @@ KINDS: dict[str, tuple[type[Single], dict[str, Any]]] = {
     "real-time": (Single, {"fps": FPS}),
     "real-time-lanes": (Lanes, {"num_envs": 3, "fps": FPS}),
 }
-every_kind = pytest.mark.parametrize("name", KINDS)
+every_kind = pytest.mark.parametrize("name", sampled(KINDS, 2, slow=True))
 
 
 def serve_kind(name: str, **more: Any) -> Any:
@@ -249,6 +249,7 @@ def serve_kind(name: str, **more: Any) -> Any:
     return serve_gym(RecordingEnv, **keywords, **more)
 
 
+@pytest.mark.slow
 @every_kind
 def test_an_environment_sees_one_thread_from_its_construction_to_its_destruction(name: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
@@ -261,6 +262,7 @@ def test_an_environment_sees_one_thread_from_its_construction_to_its_destruction
     assert len({record["thread"] for record in records}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(KINDS, 3, 1))
 def test_an_isolated_environment_lives_in_the_main_thread_of_its_process(name: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
@@ -291,6 +293,7 @@ def test_lanes_in_processes_of_gymnasiums_own_see_one_thread_each(tmp_path: Path
         assert len({(record["pid"], record["thread"]) for record in records}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "agents"])
 def test_with_thread_safe_each_world_has_a_thread_and_in_real_time_each_lane(name: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
@@ -371,6 +374,7 @@ DATABASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keywords", DATABASES.values(), ids=list(DATABASES))
 def test_a_database_connection_of_its_construction_works_in_every_call(keywords: Any, tmp_path: Path) -> None:
     path = tmp_path / "log"

@@ -74,7 +74,7 @@ def test_the_stream_comes_out_of_any_cut_of_the_wire(both: tuple[Tls, Tls], most
             wire[client] += client.send([said[:1000], b"", memoryview(said)[1000:]])
     assert heard == said
     assert server.ready
-    assert not server.owes
+    assert not server.has_output
 
 
 def test_what_was_changed_on_its_way_is_an_error(both: tuple[Tls, Tls]) -> None:
@@ -87,7 +87,7 @@ def test_what_was_changed_on_its_way_is_an_error(both: tuple[Tls, Tls]) -> None:
     wire[-1] ^= 1
     with pytest.raises(ssl.SSLError):
         server.receive(bytes(wire))
-    assert server.owes
+    assert server.has_output
 
 
 # Both ends over sockets

@@ -128,6 +128,7 @@ def test_rates_are_those_since_the_last_look() -> None:
         envs.close()
 
 
+@pytest.mark.slow
 def test_servers_that_cannot_be_asked_are_rows_with_the_reason() -> None:
     with ExitStack() as stack:
         closed = stack.enter_context(socket.socket())

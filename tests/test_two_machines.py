@@ -88,6 +88,7 @@ def machines() -> Iterator[TwoMachines]:
         yield made
 
 
+@pytest.mark.slow
 def test_many_slots_reach_a_server_by_its_host_name(machines: TwoMachines) -> None:
     """All slots wait for one look-up of the name, and each goes through its addresses by itself."""
     with machines.run(machines.server, SERVE, machines.address) as server:

@@ -1,10 +1,10 @@
-"""`bridge.client.waiting`: what a client that waits says in its log."""
+"""`bridge.client.slots.waiting`: what a client that waits says in its log."""
 
 import logging
 from types import SimpleNamespace
 
 from bridge import SlotState
-from bridge.client.waiting import WaitLog
+from bridge.client.slots.waiting import WaitLog
 from bridge.errors import ConnectionLostError
 
 

@@ -19,7 +19,6 @@ from bridge.encoding.names import WATCH
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 from bridge.testing import CountingEnv, Inspector
 from tests.parallel_envs import Relay
 from tests.peers import Stream
@@ -426,14 +425,7 @@ def test_the_end_of_an_episode_and_a_reset_world_are_told_with_pictures_too(view
 @everywhere
 def test_the_page_is_told_the_worlds_and_the_keys(viewers, isolation):
     def text(stream, key):
-        request = properties_pb2.PropertyRequest()
-        request.read_property.key = key
-        message = pb.EnvironmentRequest()
-        message.extension.type_url = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyRequest"
-        message.extension.value = request.SerializeToString()
-        stream.requests.put(message)
-        answer = properties_pb2.PropertyResponse.FromString(stream.take().extension.value)
-        return json.loads(unpack_tensor(answer.read_property.value)[()])
+        return json.loads(stream.read_property(key))
 
     with serve_gym(Painted, web=True, fps=30, isolation=isolation) as server:
         viewer = viewers(server)

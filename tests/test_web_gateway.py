@@ -19,13 +19,15 @@ from tests.support import server_process, until, world_of
 from tests.test_web_page import (  # noqa: F401 - fixtures
     PADDLE,
     browser,
+    in_browser,
     no_token_in_the_environment,
     opened,
-    pytestmark,
     says,
     shows,
 )
 from tests.web_envs import Paddle, Race
+
+pytestmark = [in_browser, pytest.mark.slow]
 
 BRIDGE = "import sys; from bridge.cli import main; sys.exit(main(sys.argv[1:]))"
 DRAWN = "() => Number(document.getElementById('canvas').dataset.pictures ?? 0)"
@@ -48,6 +50,7 @@ def choose(page, server):
     page.click(f'#worlds button[data-world^="{server}/"]')
 
 
+@pytest.mark.slow
 def test_one_page_shows_two_servers_one_is_lost_and_comes_back_and_the_other_goes_on(opened, monkeypatch):  # noqa: F811
     with (
         bridge_serve(monkeypatch, "--fps", "30") as (process, lost),

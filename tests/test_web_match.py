@@ -6,8 +6,10 @@ import pytest
 
 from bridge import make_remote, serve_parallel
 from tests.support import until, world_of
-from tests.test_web_page import browser, no_token_in_the_environment, opened, pytestmark, says, shows  # noqa: F401
+from tests.test_web_page import browser, in_browser, no_token_in_the_environment, opened, says, shows  # noqa: F401
 from tests.web_envs import Race
+
+pytestmark = [in_browser, pytest.mark.slow]
 
 
 def still(observation):
@@ -38,6 +40,7 @@ def seats(page):
     return [text.split("\n") for text in page.locator("#seats li").all_inner_texts()]
 
 
+@pytest.mark.slow
 def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, server):  # noqa: F811
     ann = enter(opened, server, "Ann")
     says(ann, "#badge", "you are upper")
@@ -87,6 +90,7 @@ def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, ser
     ben.keyboard.up("ArrowRight")
 
 
+@pytest.mark.slow
 def test_a_result_stays_with_those_who_played(opened, server):  # noqa: F811
     ann, ben = enter(opened, server, "Ann"), enter(opened, server, "Ben", "lower")
     for page in (ann, ben):

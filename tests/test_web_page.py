@@ -25,9 +25,10 @@ from tests.web_envs import PADDLE, Doors, Paddle, Paddles
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
+in_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
 )
+pytestmark = in_browser
 TIMEOUT = 60_000
 PIXEL = """() => {
   const canvas = document.getElementById("canvas");
@@ -99,6 +100,7 @@ def test_the_canvas_shows_the_environment_s_pixels(opened):
         env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fps", [None, 20])
 def test_one_of_several_environments_is_chosen_and_played(opened, fps):
     with serve_gym(["CartPole-v1", "MountainCar-v0"], web=True, fps=fps) as server:
@@ -182,6 +184,7 @@ TAP = """async (milliseconds) => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("milliseconds", [1, 30, 60, 120, 200])
 def test_a_tap_is_one_step_of_a_turn_based_world(opened, milliseconds):
     Doors.done.clear()
@@ -206,6 +209,7 @@ class Stalling(Paddle):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_a_real_time_world_that_stands_still_is_said_with_its_age(opened):
     Stalling.goes.set()
     with serve_gym(Stalling, web=True, fps=30) as server:
@@ -364,6 +368,7 @@ def test_a_held_key_takes_over_from_the_agent_and_its_release_gives_back(opened)
         says(page, "#badge", "watching")
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_told_and_the_right_one_goes_on(opened):
     with serve_gym(Paddle, web=True, fps=30, token="right-token") as server:
         page = opened(f"{server.web_url}#token=wrong")
@@ -433,6 +438,7 @@ server.wait(grace=0.0)
 """
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_is_met_again_and_the_game_goes_on(opened, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     with server_process(SERVER, "0") as (process, url):
@@ -526,3 +532,87 @@ def test_the_page_asks_no_other_host_for_anything_and_has_all_that_it_names(open
         assert {item for item in asked if isinstance(item, int)} <= {200, 101}
         assert json.dumps(urls).count("app.js") == 1
         assert os.path.basename(urls[0]) == ""
+
+
+CONTRASTS = """() => {
+  const pixel = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
+  const context = pixel.getContext("2d", {willReadFrequently: true});
+  const light = (colors) => {
+    context.clearRect(0, 0, 1, 1);
+    for (const color of colors) {
+      context.fillStyle = color;
+      context.fillRect(0, 0, 1, 1);
+    }
+    const parts = [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255);
+    const [red, green, blue] = parts.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  return [...document.querySelectorAll("body *")].flatMap((element) => {
+    const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!text || !element.checkVisibility() || element.disabled) return [];
+    const behind = [];
+    for (let one = element; one; one = one.parentElement) {
+      if (getComputedStyle(one).backgroundImage !== "none") return [];
+      behind.unshift(getComputedStyle(one).backgroundColor);
+    }
+    const [back, front] = [light(behind), light([...behind, getComputedStyle(element).color])];
+    const contrast = (Math.max(back, front) + 0.05) / (Math.min(back, front) + 0.05);
+    return [[`${element.id || element.className || element.tagName}: ${element.textContent.slice(0, 20)}`, contrast]];
+  });
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_the_contrast_that_wcag_asks_for(opened, scheme):
+    with serve_gym(Paddle, fps=20, web=True) as server:
+        page = opened(server.web_url, color_scheme=scheme)
+        page.get_by_role("button", name="Play", exact=True).first.click()
+        says(page, "#badge", "playing")
+        shows(page, "() => document.querySelector('.chip.on') !== null")
+        found = dict(page.evaluate(CONTRASTS))
+        assert any(name.startswith("chip on") for name in found)
+        assert any(name.startswith("badge") for name in found)
+        assert {name: contrast for name, contrast in found.items() if contrast < 4.5} == {}
+
+
+def test_assistive_technology_finds_named_buttons_for_actions_and_holds_them_by_clicks(opened):
+    with serve_gym(Paddle, fps=20, web=True) as server:
+        page = opened(server.web_url)
+        page.get_by_role("button", name="Help").click()
+        page.get_by_label("Show buttons for actions").check()
+        page.get_by_role("button", name="Close").click()
+        page.get_by_role("button", name="Play", exact=True).first.click()
+        pad = page.get_by_role("group", name="Buttons for actions")
+        right = pad.get_by_role("button", name="(right)")
+        right.wait_for()
+        assert right.get_attribute("aria-pressed") == "false"
+        right.focus()
+        page.keyboard.press("Enter")
+        assert right.get_attribute("aria-pressed") == "true"
+        page.keyboard.press("Enter")
+        assert right.get_attribute("aria-pressed") == "false"
+
+
+def test_a_question_mark_opens_help_with_the_keys_of_the_world(opened):
+    with serve_gym(Paddle, fps=20, web=True) as server:
+        page = opened(server.web_url)
+        page.get_by_role("button", name="Play", exact=True).first.click()
+        says(page, "#legend", "→")
+        page.keyboard.down("ArrowRight")
+        shows(page, "() => document.querySelector('kbd.held') !== null")
+        page.keyboard.press("?")
+        says(page, "#help-keys", "→")
+        assert page.evaluate("() => document.querySelector('kbd.held')") is None
+        page.keyboard.press("Escape")
+        shows(page, "() => !document.getElementById('help').open")
+        says(page, "#badge", "playing")
+
+
+def test_fullscreen_has_the_picture_and_its_buttons(opened):
+    with serve_gym(Paddle, fps=20, web=True) as server:
+        page = opened(server.web_url)
+        page.get_by_role("button", name="Fullscreen").click()
+        shows(page, "() => document.fullscreenElement?.id === 'stage'")
+        page.get_by_role("button", name="Fullscreen").click()
+        shows(page, "() => document.fullscreenElement === null")

@@ -11,9 +11,9 @@ from bridge.recording.replay import verify
 from bridge.wrappers import BlockingReset
 from tests.support import until, world_of
 from tests.test_web_page import (  # noqa: F401 - fixtures
-    CHROMIUM,
     PADDLE,
     browser,
+    in_browser,
     no_token_in_the_environment,
     opened,
     says,
@@ -21,9 +21,7 @@ from tests.test_web_page import (  # noqa: F401 - fixtures
 )
 from tests.web_envs import Paddle
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
-)
+pytestmark = [in_browser, pytest.mark.slow]
 SEEK = """(step) => {
   const bar = document.getElementById("player-seek");
   bar.value = String(step);
@@ -38,18 +36,19 @@ def short_paddle(render_mode=None):
 
 def recorded(folder) -> list[Episode]:
     """The episodes with steps of a folder, which may have no file yet."""
-    files = list(folder.glob("*.rec"))
+    files = [*folder.glob("*.parquet"), *folder.glob("*.arrow")]
     return [episode for episode in read_folder(folder).episodes() if episode.length] if files else []
 
 
 def places(episode) -> list[int]:
     """Where the paddle is at each step of a recorded episode."""
     found = [100]
-    for action in episode.stream.samples("action", episode.start + 1, episode.stop):
+    for action in episode.stream.samples("action", episode.own[1:]):
         found.append(int(np.clip(found[-1] + 2 * int(action), 20, 180)))
     return found
 
 
+@pytest.mark.slow
 def test_a_person_s_episode_is_recorded_and_replayed_pixel_for_pixel(opened, tmp_path):  # noqa: F811
     with serve_gym(short_paddle, web=True, record=tmp_path) as server:
         page = opened(server.web_url)

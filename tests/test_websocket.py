@@ -176,6 +176,7 @@ def test_without_web_a_websocket_client_is_told_what_to_do():
         make_remote(f"ws://127.0.0.1:{server.port}", timeout=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

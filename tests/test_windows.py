@@ -26,7 +26,7 @@ import pytest
 
 from bridge import make_remote
 from bridge.errors import BridgeError
-from tests.support import assert_identical, until
+from tests.support import assert_identical, sampled, until
 from tests.web_envs import PADDLE
 from tests.windows import simulated_windows
 
@@ -157,11 +157,10 @@ def local_play() -> str:
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--num-envs", "4"), ("--processes", "2"), ("--isolation", "process"), ("--thread-safe",), ("--web",)],
-    ids=" ".join,
+    sampled(["", "--num-envs 4", "--processes 2", "--isolation process", "--thread-safe", "--web"], 6, slow=True),
 )
 def test_a_server_and_a_client_play_as_the_local_environment_does(serving: Any, tmp_path: Path, options: Any) -> None:
-    server = serving("-m", "bridge", "serve", "CartPole-v1", *options)
+    server = serving("-m", "bridge", "serve", "CartPole-v1", *options.split())
     url = server.url()
     urls = re.findall(r"grpc://127\.0\.0\.1:\d+(?=\s)", server.said())
     script = tmp_path / "play.py"
@@ -201,6 +200,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "said"),
     [(1, "ended with exit code 3"), (3, "ended by SIGKILL"), (2, r"did not return from step within call_timeout=2 s")],
@@ -220,6 +220,7 @@ def test_a_world_that_crashes_or_hangs_ends_alone(serving: Any, tmp_path: Path, 
     doomed.close()
 
 
+@pytest.mark.slow
 def test_a_recording_is_listed_verified_and_bounded(serving: Any, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     server = serving(
@@ -263,6 +264,7 @@ def test_the_page_is_served_and_steered_over_websocket(serving: Any) -> None:
     env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -327,6 +329,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_servers_of_a_script_are_played_with_in_every_way(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ALL, "utf-8")
@@ -334,6 +337,7 @@ def test_servers_of_a_script_are_played_with_in_every_way(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, "played\n", "")
 
 
+@pytest.mark.slow
 def test_a_person_plays_on_the_page_in_chromium(serving: Any) -> None:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -115,7 +115,7 @@ class ActionHistory(BatchWrapper):
         return np.stack([self._join_one(row, self._history[slot]) for slot, row in enumerate(rows)])
 
     def _is_rows(self, observations: tuple[Any, ...]) -> bool:
-        """Whether it is a bare remote environment's tuple with an entry a slot, not a batch of a Tuple space."""
+        """True if it is a bare remote environment's tuple with an entry a slot, not a batch of a Tuple space."""
         return not isinstance(self._base, spaces.Tuple) or not self.env.observation_space.contains(observations)
 
     def _rows_of(self, observations: Any) -> list[Any]:

@@ -12,11 +12,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from bridge.client.options import checked_timeout
-from bridge.client.remote_record import RemoteReport
-from bridge.client.results import Results
-from bridge.client.stepper import Received
+from bridge.client.slots.remote_record import RemoteReport
+from bridge.client.slots.results import Results
+from bridge.client.slots.stepper import Received
+from bridge.client.slots.waiting import OnLost
 from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote, slots_of
-from bridge.client.waiting import OnLost
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 from bridge.gymnasium_versions import BatchWrapper
@@ -74,7 +74,7 @@ class BlockingReset(BatchWrapper):
         env: RemoteVectorEnv,
         timeout: float | None = None,
         *,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"] = AutoresetMode.NEXT_STEP,
         on_lost: OnLost = "wait",
         max_failures: int | None = MAX_FAILURES,
         step_timeout: float | None = None,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from bridge.client.results import Results
+from bridge.client.slots.results import Results
 from bridge.client.vector_env import slots_of
 from bridge.clock import Clock, MonotonicClock
 from bridge.encoding.tensors import Array

@@ -1,4 +1,4 @@
-"""`bridge export`: recorded episodes as a dataset of Minari, as arrays, or as films."""
+"""`bridge export`: recorded episodes as a dataset of Minari or LeRobot, or as films."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from bridge.cli.program import OK, say
 from bridge.cli.target import find_target
 from bridge.errors import RecordingError
-from bridge.recording.exports import export_minari, export_mp4, export_npz
+from bridge.recording.exports import export_minari, export_mp4
+from bridge.recording.lerobot import export_lerobot
 from bridge.recording.reader import open_episode, read_folder
 from bridge.recording.selection import add_selection_options, selection_of
 
@@ -18,7 +19,7 @@ __all__ = ["register"]
 _EPILOG = """examples:
   bridge export runs/ --minari cartpole/people-v0 --who person
   bridge export runs/ --minari pong/expert-v0 --env-id "ALE/Pong*" --min-return 15
-  bridge export runs/ --npz arrays/ --no-intervention
+  bridge export runs/ --lerobot datasets/pong --env-id "ALE/Pong*" --task "win at table tennis"
   bridge export runs/20261122T140501-3fa9c1-1.0.17 --mp4 films/
 
 Observations that were not recorded come from a replay, which is held against the recording meanwhile.
@@ -28,17 +29,23 @@ Observations that were not recorded come from a replay, which is held against th
 def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
-        "export", description="Turn recorded episodes into a dataset, arrays or films.", epilog=_EPILOG
+        "export", description="Turn recorded episodes into a dataset or films.", epilog=_EPILOG
     )
     parser.add_argument("runs", type=Path, metavar="RUNS", help="a folder with recordings, or FOLDER/ID of an episode")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--minari", metavar="NAME", help="a dataset of Minari; of several agents one for each")
-    what.add_argument("--npz", type=Path, metavar="FOLDER", help="a file of NumPy arrays for each episode")
+    what.add_argument(
+        "--lerobot", type=Path, metavar="FOLDER", help="a dataset of LeRobot (v3.0); of several agents one for each"
+    )
     what.add_argument("--mp4", type=Path, metavar="FOLDER", help="a film of each episode")
     parser.add_argument("--env", metavar="ENV_ID", help="what makes the environment, as for bridge serve")
     parser.add_argument("--author", metavar="NAME", help="with --minari: who made the dataset")
     parser.add_argument("--data-format", choices=["hdf5", "arrow"], help="with --minari: how it is stored")
-    parser.add_argument("--fps", type=float, metavar="X", help="with --mp4: frames a second")
+    parser.add_argument("--task", metavar="TEXT", help="with --lerobot: the task in words (default: the environment)")
+    parser.add_argument("--fps", type=float, metavar="X", help="with --mp4 and --lerobot: frames a second")
+    parser.add_argument(
+        "--allow-calls", action="store_true", help="call the recorded methods and set the recorded attributes"
+    )
     add_selection_options(parser, complete=True)
     parser.set_defaults(run=run)
 
@@ -49,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     path: Path = arguments.runs
     if path.exists():
         folder = read_folder(path)
-        for damage in folder.damage:
-            say(f"warning: {damage}")
+        for line in folder.warnings():
+            say(f"warning: {line}")
         found = folder.episodes()
     else:
         found = [open_episode(path)]
@@ -58,12 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{len(episodes)} of {len(found)} episodes")
     if not episodes:
         raise RecordingError("there are no such episodes; `bridge runs` lists those that there are")
+    how = {"env": env, "say": say, "allow_calls": arguments.allow_calls}
     if arguments.minari is not None:
-        export_minari(
-            episodes, arguments.minari, env=env, author=arguments.author, data_format=arguments.data_format, say=say
-        )
-    elif arguments.npz is not None:
-        export_npz(episodes, arguments.npz, env=env, say=say)
+        named = {"author": arguments.author, "data_format": arguments.data_format}
+        export_minari(episodes, arguments.minari, **named, **how)
+    elif arguments.lerobot is not None:
+        export_lerobot(episodes, arguments.lerobot, task=arguments.task, fps=arguments.fps, **how)
     else:
-        export_mp4(episodes, arguments.mp4, env=env, fps=arguments.fps, say=say)
+        export_mp4(episodes, arguments.mp4, fps=arguments.fps, **how)
     return OK

@@ -1,4 +1,4 @@
-"""What commands tell people to type: how to connect to a server."""
+"""The hints of commands: what to type to connect to a server."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from bridge.cli.hints import connecting_lines, naming_url
 from bridge.cli.program import OK, positive, say
-from bridge.client.inspector import Inspector
-from bridge.client.world_request import WorldRequest
+from bridge.client.world.inspector import Inspector
+from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.properties import read_encoded
 from bridge.encoding.space_json import space_from_json
 from bridge.encoding.space_specs import space_from_specs

@@ -112,7 +112,7 @@ class _Input:
 
 
 class _Terminal:
-    """What a person sees and types."""
+    """The screen and the keyboard of a person in a lobby."""
 
     def __init__(self, client: PerlertClient, source: _Input, target: IO[str], *, once: bool) -> None:
         self.client, self.me, self.input, self.output = client, client.player, source, target
@@ -268,7 +268,7 @@ class _Terminal:
             self.say(f"you are {clean(self.me.key)} ({clean(self.me.tag)})")
             self._table = ""
         wanted = self.me.slots.get(self._wanted)
-        if wanted is not None and not wanted.open and self.me.state is player.State.ASKING:
+        if wanted is not None and not wanted.open and self.me.state is player.PlayerState.ASKING:
             self.say(f"{clean(wanted.key)} is taken by {clean(parse_tag(wanted.tag).name) or 'somebody'}")
             self._wanted = self.mine = ""
 
@@ -359,7 +359,7 @@ def run_lobby(
         agent: The slot to take at once; None: the URL's, or none until `register`.
         tag: What to be called; None: the user's name and a few random digits.
         key: The pre-shared key.
-        ready: Be ready as soon as the slot is had.
+        ready: Say that this player is ready, once it has a slot.
         spectate: Take a spectator's slot.
         once: Leave after the first run.
         patience: Seconds that a run may take to start after the input ended.
@@ -434,7 +434,7 @@ def register(commands: Any) -> None:
     parser.add_argument("url", metavar="URL", help="perlert://HOST:PORT/NAME:NUMBER")
     parser.add_argument("--agent", metavar="KEY", help="take this slot at once")
     parser.add_argument("--tag", metavar="NAME", help="what to be called; default: the user's name and some digits")
-    parser.add_argument("--ready", action="store_true", help="be ready as soon as the slot is had")
+    parser.add_argument("--ready", action="store_true", help="say that you are ready, once you have a slot")
     parser.add_argument("--watch", action="store_true", help="take a spectator's slot")
     parser.add_argument("--once", action="store_true", help="leave after the first run")
     parser.add_argument("--key-file", type=Path, metavar="PATH", help="a file with the pre-shared key")

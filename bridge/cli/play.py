@@ -93,7 +93,7 @@ class Keyboard:
 
     @property
     def pressed(self) -> bool:
-        """Whether keys are held that mean an action."""
+        """True if keys are held that mean an action."""
         return any(keys <= self.held for keys in self._keys)
 
     def action(self) -> Any:
@@ -149,8 +149,8 @@ def run(arguments: argparse.Namespace) -> int:
         import pygame
     except ImportError as error:
         raise SettingError(f"bridge play needs pygame: {install_command('play')}") from error
+    from bridge.worlds.controls import default_keys, does_nothing, known_names
     from bridge.worlds.default_actions import neutral_action
-    from bridge.worlds.watching.controls import default_keys, does_nothing, known_names
 
     env = _connect(arguments)
     try:

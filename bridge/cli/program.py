@@ -1,4 +1,4 @@
-"""What all sub-commands share: how they are found, how their errors read, what their exit codes mean.
+"""The common part of all sub-commands: how they are found, how their errors read, what their exit codes mean.
 
 A sub-command is a module with a function `register(commands)`, which adds a parser and sets its default `run` to a
 function that takes the parsed arguments and returns an exit code; a default `exit_codes` says what becomes of
@@ -32,6 +32,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("bridge.cli.top", "watch servers and fleets in a table"),
     "bench": ("bridge.cli.bench", "measure steps per second and latency"),
     "check": ("bridge.cli.check", "check any dm_env_rpc server against the protocol"),
+    "policy": ("bridge.cli.policy", "serve a policy, for robots, evaluations and seats elsewhere"),
+    "evaluate": ("bridge.cli.evaluate", "say how good a policy is on served environments"),
     "lobby": ("bridge.cli.lobby", "join a PERLERT lobby and play in the terminal"),
     "runs": ("bridge.cli.runs", "list the episodes of recordings"),
     "replay": ("bridge.cli.replay", "verify a recorded episode, or watch it again"),

@@ -9,9 +9,9 @@ from typing import Any
 from bridge.cli.program import FAILED, OK, USAGE, say
 from bridge.cli.serve import SERVED_AT
 from bridge.cli.target import find_target
-from bridge.errors import RecordingError
-from bridge.recording.reader import Episode, open_episode, read_folder
-from bridge.recording.replay import Verification, replayed_from, verify, verify_stream
+from bridge.errors import RecordingError, SettingError
+from bridge.recording.reader import Episode, Stream, open_episode, read_folder
+from bridge.recording.replay import Verification, env_for, verify, verify_stream
 
 __all__ = ["register"]
 
@@ -41,7 +41,16 @@ def register(commands: Any) -> None:
         "--verify", action="store_true", help="make the environment again, and compare each step with the recording"
     )
     what.add_argument("--serve", action="store_true", help="publish the episode as a world, in real time")
-    parser.add_argument("--env", metavar="ENV_ID", help="what makes the environment, as for bridge serve")
+    parser.add_argument(
+        "--env",
+        metavar="ENV_ID",
+        help="what makes the environment, as for bridge serve; of a folder, where the recorded id is not registered",
+    )
+    parser.add_argument(
+        "--allow-calls",
+        action="store_true",
+        help="call the recorded methods and set the recorded attributes; only for what you trust",
+    )
     parser.add_argument("--port", type=int, default=0, help="with --serve: the port (default: any free one)")
     parser.add_argument("--fps", type=float, metavar="X", help="with --serve: frames a second (default: as recorded)")
     parser.set_defaults(run=run, exit_codes={RecordingError: USAGE})
@@ -54,25 +63,34 @@ def run(arguments: argparse.Namespace) -> int:
         return _serve(open_episode(arguments.episode), env, arguments)
     path: Path = arguments.episode
     if not path.exists():
-        return _verify(open_episode(path), env)
+        return _verify(open_episode(path), env, arguments.allow_calls)
     folder = read_folder(path)
-    for damage in folder.damage:
-        say(f"warning: {damage}")
-    codes = [_tell(done) for stream in folder.streams for done in verify_stream(stream, env)]
+    for line in folder.warnings():
+        say(f"warning: {line}")
+    codes = [code for stream in folder.streams for code in _verify_all(stream, env, arguments.allow_calls)]
     say(f"{codes.count(OK)} of {len(codes)} episodes are verified")
     # Where bytes cannot be read, nobody knows which episodes are missing: no folder with damage passes.
     return OK if codes and set(codes) == {OK} and not folder.damage else FAILED
 
 
-def _verify(episode: Episode, env: Any) -> int:
+def _verify(episode: Episode, env: Any, allow_calls: bool) -> int:
     for damage in episode.stream.damage:
         say(f"warning: {damage}")
     try:
-        replayed_from(episode)
+        done: Verification | RecordingError = verify(episode, env, allow_calls=allow_calls)
     except RecordingError as error:
-        return _tell(error)
-    code = _tell(verify(episode, env))
+        done = error
+    code = _tell(done)
     return FAILED if episode.stream.damage else code
+
+
+def _verify_all(stream: Stream, env: Any, allow_calls: bool) -> list[int]:
+    """Verify the episodes of one of a folder's streams; where its environment cannot be made, that is a line."""
+    try:
+        return [_tell(done) for done in verify_stream(stream, env_for(stream, env), allow_calls=allow_calls)]
+    except (RecordingError, SettingError) as error:
+        say(f"{stream.run}-{stream.number}: {len(stream.episodes())} episodes cannot be verified: {error}")
+        return [FAILED]
 
 
 def _tell(done: Verification | RecordingError) -> int:
@@ -85,7 +103,9 @@ def _serve(episode: Episode, env: Any, arguments: argparse.Namespace) -> int:
     """Serve an episode until a signal."""
     from bridge.recording.player import serve_episode
 
-    server = serve_episode(episode, env, port=arguments.port, fps=arguments.fps, start=False)
+    server = serve_episode(
+        episode, env, port=arguments.port, fps=arguments.fps, allow_calls=arguments.allow_calls, start=False
+    )
 
     def started() -> None:
         say(f"{episode.id}{SERVED_AT}{' '.join(server.urls)}")

@@ -1,4 +1,4 @@
-"""What the commands have in common that serve until they are stopped: options, logging, signals."""
+"""The common part of the commands that serve until they are stopped: options, logging, signals."""
 
 from __future__ import annotations
 

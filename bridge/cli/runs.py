@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
             say(line)
         steps = sum(episode.length for episode in episodes)
         say(f"{len(episodes)} episodes, {steps} steps")
-    for damage in folder.damage:
-        say(f"warning: {damage}")
+    for line in folder.warnings():
+        say(f"warning: {line}")
     return OK
 
 

@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,19 @@ from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, run_server, server_logging, sigterm_as_interrupt
 from bridge.cli.target import Target, find_policies, find_target
 from bridge.errors import SettingError
+from bridge.facade.process_group import ServerGroup
+from bridge.facade.record import Recording
+from bridge.facade.serve import serve_gym
+from bridge.facade.serve_parallel import serve_parallel
 from bridge.keywords import flat_names
 from bridge.server.limits import Limits
-from bridge.server.process_group import ServerGroup
-from bridge.server.serve import serve_gym
-from bridge.server.serve_parallel import serve_parallel
 from bridge.server.server import Server
 from bridge.transport.credentials import TLS, TOKEN_VARIABLE
 from bridge.worlds.realtime.clocked_world import RealTime
 
 __all__ = [
     "SERVED_AT",
+    "add_sections",
     "announce",
     "grouped_keywords",
     "keyword_options",
@@ -45,9 +47,32 @@ SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
 _PERLERT_OPTIONS = ("perlert_key_file", "spectators", "bots")
 _READ = {"int": int, "float": float, "str": str}
-_GROUPS: dict[str, type] = {"limits": Limits, "realtime": RealTime, "tls": TLS}
+_GROUPS: dict[str, type] = {"limits": Limits, "realtime": RealTime, "tls": TLS, "record": Recording}
 _PATH = "str | None"
 """How a command line gives a PEM file."""
+_SECTIONS = {
+    "environment": "num_envs vectorization_mode env_kwargs time_action array device world default_action",
+    "address": "host port unix_path transport metrics_port dial dial_ca dial_name",
+    "access": "token token_file watch_token watch_token_file insecure allow_env_factories",
+    "processes and threads": "processes isolation thread_safe",
+    "real time": "fps",
+    "several agents": "missing_agent agent_timeout agents match countdown patience",
+    "page in a browser": "web web_hosts play_fps openenv",
+    "recording": "",
+    "limits": "",
+}
+"""The sections of the help, in order, and the keywords in each."""
+_SECTION_OF_GROUP = {"limits": "limits", "realtime": "real time", "tls": "access", "record": "recording"}
+_METAVARS = {
+    "unix_path": "PATH",
+    "web_hosts": "NAMES",
+    "host": "HOST",
+    "port": "PORT",
+    "dial": "URL",
+    "dial_name": "NAME",
+    "device": "DEVICE",
+    "record": "FOLDER",
+}
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
 _EPILOG = """examples:
@@ -67,6 +92,7 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "serve",
+        usage="%(prog)s ENV_ID [ENV_ID ...] [options]",
         description="Serve environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
     )
@@ -77,21 +103,21 @@ def register(commands: Any) -> None:
         help="a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
         "environment, or a PettingZoo module; clients choose among several ids or patterns",
     )
-    for flags, options in serve_options():
-        parser.add_argument(flags, **options)
-    parser.add_argument(
+    add_sections(parser, serve_options())
+    perlert = parser.add_argument_group("PERLERT")
+    perlert.add_argument(
         "--perlert",
         type=int,
         metavar="PORT",
         help="serve in real time over PERLERT (UDP) instead of gRPC, with the lobby on this port; 0: any free port",
     )
-    parser.add_argument(
+    perlert.add_argument(
         "--perlert-key-file", type=Path, metavar="PATH", help="with --perlert: a file with the pre-shared key"
     )
-    parser.add_argument(
+    perlert.add_argument(
         "--spectators", type=int, metavar="N", help="with --perlert: so many slots for clients that only watch"
     )
-    parser.add_argument(
+    perlert.add_argument(
         "--bots",
         nargs="*",
         metavar="KEY",
@@ -100,6 +126,34 @@ def register(commands: Any) -> None:
     add_running_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="log nothing, also not what environments raise")
     parser.set_defaults(run=run)
+
+
+def add_sections(parser: argparse.ArgumentParser, options: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Add options to a parser, each in its section of the help."""
+    given = dict(options)
+    for title, flags in sections(given).items():
+        section = parser.add_argument_group(title)
+        for flag in flags:
+            section.add_argument(flag, **given[flag])
+
+
+def sections(flags: Iterable[str]) -> dict[str, list[str]]:
+    """Return flags by the title of their section, without sections that are empty."""
+    places = {name: title for title, names in _SECTIONS.items() for name in names.split()}
+    for keyword, group in _GROUPS.items():
+        places.update(dict.fromkeys(flat_names(keyword, group), _SECTION_OF_GROUP[keyword]))
+    found: dict[str, list[str]] = {title: [] for title in _SECTIONS}
+    for flag in flags:
+        found[places[_keyword_of(flag)]].append(flag)
+    return {title: names for title, names in found.items() if names}
+
+
+def _keyword_of(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _flag_of(keyword: str) -> str:
+    return f"--{keyword.replace('_', '-')}"
 
 
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -124,20 +178,20 @@ def keyword_options(*functions: Callable[..., Any]) -> Iterator[tuple[str, dict[
     for function in functions:
         found = {**found, **{name: keyword for name, keyword in _keywords(function).items() if name not in found}}
     for name, keyword in found.items():
-        options = _option(name, keyword)
+        options = _option(name, keyword, found)
         if options is not None:
-            yield f"--{name.replace('_', '-')}", options
+            yield _flag_of(name), options
 
 
-def _option(name: str, keyword: _Keyword) -> dict[str, Any] | None:
+def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict[str, Any] | None:
     """Return the arguments of `add_argument` for a keyword; None: a command line cannot say it."""
-    default, annotation, text = keyword.default, keyword.annotation, keyword.text.replace("%", "%%")
+    default, annotation, text = keyword.default, keyword.annotation, _help(keyword, known)
     kind = _plain_type(annotation)
     shown = "" if default is None or isinstance(default, bool) or default == () else f" (default: {default})"
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
-    choices = re.fullmatch(r"(bool \| )?Literal\[(.*)\]", annotation)
+    choices = re.fullmatch(r"(bool \| )?Literal\[(.*)\]( \| None)?", annotation)
     if "Policy" in annotation:
-        text = f"{options['help']} Each is random or MODULE:FUNCTION."
+        text = f"{text}. A function is given as MODULE:FUNCTION"
         return {**options, "help": text, "nargs": "+", "metavar": "[AGENT=]POLICY"}
     if choices:
         alone = {"nargs": "?", "const": True} if choices.group(1) else {}
@@ -145,11 +199,29 @@ def _option(name: str, keyword: _Keyword) -> dict[str, Any] | None:
     if kind == "bool":
         return {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
     if kind in _READ:
-        metavar = {"port": "PORT"}.get(name, {"int": "N", "float": "X"}.get(kind, name.upper()))
+        metavar = _METAVARS.get(name, {"int": "N", "float": "X"}.get(kind, "FILE"))
         return {**options, "type": _or_none(_READ[kind]) if "None" in annotation else _READ[kind], "metavar": metavar}
     if kind == "Mapping":
         return {**options, "nargs": "+", "metavar": "KEY=VALUE", "action": "extend"}
     return None
+
+
+def _help(keyword: _Keyword, known: Mapping[str, _Keyword]) -> str:
+    """Return what a docstring says of a keyword in the words of a command line: flags, and no code."""
+    flags = {other.field: name for name, other in known.items() if other.group == keyword.group and other.field}
+    said = {name: name for name, other in known.items() if _plain_type(other.annotation)}
+    flags = {name: _flag_of(flat) for name, flat in {**flags, **said}.items()}
+    groups = {group.__name__: flat_names(name, group) for name, group in _GROUPS.items()}
+    fields = {
+        f"{title}({field.name}=…)": _flag_of(flat) for title, names in groups.items() for flat, field in names.items()
+    }
+    flags = {**flags, **fields, **{f"{name}=True": flag for name, flag in flags.items()}}
+    text = re.sub(r"`([^`]*)`", lambda found: flags.get(found.group(1), found.group(1)), keyword.text)
+    # A default that is None is that of an option which is left out; another one is replaced by the word none.
+    none = "without it: " if keyword.default is None else "none: "
+    text = re.sub(r"[;.] None: ", f"; {none}", text)
+    text = re.sub(r"[;.] False: ", "; without it: ", text).removesuffix(".").replace("%", "%%")
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +231,7 @@ class _Keyword:
     annotation: str
     default: Any
     text: str
-    """What the docstring says of it."""
+    """Its description, from the docstring."""
     group: str = ""
     """The keyword that takes it in a dataclass; empty: it is the function's own."""
     field: str = ""
@@ -184,8 +256,9 @@ def _fields(keyword: str) -> Iterator[tuple[str, _Keyword]]:
     texts = _keyword_texts(inspect.getdoc(group) or "")
     for flat, field in flat_names(keyword, group).items():
         if flat not in ("tls_ca", "tls_server_name"):
-            kind = _PATH if keyword == "tls" else str(field.type)
-            yield flat, _Keyword(kind, field.default, texts[field.name], keyword, field.name)
+            kind = _PATH if keyword == "tls" or flat == "record" else str(field.type)
+            default = None if field.default is dataclasses.MISSING else field.default
+            yield flat, _Keyword(kind, default, texts[field.name], keyword, field.name)
 
 
 def grouped_keywords(keywords: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
@@ -194,6 +267,8 @@ def grouped_keywords(keywords: Mapping[str, Any], function: Callable[..., Any]) 
     found = {name: value for name, value in keywords.items() if not known[name].group}
     for keyword, group in _GROUPS.items():
         fields = {known[name].field: value for name, value in keywords.items() if known[name].group == keyword}
+        if keyword == "record" and fields and "folder" not in fields:
+            raise SettingError("what is recorded needs a folder: give --record FOLDER too")
         if fields:
             found[keyword] = group(**fields)
     return found
@@ -248,7 +323,7 @@ def run(arguments: argparse.Namespace) -> int:
         keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
         if isinstance(value, list):
-            keywords[name] = read_pairs(value, f"--{name.replace('_', '-')}")
+            keywords[name] = read_pairs(value, _flag_of(name))
     with server_logging(arguments.verbose, arguments.quiet):
         return _serve(arguments, keywords)
 
@@ -259,7 +334,7 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
         return _run_perlert(target, keywords, arguments)
     for name in _PERLERT_OPTIONS:
         if getattr(arguments, name) is not None:
-            raise SettingError(f"--{name.replace('_', '-')} is for --perlert PORT: give that too")
+            raise SettingError(f"{_flag_of(name)} is for --perlert PORT: give that too")
     serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
     lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
@@ -280,7 +355,7 @@ def _refuse(keywords: Collection[str], known: Collection[str], why: str) -> None
     """Raise SettingError for options that do not apply."""
     unknown = sorted(name for name in keywords if name not in known)
     if unknown:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+        flags = ", ".join(map(_flag_of, unknown))
         raise SettingError(f"{flags} cannot be given {why}")
 
 
@@ -290,14 +365,20 @@ def _run_perlert(target: Target, keywords: dict[str, Any], arguments: argparse.N
 
     if isinstance(target.env, list):
         raise SettingError(f"expected one environment id with --perlert, got {', '.join(target.env)}")
-    known = set(inspect.signature(serve_perlert).parameters) - {"port"}
+    known = set(_keywords(serve_perlert)) - {"port"}
     _refuse(keywords, known, "with --perlert, which names its own port")
     key = read_key(arguments.perlert_key_file)
     if arguments.bots is not None:
         keywords["bots"] = dict.fromkeys(arguments.bots, "random") if arguments.bots else "random"
     spectators = arguments.spectators or 0
     with sigterm_as_interrupt():
-        server = serve_perlert(target.env, port=arguments.perlert, key=key, spectators=spectators, **keywords)
+        server = serve_perlert(
+            target.env,
+            port=arguments.perlert,
+            key=key,
+            spectators=spectators,
+            **grouped_keywords(keywords, serve_perlert),
+        )
         try:
             for url in server.urls:
                 say(f"serving {url}")

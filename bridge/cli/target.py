@@ -1,4 +1,4 @@
-"""What `bridge serve` is asked to publish: ids of Gymnasium's registry, or what a module holds."""
+"""Finds what `bridge serve` is to publish: ids of Gymnasium's registry, or the contents of a module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import os
-import re
 import sys
 import typing
 from collections.abc import Sequence
@@ -30,16 +29,16 @@ _EXPECTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is to be published."""
+    """An environment to publish."""
 
     env: Any
-    """What `serve_gym` or `serve_parallel` takes."""
+    """The first argument of `serve_gym` or `serve_parallel`."""
     several_agents: bool
-    """Whether it is of PettingZoo, and so for `serve_parallel`."""
+    """True if it is of PettingZoo, and so for `serve_parallel`."""
 
     @property
     def factory(self) -> Any:
-        """What makes one environment, where it is no list of ids: an id or a callable."""
+        """The id or callable that makes one environment, if it is no list of ids."""
         if isinstance(self.env, ModuleType):
             return getattr(self.env, "parallel_env", None) or self.env.env
         return self.env
@@ -70,9 +69,11 @@ def find_policies(items: Sequence[str]) -> Any:
         As `serve_parallel` takes them.
 
     Raises:
-        SettingError: A policy is neither `random` nor MODULE:FUNCTION, or its module cannot be imported.
+        SettingError: A policy is neither `random`, a URL nor MODULE:FUNCTION, or its module cannot be imported.
     """
-    pairs = [item.rpartition("=") for item in items]
+    # A URL may have an equals sign in its query, so that its own part is left out of the search.
+    cuts = [item.rfind("=", 0, item.find("://") if "://" in item else None) for item in items]
+    pairs = [(item[: max(cut, 0)], "=", item[cut + 1 :]) for item, cut in zip(items, cuts, strict=True)]
     named = [agent for agent, _, _ in pairs if agent]
     if len(named) != len(pairs) and (named or len(pairs) > 1):
         raise SettingError(
@@ -84,12 +85,12 @@ def find_policies(items: Sequence[str]) -> Any:
 
 def _find_policy(text: str) -> Any:
     module_name, colon, name = text.rpartition(":")
-    if text == RANDOM:
-        return RANDOM
+    if text == RANDOM or text.startswith(("ws://", "wss://")):
+        return text
     if not (module_name and colon and all(part.isidentifier() for part in name.split("."))):
         raise SettingError(
-            "expected a policy as random, or as MODULE:FUNCTION that takes an observation and returns an action, got "
-            f"{text!r}"
+            "expected a policy as random, as its ws:// URL, or as MODULE:FUNCTION that takes an observation and "
+            f"returns an action, got {text!r}"
         )
     _search_here()
     found: Any = _import(module_name, text)
@@ -153,14 +154,15 @@ def _missing(item: str, error: ImportError) -> SettingError:
     """Return the error of a module that cannot be imported, with what to install where that is known."""
     remedy = "Expected MODULE:NAME with a module that is installed or in the current folder"
     package = (error.name or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and re.fullmatch(r"\w+", package):
-        command = install_command("pettingzoo") if package == "pettingzoo" else f"pip install {package}"
-        remedy += f"; if it is a package's, install that, for example by: {command}"
+    if package == "pettingzoo":
+        remedy += f"; install it by: {install_command('pettingzoo')}"
+    elif isinstance(error, ModuleNotFoundError):
+        remedy += f". If {package}.py is yours, run this command in its folder; if it is of a package, install that"
     return SettingError(f"cannot import the module of {item!r}: {error}. {remedy}")
 
 
 def _makes_agents(factory: Any) -> bool:
-    """Whether a callable makes environments of PettingZoo, as far as that can be known without calling it."""
+    """True if a callable makes environments of PettingZoo, as far as that can be known without calling it."""
     made = factory
     if not inspect.isclass(factory):
         if getattr(factory, "__name__", "") in _PETTINGZOO_MAKERS:

@@ -13,7 +13,7 @@ from typing import Any
 from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, run_server, server_logging
-from bridge.cli.serve import grouped_keywords, keyword_options
+from bridge.cli.serve import add_sections, grouped_keywords, keyword_options
 from bridge.gateway.serve import serve_gateway
 from bridge.server.server import Server
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
@@ -49,6 +49,7 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "web",
+        usage="%(prog)s URL [URL ...] [options]",
         description="Show the worlds of other servers, of fleets, and PERLERT lobbies on one page, until Ctrl-C.",
         epilog=_EPILOG,
     )
@@ -59,14 +60,10 @@ def register(commands: Any) -> None:
         help="grpc://HOST:PORT of a server; file:///PATH, grpc+dns://HOST:PORT or ray://FLEET of many; "
         "perlert://HOST:PORT/NAME:NUMBER of a lobby",
     )
-    for flag, options in _own_options():
-        if flag == "--port":
-            options = {
-                **options,
-                "default": _PORT,
-                "help": f"The port to listen on; 0: any free port. (default: {_PORT})",
-            }
-        parser.add_argument(flag, **options)
+    options = dict(_own_options())
+    text = f"the port to listen on; 0: any free port (default: {_PORT})"
+    options["--port"] = {**options["--port"], "default": _PORT, "help": text}
+    add_sections(parser, options.items())
     parser.add_argument("--perlert-key-file", type=Path, metavar="PATH", help="a file with the lobbies' pre-shared key")
     add_running_options(parser)
     add_credential_options(parser, _UPSTREAM, "what the gateway shows to the servers")

@@ -1,1 +1,1 @@
-"""The client: connections, remote environments and vectors of them."""
+"""The client: remote environments and vectors of them, as the user gets them; each folder is one of their parts."""

@@ -32,9 +32,9 @@ class Endpoint:
     url: str
     """Its URL, as for `make_remote`."""
     name: str = ""
-    """What stays the same when its URL changes; empty: the URL."""
+    """The name that stays the same when its URL changes; empty: the URL."""
     draining: bool = False
-    """Whether it takes no further worlds."""
+    """True if it takes no further worlds."""
     slots: int | None = None
     """How many slots it can carry; None: not known."""
 
@@ -43,7 +43,7 @@ class Endpoint:
 
     @property
     def key(self) -> str:
-        """What tells it from other endpoints."""
+        """The key that tells it from other endpoints."""
         return self.name or self.url
 
 
@@ -93,7 +93,7 @@ class DnsDirectory:
     url: str
     """`grpc+dns://HOST:PORT` or, with TLS, `grpcs+dns://HOST:PORT`; path and query as for `grpc://`."""
     resolve: Callable[..., Any] = socket.getaddrinfo
-    """What looks the name up, with the arguments and results of `socket.getaddrinfo`."""
+    """Looks the name up, with the arguments and results of `socket.getaddrinfo`."""
 
     def __repr__(self) -> str:
         return f"DnsDirectory({shown_url(self.url)!r})"
@@ -141,7 +141,7 @@ def as_directory(urls: Any) -> Directory | None:
 
 
 class EndpointWatch:
-    """What a directory said last, read in a thread of its own.
+    """The last list of a directory, read in a thread of its own.
 
     Args:
         directory: What to read.
@@ -151,7 +151,7 @@ class EndpointWatch:
     def __init__(self, directory: Directory, period: float = _PERIOD) -> None:
         self.directory = directory
         self.endpoints: tuple[Endpoint, ...] = ()
-        """What is known, in the directory's order."""
+        """The endpoints, in the directory's order."""
         self.draining: frozenset[str] = frozenset()
         """The keys of those that take no further worlds."""
         self._period = period

@@ -7,20 +7,16 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
-from bridge.client.attributes import call_results, looked_up
 from bridge.client.conflict import ConflictDetector
-from bridge.client.connect import Transport
-from bridge.client.events import Joined, Replied, StepAnswered
-from bridge.client.extensions import property_value
-from bridge.client.joined_world import JoinedWorld
 from bridge.client.options import (
     MAX_MESSAGE_BYTES,
     TIMEOUT,
+    OtherKeywords,
     RemoteOptions,
     Role,
     Wait,
@@ -29,11 +25,16 @@ from bridge.client.options import (
     is_perlert,
     refuse_unknown_keywords,
 )
-from bridge.client.pool import Pool
-from bridge.client.resets import reset_settings
-from bridge.client.session import ONLINE, State
-from bridge.client.step_reader import Transition
-from bridge.client.world_request import WorldInfo
+from bridge.client.slots.attributes import call_results, looked_up
+from bridge.client.slots.pool import Pool
+from bridge.client.slots.resets import reset_settings
+from bridge.client.wire.connect import Transport
+from bridge.client.world.events import Joined, Replied, StepAnswered
+from bridge.client.world.extensions import property_value
+from bridge.client.world.joined_world import JoinedWorld
+from bridge.client.world.session import ONLINE, ClientState
+from bridge.client.world.step_reader import Transition
+from bridge.client.world.world_request import WorldInfo
 from bridge.errors import (
     AlreadyPendingError,
     ClosedError,
@@ -52,13 +53,16 @@ from bridge.transport.address import secret_url
 from bridge.transport.compression import Compression
 from bridge.transport.credentials import TLS, TokenLike
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
 
-_WHY_RESET: Mapping[State, str] = {
-    State.JOINED: "no episode has begun, or the last one was given up",
-    State.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
-    State.ENDED: "the episode has ended",
-    State.LOST: "the connection was lost",
+_WHY_RESET: Mapping[ClientState, str] = {
+    ClientState.JOINED: "no episode has begun, or the last one was given up",
+    ClientState.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
+    ClientState.ENDED: "the episode has ended",
+    ClientState.LOST: "the connection was lost",
 }
 
 
@@ -68,13 +72,13 @@ class RolloutStep(NamedTuple):
     action: Any
     """The action that was sent."""
     observation: Any
-    """What `step` returns, or `reset` where `first` is set."""
+    """The result of `step`, or of `reset` where `first` is set."""
     reward: float
     """0.0 where `first` is set."""
     terminated: bool
-    """Whether the episode terminated."""
+    """True if the episode terminated."""
     truncated: bool
-    """Whether the episode was truncated."""
+    """True if the episode was truncated."""
     info: dict[str, Any]
     """The environment's info."""
     first: bool
@@ -133,7 +137,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy needs: it connects anew, to a world of its own where this one had been made one."""
+        """Return the state for a copy: it connects anew, to a world of its own if this one had one."""
         state = {key: value for key, value in self.__dict__.items() if key not in ("_conflicts", "_pool", "_remote")}
         return {**state, "_parts": (self._pool.parts(), self._remote.request, self._remote.info)}
 
@@ -163,7 +167,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     @property
     def draining(self) -> bool:
-        """Whether the server has said that it takes no further worlds; this one goes on until its client leaves."""
+        """True if the server has said that it takes no further worlds; this one goes on until its client leaves."""
         return self._remote.draining
 
     @property
@@ -197,8 +201,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     @property
     def _running(self) -> bool:
-        """Whether an episode runs."""
-        return self._remote.session.state is State.RUNNING
+        """True if an episode runs."""
+        return self._remote.session.state is ClientState.RUNNING
 
     def _refuse_step(self) -> NoReturn:
         """Raise why `step` is not possible."""
@@ -206,7 +210,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         self._refuse_rollout()
         session = self._remote.session
         reason = _WHY_RESET.get(session.state, "the last reset was not answered")
-        if session.state is State.LOST and isinstance(session.error, RemoteTimeoutError):
+        if session.state is ClientState.LOST and isinstance(session.error, RemoteTimeoutError):
             reason = "the last call timed out"
         raise ResetNeededError(f"expected reset() before step(): {reason}")
 
@@ -252,7 +256,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             self._conflicts.refuse()
         try:
             remote = self._remote
-            if self._closed or self._rollout is not None or remote.session.state is not State.RUNNING:
+            if self._closed or self._rollout is not None or remote.session.state is not ClientState.RUNNING:
                 self._refuse_step()
             world = remote.session.world
             if world is None:
@@ -346,7 +350,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def _require_remote(self) -> None:
         self._require_open()
         self._refuse_rollout()
-        if self._remote.session.state is State.OFFLINE:  # a copy, or a forked process's
+        if self._remote.session.state is ClientState.OFFLINE:  # a copy, or a forked process's
             self._connect()
         if not self._remote.connected:
             raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
@@ -479,7 +483,7 @@ def make_remote(
     wait: Wait | None = None,
     player: str | None = None,
     diagnostics: bool = True,
-    **perlert: Any,
+    **others: Unpack[OtherKeywords],
 ) -> RemoteEnv:
     """Connect to one remote environment.
 
@@ -517,24 +521,24 @@ def make_remote(
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
         player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
-        perlert: With a `perlert://` URL: the keywords of `bridge.perlert.make_perlert_env`; with an `openenv://` one,
+        others: With a `perlert://` URL: the keywords of `bridge.perlert.make_perlert_env`; with an `openenv://` one,
             `action_space` and `observation_space`, where the server's schema describes none.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
         TypeError: There is no such keyword.
     """
-    options = {key: value for key, value in locals().items() if key not in ("url", "perlert")}
+    options = {key: value for key, value in locals().items() if key not in ("url", "others")}
     if is_perlert(url):
         from bridge.perlert import make_perlert_env
 
         # The declared type is that of every other URL; make_perlert_env declares this one's.
-        return make_perlert_env(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
+        return make_perlert_env(url, **given_options(make_remote, options), **others)  # type: ignore[return-value]
     if is_openenv(url):
         from bridge.openenv.env import OpenEnvEnv
 
-        return OpenEnvEnv(url, **given_options(make_remote, options), **perlert)  # type: ignore[return-value]
-    refuse_unknown_keywords(make_remote, perlert)
+        return OpenEnvEnv(url, **given_options(make_remote, options), **others)  # type: ignore[misc, return-value]
+    refuse_unknown_keywords(make_remote, others)
     return RemoteEnv(url, **options)
 
 

@@ -5,22 +5,32 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from bridge.client.connect import Transport, checked_transport
-from bridge.client.world_request import WorldRequest
+from bridge.client.wire.connect import Transport, checked_transport
+from bridge.client.world.world_request import WorldRequest
 from bridge.errors import SettingError
 from bridge.keywords import unknown_keyword
 from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 
+if TYPE_CHECKING:
+    from gymnasium import Space
+    from gymnasium.vector import AutoresetMode
+
+    from bridge.client.slots.waiting import OnLost
+
 __all__ = [
     "CONNECT_TIMEOUT",
     "MAX_MESSAGE_BYTES",
     "TIMEOUT",
+    "BlockingKeywords",
+    "OtherKeywords",
+    "RemoteKeywords",
     "RemoteOptions",
     "Role",
+    "VectorKeywords",
     "Wait",
     "checked_timeout",
     "given_options",
@@ -39,7 +49,59 @@ MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 Role: TypeAlias = Literal["player", "spectator"]
 """Who a client is in a real-time world."""
 Wait: TypeAlias = Literal["now", "next_frame"]
-"""What a real-time world waits for before it answers."""
+"""Says what a real-time world waits for before it answers."""
+
+
+class OtherKeywords(TypedDict, total=False):
+    """The keywords that only environments behind `perlert://` and `openenv://` URLs have."""
+
+    tag: str | None
+    key: bytes | str | None
+    use_profile: bool
+    start_timeout: float
+    config: Any
+    """A `bridge.perlert.PlayerConfig`."""
+    action_space: Space[Any] | None
+    observation_space: Space[Any] | None
+
+
+class RemoteKeywords(TypedDict, total=False):
+    """The keywords that make `RemoteOptions`, for type checkers."""
+
+    env_id: str | None
+    env_kwargs: Mapping[str, Any] | None
+    render_mode: str | None
+    timeout: float
+    max_message_bytes: int
+    transport: Transport
+    token: TokenLike | None
+    token_file: str | os.PathLike[str] | None
+    tls: TLS | None
+    compression: Compression | None
+    env: Callable[..., Any] | None
+    role: Role | None
+    wait: Wait | None
+    player: str | None
+    diagnostics: bool
+
+
+class VectorKeywords(RemoteKeywords, OtherKeywords, total=False):
+    """The keywords of `make_vec_remote` beside `blocking`, for type checkers."""
+
+    num_envs: int | None
+    agent: str | Sequence[str] | None
+    spares: str | Sequence[str]
+    connect_timeout: float
+
+
+class BlockingKeywords(VectorKeywords, total=False):
+    """Those of `make_vec_remote(…, blocking=True)`: also the keywords of `BlockingReset`."""
+
+    blocking_timeout: float | None
+    autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"]
+    on_lost: OnLost
+    max_failures: int | None
+    step_timeout: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +133,7 @@ class RemoteOptions:
     tls: TLS | None = None
     """The CA of the server's certificate, and for a server that asks for one the client's own certificate."""
     compression: Compression | None = None
-    """What the server compresses its answers with: `zstd`, `gzip`; None: nothing."""
+    """The compression of the server's answers: `zstd`, `gzip`; None: none."""
     env: Callable[..., Any] | None = None
     """A function that makes the environment, sent to the server; `env_kwargs` are its arguments."""
     role: Role | None = None
@@ -83,7 +145,7 @@ class RemoteOptions:
     diagnostics: bool = True
     """In a real-time world: whether infos carry `latency` (U-11)."""
     credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
-    """What `token`, `token_file` and `tls` hold."""
+    """The credentials of `token`, `token_file` and `tls`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", checked_timeout(self.timeout))

@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from bridge.client.attributes import call_results
 from bridge.client.conflict import ConflictDetector
-from bridge.client.connect import Transport
 from bridge.client.env import remote_metadata
-from bridge.client.events import Joined, Replied, StepAnswered
-from bridge.client.extensions import property_value
 from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, RemoteOptions, Wait
-from bridge.client.pool import Pool
-from bridge.client.remote import Remote
-from bridge.client.resets import reset_settings
-from bridge.client.step_reader import Transition
-from bridge.client.world_request import WorldInfo
+from bridge.client.slots.attributes import call_results
+from bridge.client.slots.pool import Pool
+from bridge.client.slots.resets import reset_settings
+from bridge.client.wire.connect import Transport
+from bridge.client.world.events import Joined, Replied, StepAnswered
+from bridge.client.world.extensions import property_value
+from bridge.client.world.remote import Remote
+from bridge.client.world.step_reader import Transition
+from bridge.client.world.world_request import WorldInfo
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import (
     ClosedError,
@@ -99,7 +99,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy needs: its first `reset` connects, to a world of its own where this one had been made one."""
+        """Return the state for a copy: its first `reset` connects, to a world of its own if this one had one."""
         own = ("_conflicts", "_pool", "_remotes", "_all", "_started", "agents")
         known = {name: (remote.request, remote.info) for name, remote in self._remotes.items()}
         return {

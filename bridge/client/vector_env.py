@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from gymnasium import Space
@@ -16,16 +16,16 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
-from bridge.client.connect import Transport
 from bridge.client.endpoints import Directory, DnsDirectory, EndpointWatch, as_directory
 from bridge.client.env import remote_metadata, remote_spec
-from bridge.client.joining import join_directory, join_urls
 from bridge.client.options import (
     CONNECT_TIMEOUT,
     MAX_MESSAGE_BYTES,
     TIMEOUT,
+    BlockingKeywords,
     RemoteOptions,
     Role,
+    VectorKeywords,
     Wait,
     checked_timeout,
     given_options,
@@ -33,15 +33,17 @@ from bridge.client.options import (
     is_perlert,
     refuse_unknown_keywords,
 )
-from bridge.client.remote_record import RemoteReport
-from bridge.client.reports import as_universe, flat_report, remote_reports, slot_states
-from bridge.client.results import Results
+from bridge.client.slots.joining import join_directory, join_urls
 from bridge.client.slots.placement import Placement
+from bridge.client.slots.remote_record import RemoteReport
+from bridge.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
+from bridge.client.slots.results import Results
 from bridge.client.slots.slots import Slots
-from bridge.client.stepper import Received
-from bridge.client.vector_pool import VectorPool
-from bridge.client.waiting import OnLost
-from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.client.slots.stepper import Received
+from bridge.client.slots.vector_pool import VectorPool
+from bridge.client.slots.waiting import OnLost
+from bridge.client.wire.connect import Transport
+from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.random_state import generator_of
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RefusedError, SettingError
@@ -50,10 +52,13 @@ from bridge.transport.address import secret_url
 from bridge.transport.compression import Compression
 from bridge.transport.credentials import TLS, TokenLike
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv", "make_vec_remote"]
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
-"""What `gymnasium.make_vec(envs.spec)` calls."""
+"""The entry point that `gymnasium.make_vec(envs.spec)` calls."""
 
 
 class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
@@ -494,13 +499,13 @@ def _refuse_batch_wrapper(caller: FrameType | None) -> None:
 
 @overload
 def make_vec_remote(
-    urls: str | Sequence[str] | Directory, *, blocking: Literal[True], **keywords: Any
+    urls: str | Sequence[str] | Directory, *, blocking: Literal[True], **keywords: Unpack[BlockingKeywords]
 ) -> VectorEnv[Any, Any, Array]: ...
 
 
 @overload
 def make_vec_remote(
-    urls: str | Sequence[str] | Directory, *, blocking: Literal[False] = False, **keywords: Any
+    urls: str | Sequence[str] | Directory, *, blocking: Literal[False] = False, **keywords: Unpack[VectorKeywords]
 ) -> RemoteVectorEnv: ...
 
 
@@ -545,10 +550,11 @@ def make_vec_remote(
     Args:
         urls: A server's URL for each world; or one URL, of which `num_envs` slots are made. A world of N lanes fills N
             slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
-            with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name; or an object
-            with a method `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are a slot each and do
-            not mix with others; they give a `bridge.perlert.PerlertVectorEnv`. `openenv://` URLs give a
-            `bridge.openenv.env.OpenEnvVectorEnv`.
+            with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name;
+            `listen://HOST:PORT`, where servers dial in, with the token and the `TLS(certificate=…, key=…)` of this
+            end; or an object with a method `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are
+            a slot each and do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`. `openenv://` URLs
+            give a `bridge.openenv.env.OpenEnvVectorEnv`.
         num_envs: The number of slots; None: what the URLs give, a world each.
         blocking: Whether `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
@@ -597,6 +603,10 @@ def make_vec_remote(
         # The declared type is that of every other URL; PerlertVectorEnv is this one's.
         return PerlertVectorEnv(urls, **given_options(make_vec_remote, options), **more)  # type: ignore[arg-type]
     make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, **options)
+    if isinstance(urls, str) and urls.strip().startswith("listen://"):
+        from bridge.dial.listener import ListeningVectorEnv
+
+        make = partial(ListeningVectorEnv, urls, **given_options(make_vec_remote, options))
     if any(of_openenv):
         from bridge.openenv.env import OpenEnvVectorEnv
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ACTION", "FRAMES", "KEYS", "merge_interventions", "split_intervention"]
+__all__ = ["ACTION", "FRAMES", "KEYS", "PACE", "merge_interventions", "split_intervention"]
 
 ACTION = "intervene_action"
 """The action that the environment was stepped with, an element of its action space. Trainers know it by this name."""
 FRAMES = "intervened_frames"
 """In real time: in how many of the frames since the last observation somebody else acted."""
+PACE = "takeover_fps"
+"""In lock-step: the most steps a second while a person has a seat, acting or not."""
 KEYS = ("intervention", "intervened_by", ACTION, FRAMES)
 """All keys of an intervention."""
 

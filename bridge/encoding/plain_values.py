@@ -16,7 +16,7 @@ _ARRAYS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 def is_text(space: Space[Any]) -> bool:
-    """Whether samples are strings: a Text, or a registered space of one's own."""
+    """True if samples are strings: a Text, or a registered space of one's own."""
     return space.dtype is not None and space.dtype.kind == "U"
 
 

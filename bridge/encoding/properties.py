@@ -36,13 +36,13 @@ class Property:
     kind: str
     """TEXT, NUMBER or ENCODED."""
     description: str
-    """What it says, in a sentence."""
+    """Its description, in a sentence."""
     read: Callable[[], Any] | None = None
     """Gives its value; None: it cannot be read."""
     write: Callable[[Any], None] | None = None
     """Takes its value; None: it cannot be written."""
     in_environment: bool = False
-    """Whether code of the environment runs for it, which must be called in the environment's own thread."""
+    """True if code of the environment runs for it, which must be called in the environment's own thread."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Family:
     key: str
     """The dotted path above them."""
     description: str
-    """What they say, in a sentence."""
+    """Their description, in a sentence."""
     read: Callable[[str], Any]
     """Gives the value of one name."""
     write: Callable[[str, Any], None]
@@ -94,7 +94,7 @@ class PropertyTree:
         )
 
     def runs_environment(self, request: properties_pb2.PropertyRequest) -> bool:
-        """Whether a request runs code of the environment; `answer` must then be called in its thread."""
+        """True if a request runs code of the environment; `answer` must then be called in its thread."""
         kind = request.WhichOneof("payload")
         key: str = "" if kind is None else getattr(request, kind).key
         member = self._member(key)

@@ -1,4 +1,4 @@
-"""What a space does not say of its samples: the order of a Dict's keys, and which Discrete is a plain int.
+"""Details of samples that their space does not have: the order of a Dict's keys, and which Discrete is a plain int.
 
 A remote environment gives both as the local one does, so they travel beside the observations.
 """

@@ -227,7 +227,7 @@ class Layout:
         self.has_forms = lanes is None and any(leaf.kind == "scalar" or leaf.path for leaf in self.leaves)
         first = self.leaves[0] if self.single else None
         self.is_array = first is not None and first.kind == "array" and first.spec.dtype == first.space.dtype
-        """Whether a sample is the very array of its tensor: `unpack` changes nothing."""
+        """True if a sample is the very array of its tensor: `unpack` changes nothing."""
 
     def pack(self, sample: Any, *, rounding: bool = False) -> list[Array]:
         """Cut a sample, or a batch of `lanes` samples, into the arrays of its tensors.

@@ -76,7 +76,7 @@ class _Hole:
     stored: np.dtype[Any]
     """Of the bytes in the hole."""
     one_byte: bool
-    """Whether the elements are varints, each of one byte."""
+    """True if the elements are varints, each of one byte."""
     most: int
     """The largest byte, where they are."""
     scalar: str
@@ -151,7 +151,7 @@ class _Template:
 
     @staticmethod
     def holds(specs: Sequence[tuple[int, Spec]]) -> bool:
-        """Whether all of these are numbers of a fixed shape, with at least one element."""
+        """True if all of these are numbers of a fixed shape, with at least one element."""
         return all(
             spec.dtype.kind in "biuf"
             and spec.dtype.str[1:] in _MEMBERS
@@ -178,11 +178,11 @@ class _Template:
         return True
 
     def matches(self, data: bytes | bytearray, start: int) -> bool:
-        """Whether the entries are in `data`, from `start` on, to the byte."""
+        """True if the entries are in `data`, from `start` on, to the byte."""
         return self.pattern.match(data, start) is not None and self.many_match(data, start)
 
     def many_match(self, data: bytes | bytearray, start: int) -> bool:
-        """Whether all elements in the holes that `pattern` does not check are encoded in one byte."""
+        """True if all elements in the holes that `pattern` does not check are encoded in one byte."""
         for hole in self.many:
             stored = data[start + hole.offset : start + hole.offset + hole.size]
             if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
@@ -318,7 +318,7 @@ class StepCodec:
             self._info_uid = observations[-1][0]
             observations = observations[:-1]
         self.has_info = self._info_uid > 0
-        """Whether the last observation is the info."""
+        """True if the last observation is the info."""
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
         wants = pb.StepRequest(requested_observations=wanted).SerializeToString()
@@ -326,7 +326,7 @@ class StepCodec:
         self._request_size = len(self._request_head) + self._actions.size
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
         self.form: object = (self._request_head, self._actions)
-        """What two codecs have in common whose requests are written in the same way."""
+        """A key that is equal for codecs whose requests are written in the same way."""
         entry = self._write_info(b"") if self.has_info else b""
         # Of the response that was written last: its info, the bytes of that, and what stands before the state.
         self._last_written: tuple[object, bytes, bytes] = (self, b"", b"")

@@ -86,7 +86,7 @@ class TensorSpace(Space[Any]):
         return array
 
     def contains(self, x: Any) -> bool:
-        """Whether something is an element."""
+        """True if something is an element."""
         try:
             self.to_array(x, rounding=True)
         except (TensorError, ValueError, TypeError):

@@ -307,7 +307,7 @@ def unpack_tensor(tensor: pb.Tensor, name: str = "") -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What one tensor of an action or observation must look like."""
+    """The name, dtype, shape and bounds of one tensor of an action or observation."""
 
     name: str
     """Unique among the actions or among the observations; a `.` separates levels of nesting."""

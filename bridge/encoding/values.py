@@ -38,7 +38,7 @@ __all__ = [
 
 T = TypeVar("T")
 EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
-"""What `encode` gives for an empty dict."""
+"""The result of `encode` for an empty dict."""
 # Dtype kinds whose elements are plain bytes: bool, integers, floats, complex, fixed text and bytes, dates and spans.
 _PLAIN_KINDS = "biufcUSMm"
 # What `numpy.dtype.str` gives for them; NumPy would evaluate other text.
@@ -57,7 +57,7 @@ UNCHANGED: Any = object()
 
 
 class Notes:
-    """What the receiver of infos is to be told once: what did not travel, or not as it was."""
+    """Remarks for the receiver of infos, each told once: on values that did not travel, or not as they were."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()

@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from typing import Any
 
-from bridge.client.directory import known_targets
+from bridge.client.wire.directory import known_targets
 from bridge.errors import (
     Code,
     ConnectError,

@@ -1,4 +1,4 @@
-"""What a fleet does next: which servers are given up, and how few are enough. No Ray, no network, no clock."""
+"""Decides what a fleet does next: which servers are given up, and how few are enough. No Ray, no network, no clock."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ServerStatus:
 
     @property
     def active(self) -> bool:
-        """Whether it counts as one that is wanted."""
+        """True if it counts as one that is wanted."""
         return self.state in ("starting", "serving")
 
 
@@ -75,7 +75,7 @@ class FleetStatus:
 
     @property
     def ready(self) -> bool:
-        """Whether as many servers serve as are wanted, and none is left of those that are not."""
+        """True if as many servers serve as are wanted, and none is left of those that are not."""
         return len(self.servers) == self.wanted and all(server.state == "serving" for server in self.servers)
 
     @property

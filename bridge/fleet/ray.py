@@ -29,13 +29,13 @@ import ray.util
 
 from bridge.client.endpoints import Endpoint
 from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
+from bridge.facade.process_group import registered_specs
+from bridge.facade.serve import serve_gym
 from bridge.fleet.plan import FleetStatus, ports_clash
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
 from bridge.keywords import grouped
 from bridge.progress import Progress
 from bridge.server.limits import Limits
-from bridge.server.process_group import registered_specs
-from bridge.server.serve import serve_gym
 from bridge.transport.credentials import TLS, Token, checked_tls
 from bridge.worlds.realtime.clocked_world import RealTime
 from bridge.worlds.source import EnvLike

@@ -1,4 +1,4 @@
-"""What runs in Ray's processes: an actor for each server, and one that looks after them.
+"""The actors in Ray's processes: one for each server, and a supervisor.
 
 The creation arguments of an actor are kept by Ray's control store, in pieces that are small enough for it, so an actor
 comes back after its creator has gone. What changes later, the number of servers that are wanted, is kept by every
@@ -25,9 +25,9 @@ import ray.util
 
 from bridge.client.endpoints import Endpoint
 from bridge.errors import BridgeError
+from bridge.facade.serve import serve_gym
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
 from bridge.fleet.plan import FleetStatus, ServerStatus, servers_to_drain, too_few
-from bridge.server.serve import serve_gym
 from bridge.server.server import SWITCH_INTERVAL
 from bridge.transport.address import parse_address
 
@@ -59,7 +59,7 @@ def server_prefix(fleet: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class FleetSettings:
-    """What does not change in the life of a fleet."""
+    """The constants of a fleet."""
 
     name: str
     """Its name."""
@@ -68,7 +68,7 @@ class FleetSettings:
     slots_per_server: int
     """The slots that a server carries, unless it must carry more."""
     token: str | None = dataclasses.field(repr=False)
-    """What clients show; None: nothing."""
+    """The token that clients show; None: none."""
     drain_timeout: float
     """Seconds that a server has to get rid of its clients."""
     actor_options: Mapping[str, Any]
@@ -132,7 +132,7 @@ class ServerActor:
 
 
 class _Server:
-    """What the supervisor knows of a server."""
+    """A server, as the supervisor knows it."""
 
     def __init__(self, name: str, handle: Any, slots: int, now: float) -> None:
         self.name = name

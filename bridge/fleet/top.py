@@ -1,4 +1,4 @@
-"""What `bridge top` shows: the status of servers, read again and again, and what became of it in between."""
+"""The rows of `bridge top`: the status of servers, read again and again, and the rates in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from bridge.client.endpoints import Directory, DnsDirectory, Endpoint, as_directory
-from bridge.client.inspector import Inspector
+from bridge.client.world.inspector import Inspector
 from bridge.encoding.properties import read_encoded
 from bridge.errors import (
     BridgeError,
@@ -77,7 +77,7 @@ class Snapshot:
     time: float
     """Seconds since 1970."""
     target: str
-    """What is looked at, without a token."""
+    """The URL or directory of the servers, without a token."""
     servers: tuple[ServerRow, ...]
     """The servers, in the directory's order."""
     problem: str = ""
@@ -192,7 +192,7 @@ class Top:
         self._before: dict[str, tuple[float, dict[str, Any]]] = {}
         self._history: deque[float] = deque(maxlen=_HISTORY)
         self._draining: dict[str, ServerRow] = {}
-        """What was last known of servers that drain."""
+        """The last status of servers that drain."""
 
     def look(self) -> Snapshot:
         """Ask every server how it is."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from bridge.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch
-from bridge.client.world_request import WorldRequest
+from bridge.client.world.world_request import WorldRequest
 from bridge.errors import AddressError, Code, RequestError
 from bridge.gateway.loop_poller import LoopPoller
 from bridge.gateway.servers import EnvServer, PublishedServer
@@ -198,11 +200,12 @@ class Gateway:
 
     @property
     def title(self) -> str:
-        """What to call it to a person."""
+        """Its name, as a person reads it."""
         count = len(self.servers)
         return f"a gateway to {count} server{'' if count == 1 else 's'}"
 
     fps: float | None = None
+    traits: Mapping[str, Any] = MappingProxyType({})
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Make nothing: worlds are other servers'."""

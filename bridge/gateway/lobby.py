@@ -13,6 +13,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from bridge.gateway.servers import world_entry
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
 from bridge.perlert.client import PerlertClient, check_names
-from bridge.perlert.player import State
+from bridge.perlert.player import PlayerState
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import Action, Message, Start, check_label, format_message
@@ -32,10 +33,11 @@ from bridge.perlert.protocol.profile import parse_tag
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
 from bridge.server.session import Session
-from bridge.worlds.base import Agent, World, refuse_unknown
+from bridge.worlds.base import Agent, World
+from bridge.worlds.controls import controls_of_space
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.scheduling import Pending, Runtime, Timer
-from bridge.worlds.watching.controls import controls_of_space
+from bridge.worlds.scheduling import PendingResult, Runtime, Timer
+from bridge.worlds.settings import refuse_unknown
 
 __all__ = ["LobbyAgent", "LobbyServer", "LobbyWorld", "resolved"]
 
@@ -135,7 +137,7 @@ class LobbyClient:
 
     def act(self, text: str) -> None:
         """Do this from now on; raises PacketError where it is no action."""
-        if self.me.state not in (State.JOINING, State.PLAYING):
+        if self.me.state not in (PlayerState.JOINING, PlayerState.PLAYING):
             return
         if self._codec is not None:
             self._codec.decode(text)
@@ -153,7 +155,7 @@ class LobbyClient:
     def describe(self) -> dict[str, Any]:
         """Return the lobby as this client sees it, for JSON."""
         me = self.me
-        mine = me.key if me.state not in (State.ASKING, State.REGISTERING) else None
+        mine = me.key if me.state not in (PlayerState.ASKING, PlayerState.REGISTERING) else None
         slots = [
             {
                 "key": slot.key,
@@ -170,7 +172,9 @@ class LobbyClient:
             "mine": mine,
             "slots": slots,
             "said": self.said,
-            "waits": me.waits_for() if me.state in (State.ASKING, State.REGISTERING, State.WAITING) else "",
+            "waits": me.waits_for()
+            if me.state in (PlayerState.ASKING, PlayerState.REGISTERING, PlayerState.WAITING)
+            else "",
             "fps": me.offer.fps if me.offer is not None else None,
             "controls": None if self.space is None else json.loads(controls_of_space(self.space)),
         }
@@ -223,10 +227,6 @@ class LobbyAgent(Agent):
         if self._world.resets.closed:
             raise RequestError(Code.FAILED_PRECONDITION, "the lobby was left: join it anew")
         return pb.RUNNING
-
-    def ended(self, state: int) -> tuple[int, int]:
-        """It steps nothing here."""
-        return 0, 0
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return what the lobby and the run are now."""
@@ -332,7 +332,7 @@ class LobbyServer:
     def __init__(self, name: str, address: PerlertAddress, key: Any, runtime: Runtime) -> None:
         self.name = name
         self.title = str(address.header)
-        self.settled: Pending[None] = Pending()
+        self.settled: PendingResult[None] = PendingResult()
         self._runtime = runtime
         self._make_client = partial(LobbyClient, address, key, runtime)
         self._hub = Registry(_LobbySource(self._make_client, self.title), Limits(), runtime)
@@ -411,6 +411,7 @@ class _LobbySource:
 
     SETTINGS: Sequence[str] = ()
     fps: float | None = None
+    traits: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, make_client: Callable[..., LobbyClient], title: str) -> None:
         self._make_client = make_client

@@ -6,16 +6,16 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from bridge.client.poller import Flushable, Poller, Registered, Timer
+from bridge.client.wire.poller import Flushable, Poller, PollerTimer, RegisteredConnection
 from bridge.server.event_loop import EventLoop
 from bridge.transport import keepalive
-from bridge.worlds.scheduling import Timer as LoopTimer
+from bridge.worlds.scheduling import Timer
 
 __all__ = ["LoopPoller"]
 
 
 class LoopPoller(Poller[Any]):
-    """What connections of the client need, done by an event loop: nobody calls `get`.
+    """Serves connections of the client by an event loop: nobody calls `get`.
 
     Args:
         loop: The event loop. All methods are called in it but `call_soon_threadsafe`.
@@ -24,16 +24,16 @@ class LoopPoller(Poller[Any]):
     def __init__(self, loop: EventLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._live: set[Registered] = set()
-        self._keeper: LoopTimer | None = None
+        self._live: set[RegisteredConnection] = set()
+        self._keeper: Timer | None = None
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
         """Have `call` called in the event loop; from any thread."""
         self._loop.scheduler.call_soon_threadsafe(call)
 
-    def call_later(self, delay: float, call: Callable[[], None]) -> Timer:
+    def call_later(self, delay: float, call: Callable[[], None]) -> PollerTimer:
         """Have `call` called after some seconds."""
-        timer = Timer(call)
+        timer = PollerTimer(call)
         self._loop.scheduler.call_later(delay, timer.run)
         return timer
 
@@ -65,13 +65,13 @@ class LoopPoller(Poller[Any]):
         """Watch a socket no more."""
         self._loop.unregister(sock)
 
-    def register(self, connection: Registered) -> None:
+    def register(self, connection: RegisteredConnection) -> None:
         """Check a connection's keepalive from now on."""
         self._live.add(connection)
         if self._keeper is None:
             self._keeper = self._loop.scheduler.call_later(keepalive.period(), self._check)
 
-    def unregister(self, connection: Registered) -> None:
+    def unregister(self, connection: RegisteredConnection) -> None:
         """Undo `register`."""
         self._live.discard(connection)
         if not self._live and self._keeper is not None:

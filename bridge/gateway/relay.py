@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bridge.client.connection import Call, Connection
+from bridge.client.wire.connection import ClientCall, ClientConnection
 from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RequestError, SettingError
 from bridge.gateway.loop_poller import LoopPoller
 from bridge.server.calls import Request
 from bridge.transport.address import Address
 from bridge.worlds.base import Agent, World
-from bridge.worlds.scheduling import Pending
+from bridge.worlds.scheduling import PendingResult
 
 __all__ = ["Relay"]
 
@@ -30,8 +30,8 @@ class Relay:
         self._address = address
         self._poller = poller
         self._max_message_bytes = max_message_bytes
-        self._call: Call | None = None
-        self._pending: Pending[bytes] | None = None
+        self._call: ClientCall | None = None
+        self._pending: PendingResult[bytes] | None = None
         self._error: RequestError | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         self.last_error = 0
@@ -54,12 +54,12 @@ class Relay:
         """Return the answer to a request; raises as `handle`."""
         if self._error is not None:
             raise self._error
-        pending = self._pending = Pending()
+        pending = self._pending = PendingResult()
         try:
             if self._call is None:
                 # Shared connections leave it to the poller when they send: this one does not wait for the server.
-                connection = Connection(self._address, self._poller, self._max_message_bytes, shared=True)
-                self._call = Call(connection, self._address.url, self._deliver)
+                connection = ClientConnection(self._address, self._poller, self._max_message_bytes, shared=True)
+                self._call = ClientCall(connection, self._address.url, self._deliver)
             self._call.send(bytes(data))
         except (SettingError, RemoteError) as error:
             raise RequestError(Code.FAILED_PRECONDITION, f"{self._name}: {error}") from error

@@ -13,8 +13,7 @@ from bridge.fleet.top import find_directory
 from bridge.gateway.gateway import FixedServer, Gateway
 from bridge.perlert.protocol.cipher import check_key
 from bridge.server.auth import Security
-from bridge.server.limits import Limits
-from bridge.server.serve import checked_limits
+from bridge.server.limits import Limits, checked_limits
 from bridge.server.server import Server
 from bridge.server.web_site import WebSite, page_files
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
@@ -56,16 +55,16 @@ def serve_gateway(
         urls: The servers: `grpc://HOST:PORT` and the like, directories of them (`file:///PATH`, `grpc+dns://HOST:PORT`,
             `ray://FLEET`), and PERLERT lobbies (`perlert://HOST:PORT/NAME:NUMBER`).
         host: The address to listen on. Beyond loopback, a gateway that is given neither a token nor
-            `TLS(client_ca=…)` makes a token, which its `.web_url` carries.
+            `TLS(client_ca=…)` makes a token, which its URL carries.
         port: The port to listen on; 0: any free port.
         token: The secret that each client of the gateway must send; None: the one in `token_file`, else in the
             environment variable `BRIDGE_TOKEN`; if there is none, see `host`.
         token_file: A file that contains the token.
         watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
-        watch_token_file: A file that contains `watch_token`.
+        watch_token_file: A file that contains the watch token.
         tls: The gateway's certificate and key, with which the port speaks TLS only, and the CA of its clients'
             certificates; None: no TLS.
-        insecure: Make no token beyond loopback: whoever reaches the port is let in, with a warning.
+        insecure: Ask for no token beyond loopback either: whoever reaches the port is let in, with a warning.
         web_hosts: Names under which browsers may reach the gateway, beside addresses, localhost and this machine's
             name: those under which a proxy publishes it; as one string: with commas between them.
         limits: What the gateway holds at most. `max_connections`, `max_message_bytes`, `max_requests_in_flight`,

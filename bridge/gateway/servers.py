@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from bridge.client.extensions import property_request
-from bridge.client.world_request import WorldRequest
+from bridge.client.world.extensions import property_request
+from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.gateway.loop_poller import LoopPoller
@@ -18,7 +18,7 @@ from bridge.gateway.relay import Relay
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.server.calls import ServedSession
-from bridge.worlds.scheduling import Pending, Scheduler
+from bridge.worlds.scheduling import PendingResult, Scheduler
 
 __all__ = ["OVERVIEW", "EnvServer", "PublishedServer", "world_entry"]
 
@@ -34,8 +34,8 @@ class PublishedServer(Protocol):
     """A server whose worlds a gateway shows."""
 
     name: str
-    """What its worlds' names begin with."""
-    settled: Pending[None]
+    """The prefix of its worlds' names."""
+    settled: PendingResult[None]
     """Done once it has answered, or failed to, since it was begun or changed."""
 
     def look(self, now: float) -> None:
@@ -86,7 +86,7 @@ class EnvServer:
         self, name: str, request: WorldRequest, poller: LoopPoller, scheduler: Scheduler, max_message_bytes: int
     ) -> None:
         self.name = name
-        self.settled: Pending[None] = Pending()
+        self.settled: PendingResult[None] = PendingResult()
         self._request = request
         self._poller = poller
         self._scheduler = scheduler
@@ -146,7 +146,7 @@ class EnvServer:
         """Take note that the last answer is old; who asks next waits for a new one."""
         self._outdated = True
         if self.settled.done:
-            self.settled = Pending()
+            self.settled = PendingResult()
 
     def _lost(self, error: BaseException | None) -> None:
         if self._relay is not None:
@@ -186,8 +186,9 @@ class EnvServer:
             "title": self._title,
             "kind": "dm_env_rpc",
             "problem": self._problem,
+            "fps": None,
             "realtime": known.get("realtime") is True,
-            "fps": known.get("fps") if isinstance(known.get("fps"), (int, float)) else None,
+            **{name: known[name] for name in ("fps", "play_fps") if isinstance(known.get(name), (int, float))},
             "match": known.get("match") is True,
             "environments": _texts(known.get("environments")),
         }

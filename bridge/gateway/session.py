@@ -6,7 +6,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from bridge.client.description import WORLD_PROPERTIES
+from bridge.client.world.description import WORLD_PROPERTIES
 from bridge.encoding.names import PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.encoding.tensors import unpack_tensor
@@ -28,7 +28,7 @@ _KNOWN = (*WORLD_PROPERTIES, "fps")
 
 
 class Servers(Protocol):
-    """What sessions ask of the gateway."""
+    """The gateway, as sessions see it."""
 
     def find(self, name: str) -> tuple[PublishedServer, str]:
         """Return the server that a world's name begins with, and the rest: its name there."""
@@ -189,6 +189,6 @@ class GatewaySession:
 
 
 def _runs_environment(asked: properties_pb2.PropertyRequest) -> bool:
-    """Whether reading a property may run code of an environment, as far as a gateway can know."""
+    """True if reading a property may run code of an environment, as far as a gateway can know."""
     key = asked.read_property.key
     return not key.startswith(("server.", "connection.")) and key.removeprefix("world.") not in _KNOWN

@@ -33,9 +33,9 @@ from bridge.errors import (
     shown_url,
 )
 from bridge.extras import install_command
+from bridge.facade.serve import serve_gym
 from bridge.openenv.json_values import SPACE, from_json, space_of, to_json
 from bridge.server.limits import Limits
-from bridge.server.serve import serve_gym
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials, TokenLike
 from bridge.transport.token import shown_token

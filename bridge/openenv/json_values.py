@@ -17,7 +17,7 @@ from gymnasium import Space, spaces
 from bridge.encoding.space_json import check_space_bytes, plain_space_from_json, space_to_json
 from bridge.errors import SettingError, UnsupportedSpaceError
 from bridge.extras import install_command
-from bridge.worlds.watching.pictures import encode_png
+from bridge.watching.pictures import encode_png
 
 __all__ = ["from_json", "schema_of", "space_of", "to_json", "to_plain"]
 

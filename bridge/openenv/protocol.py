@@ -57,7 +57,7 @@ class OpenEnvProtocol(WebProtocol):
     """
 
     _is_session = False
-    """Whether the connection is a session of OpenEnv, over WebSocket."""
+    """True if the connection is a session of OpenEnv, over WebSocket."""
     _request: str | None = None
     """The method and the path of a request over HTTP; None: this is none."""
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.client.events import Lost, Refused, StepAnswered
-from bridge.client.resets import reset_settings
-from bridge.client.session import ClientSession, State
-from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.client.slots.resets import reset_settings
+from bridge.client.world.events import Lost, Refused, StepAnswered
+from bridge.client.world.session import ClientSession, ClientState
+from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.errors import Code, RefusedError, RemoteError, RequestError, SettingError, UsageError
 from bridge.openenv.json_values import from_json, schema_of, to_json, to_plain
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -55,13 +55,13 @@ class OpenEnvSession:
         self._episode_id: Any = None
         self._steps = 0
         self._suits = False
-        """Whether the world is known to be one that JSON can play."""
+        """True if the world is known to be one that JSON can play."""
         self.last_step: Any = None
         """Of a message that was a step, as of `bridge.server.session.Session`."""
         self.last_error = 0
         """The code with which the last message was refused; 0: it was not."""
         self.last_failure: str | None = None
-        """What was answered to a message at which the environment failed; None: it did not."""
+        """The answer to a message at which the environment failed; None: it did not fail."""
 
     @property
     def world_name(self) -> str | None:
@@ -126,8 +126,8 @@ class OpenEnvSession:
 
     async def _step(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         world = self._client.world
-        if world is None or self._client.state is not State.RUNNING:
-            ended = self._client.state is State.ENDED
+        if world is None or self._client.state is not ClientState.RUNNING:
+            ended = self._client.state is ClientState.ENDED
             text = f"{'the episode has ended' if ended else 'no episode has begun'}: send a reset before the step"
             raise RequestError(Code.FAILED_PRECONDITION, text)
         if "action" not in payload:
@@ -159,9 +159,9 @@ class OpenEnvSession:
         return self._client.info
 
     async def _join(self) -> None:
-        if self._client.state is State.LOST:  # the server keeps the session in the lost world until it leaves
+        if self._client.state is ClientState.LOST:  # the server keeps the session in the lost world until it leaves
             await self._served.handle(_LEAVE)
-        if self._client.state in (State.OFFLINE, State.LOST):
+        if self._client.state in (ClientState.OFFLINE, ClientState.LOST):
             self._client.connect(time.monotonic())
             await self._exchange()
         if not self._suits:

@@ -1,4 +1,4 @@
-"""What a `perlert://` URL says: `perlert://HOST:PORT/NAME:NUMBER`, optionally with `?agent=KEY&tag=TAG`.
+"""Parses `perlert://` URLs: `perlert://HOST:PORT/NAME:NUMBER`, optionally with `?agent=KEY&tag=TAG`.
 
 An IPv6 address stands in brackets. Without `:NUMBER` the instance is 0.
 """
@@ -39,7 +39,7 @@ class PerlertAddress:
     agent: str | None = None
     """The slot to take; None: the first open one."""
     tag: str | None = None
-    """What the client calls itself; None: a name is made."""
+    """The name of the client; None: a name is made."""
 
 
 def parse_perlert_address(url: str) -> PerlertAddress:

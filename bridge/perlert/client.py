@@ -161,7 +161,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         self._timeout, self._start_timeout = timeout, start_timeout
         self._conflicts = ConflictDetector("environment")
         self._closed = self.in_episode = False
-        """Whether `step` may be called."""
+        """True if `step` may be called."""
         self._newest: Stepped | None = None
         self._came = 0
         """Steps that came and were not returned, the newest one last."""
@@ -185,7 +185,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
 
     @property
     def token(self) -> str:
-        """What the server knows this client by, for `PerlertEnv(url, token=…)`; empty: it has no profile."""
+        """The token by which the server knows this client, for `PerlertEnv(url, token=…)`; empty: it has no profile."""
         return self._client.player.token
 
     @property

@@ -88,7 +88,7 @@ class _Bucket:
 
 
 class _Peer:
-    """What is known of an address."""
+    """The state of an address."""
 
     def __init__(self, config: GuardConfig, now: float) -> None:
         self.plain = _Bucket(config.datagrams_per_second, now)

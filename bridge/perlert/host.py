@@ -1,7 +1,7 @@
 """All instances of one server: each has a lobby, an environment that a clock steps, and its runs. No socket.
 
-`Host.receive` takes datagrams, and what is to be sent goes to its ports. Environments and bots are called where they
-live, as those of real-time worlds are.
+`InstanceHost.receive` takes datagrams, and what is to be sent goes to its ports. Environments and bots are called where
+they live, as those of real-time worlds are.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
 from bridge.perlert.rollout import Rollout, RolloutConfig
 from bridge.server.failure_log import FailureLog
+from bridge.watching.match import MatchState
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.policies import as_policy, by_name
 from bridge.worlds.realtime.joint_loop import Transition
-from bridge.worlds.realtime.match import State
-from bridge.worlds.realtime.multi_agent import Frame, Player, RealtimeMultiAgentWorld
+from bridge.worlds.realtime.multi_agent import Frame, PolicyPlayer, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Scheduler, Timer
 
-__all__ = ["Host", "Instance"]
+__all__ = ["Instance", "InstanceHost"]
 
 # What stands in an S5 besides header and observation: timestamp, step, reward, done, and the profile's counters.
 _AROUND = 240
@@ -58,7 +58,7 @@ class _Agent:
             self.default_action = None if action is None else self.actions.decode(self.actions.encode(action))
         except (InvalidActionError, PacketError) as error:
             raise SettingError(f"expected a default_action of {spaces[1]}, got {action!r}") from error
-        self.player: Player | None = None
+        self.player: PolicyPlayer | None = None
         """Acts for it, in a run that its client plays in."""
 
 
@@ -91,7 +91,12 @@ class Instance:
     lobby: Lobby
 
     def __init__(
-        self, header: packet.Header, make: _MakeWorld, host: Host, config: RolloutConfig, seed: int | None = None
+        self,
+        header: packet.Header,
+        make: _MakeWorld,
+        host: InstanceHost,
+        config: RolloutConfig,
+        seed: int | None = None,
     ) -> None:
         self.header, self.host, self.config = header, host, config
         self.runs = 0
@@ -200,7 +205,7 @@ class Instance:
         try:
             if frame.error is not None:
                 self._break_off(frame.error)
-            elif self.lobby.state is State.STARTING:
+            elif self.lobby.state is MatchState.STARTING:
                 self._start(self._seen(frame))
             elif (run := self.lobby.run) is not None:
                 self.send(run.frame(self._seen(frame), self.host.now()), run.port)
@@ -214,7 +219,7 @@ class Instance:
         now = self.host.now()
         # The traceback is for the log; the clients are told its first line.
         text = reason.partition("\n")[0]
-        if self.lobby.state is State.STARTING:
+        if self.lobby.state is MatchState.STARTING:
             self._begun = False
             self.send(self.lobby.start_failed(text, now))
         elif (run := self.lobby.run) is not None:
@@ -248,7 +253,7 @@ class Instance:
             return
         now = self.host.now()
         self.send(self.lobby.tick(now))
-        starts, had_begun = self.lobby.state is State.STARTING, self._begun
+        starts, had_begun = self.lobby.state is MatchState.STARTING, self._begun
         self._begun = starts
         if starts and not had_begun:
             self.host.scheduler.start(self._begin(), lambda result, error: None)
@@ -289,7 +294,7 @@ class Instance:
         return {**counts, "clients": len(self.lobby.clients)}
 
 
-class Host:
+class InstanceHost:
     """Several instances on one lobby port, and one clock, the scheduler's, to which `epoch` is added for the date.
 
     `ports` is a `ServerPorts`, or has its methods `send`, `open_port` and `close_port`.

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
-from bridge.perlert.rollout import Player, Rollout
-from bridge.worlds.realtime.match import TRANSITIONS, Event, State
+from bridge.perlert.rollout import Rollout, RunMember
+from bridge.watching.match import TRANSITIONS, MatchEvent, MatchState
 
-__all__ = ["Client", "Lobby", "LobbyConfig"]
+__all__ = ["Lobby", "LobbyClient", "LobbyConfig"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LobbyConfig:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Client:
+class LobbyClient:
     """A registered client. It is known by (address, port) in the lobby of its header."""
 
     address: Address
@@ -59,8 +59,8 @@ class Client:
     """When it last said something, with its token if it has one."""
     port: int | None = None
     """Of the run that it is in, or that it missed and has not seen the end of: told on any contact."""
-    player: Player | None = None
-    """What is known of it in that run."""
+    player: RunMember | None = None
+    """Its state in that run."""
     told_at: float = -math.inf
     untold: int | None = 0
     """The first datagram of the lobby that it is still to be told; None: it was told all."""
@@ -101,9 +101,9 @@ class Lobby:
         agents = len(slots) - len(self.watches)
         if (self.config.clients or 0) > agents:
             raise SettingError(f"expected a start with at most {agents} clients, got {self.config.clients}")
-        self.clients: dict[Address, Client] = {}
+        self.clients: dict[Address, LobbyClient] = {}
         self.counts = guard.dropped
-        self.state = State.GATHERING
+        self.state = MatchState.GATHERING
         self.run: Rollout | None = None
         """The run that is on."""
         self.port: int | None = None
@@ -122,7 +122,7 @@ class Lobby:
         self._start_at = math.inf
         self._announced: int | None = None
 
-    def holder(self, key: str) -> Client | None:
+    def holder(self, key: str) -> LobbyClient | None:
         """Return the client in a slot."""
         return next((client for client in self.clients.values() if client.key == key), None)
 
@@ -133,7 +133,7 @@ class Lobby:
             found[client.key] = packet.Slot(client.key, False, found[client.key].kind, client.tag, client.ready)
         return found
 
-    def _agents(self) -> list[Client]:
+    def _agents(self) -> list[LobbyClient]:
         return [client for client in self.clients.values() if client.key not in self.watches]
 
     def missing(self) -> str | None:
@@ -160,7 +160,7 @@ class Lobby:
         elif client is not None:
             problem = self._hear(message, client, now)
         elif isinstance(message, packet.LobbyRequest):
-            self._inform(Client(sender), now)  # P-7
+            self._inform(LobbyClient(sender), now)  # P-7
             return self._to_send()
         else:
             problem = "not registered"  # P-15: no answer
@@ -168,7 +168,7 @@ class Lobby:
             self.counts[problem] += 1
         return self.tick(now)
 
-    def _hear(self, message: packet.ClientMessage, client: Client, now: float) -> str:
+    def _hear(self, message: packet.ClientMessage, client: LobbyClient, now: float) -> str:
         """Take what a client says beside registering; return why it counts for nothing, if it does not."""
         if not client.token:
             client.heard = now
@@ -184,20 +184,22 @@ class Lobby:
         elif message.key != client.key:
             self._inform(client, now)
             return "not the sender's slot"
-        elif client.ready == message.ready or self.state is State.STARTING:
+        elif client.ready == message.ready or self.state is MatchState.STARTING:
             self._inform(client, now)
         else:
             client.ready = message.ready
             self._alter()
         return ""
 
-    def _port(self, client: Client, now: float) -> int | None:
+    def _port(self, client: LobbyClient, now: float) -> int | None:
         """Return the port of the run that a client is in, or that it missed and has not seen the end of."""
         if client.port != self.port and client.player is not None and client.player.was_told(now):
             client.port = None
         return client.port
 
-    def _register(self, message: packet.Register, sender: Address, client: Client | None, size: int, now: float) -> str:
+    def _register(
+        self, message: packet.Register, sender: Address, client: LobbyClient | None, size: int, now: float
+    ) -> str:
         """Take a registration: with the profile only if it returns the token, which is told otherwise."""
         claim, newest = profile.parse_tag(message.tag), self._numbers.get(sender, 0)
         if claim.profiled:
@@ -231,9 +233,9 @@ class Lobby:
             return ""
         if client is None or self._port(client, now) is None:
             if problem := self._refusal(message.key, sender, client):
-                self._inform(client or Client(sender), now)
+                self._inform(client or LobbyClient(sender), now)
                 return problem
-            client = self.clients[sender] = client or Client(sender, claim.token, heard=now)
+            client = self.clients[sender] = client or LobbyClient(sender, claim.token, heard=now)
             if (client.key, client.tag) != (message.key, claim.name):
                 # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
                 client.key, client.tag, client.ready = message.key, claim.name, False
@@ -244,7 +246,7 @@ class Lobby:
         self._confirm(client, now)
         return ""
 
-    def _move(self, claim: profile.Claim, sender: Address) -> Client | None:
+    def _move(self, claim: profile.Claim, sender: Address) -> LobbyClient | None:
         """Return the client that comes back with the token of its former address, at its new one."""
         for client in self.clients.values():
             if client.token and hmac.compare_digest(client.token, claim.former):
@@ -257,13 +259,13 @@ class Lobby:
                 return client
         return None
 
-    def _take_out(self, client: Client) -> None:
+    def _take_out(self, client: LobbyClient) -> None:
         del self.clients[client.address]
         for run in self.runs:
             run.move(client.address, None)
         self._alter()
 
-    def _refusal(self, key: str, sender: Address, client: Client | None) -> str:
+    def _refusal(self, key: str, sender: Address, client: LobbyClient | None) -> str:
         """Return why a client may not have a slot, if it may not. It is looked at before the old slot is left."""
         mine = [other for other in self.clients.values() if other.address[0] == sender[0] and other is not client]
         if key not in self.slots or self.holder(key) not in (None, client):
@@ -273,11 +275,11 @@ class Lobby:
         if self._is_out_of_patience(sender):
             return "held the others up"
         # P-10: the environment is being reset for those who are ready.
-        return "starting" if self.state is State.STARTING else ""
+        return "starting" if self.state is MatchState.STARTING else ""
 
     # Output
 
-    def _send(self, what: packet.ServerMessage | bytes, client: Client, now: float) -> bool:
+    def _send(self, what: packet.ServerMessage | bytes, client: LobbyClient, now: float) -> bool:
         datagram = what if isinstance(what, bytes) else packet.format_message(what)
         if allowed := self.guard.spend(client.address, len(datagram), now):
             self._out.append((datagram, client.address))
@@ -287,7 +289,7 @@ class Lobby:
         out, self._out = self._out, []
         return out
 
-    def _confirm(self, client: Client, now: float) -> None:
+    def _confirm(self, client: LobbyClient, now: float) -> None:
         """Answer a registration, with the port where a run is on."""
         self._send(packet.Registered(self.header, client.key), client, now)
         if client.token:
@@ -308,7 +310,7 @@ class Lobby:
             self._written = packet.format_lobby(self.header, self.listing().values(), _S1_BYTES)
         return self._written
 
-    def _inform(self, client: Client, now: float) -> None:
+    def _inform(self, client: LobbyClient, now: float) -> None:
         """Send S1; where the guard stops it, the rest follows later."""
         if client.untold is None and now < client.told_at + self.config.coalesce:
             self.counts["told just now"] += 1  # whoever else may be asking in its name
@@ -345,7 +347,7 @@ class Lobby:
         here = [client for client in self.clients.values() if self._port(client, now) is None]
         agents = [client for client in here if client.key not in self.watches]
         idlers = [client for client in agents if not client.ready]
-        if len(idlers) == len(agents) or self.state not in (State.GATHERING, State.COUNTDOWN):
+        if len(idlers) == len(agents) or self.state not in (MatchState.GATHERING, MatchState.COUNTDOWN):
             idlers = []
         for culprit in {self._culprit(client.address) for client in idlers}:
             self._held_up[culprit] += now - self._charged_at
@@ -359,42 +361,42 @@ class Lobby:
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: end, expire, start, tell, announce."""
         if self.run is not None and not self.run.running:
-            self._follow(Event.ROUND_ENDED)
+            self._follow(MatchEvent.ROUND_ENDED)
             self._gather(now)
         self._expire(now)
         why = self.missing()
-        if self.state is State.GATHERING and why is None:
-            self._follow(Event.COMPLETE)
+        if self.state is MatchState.GATHERING and why is None:
+            self._follow(MatchEvent.COMPLETE)
             # A countdown that was put off goes on.
             self._start_at, self._announced = min(self._start_at, now + self.config.countdown), None
-        elif self.state is State.COUNTDOWN and why is not None:
-            self._follow(Event.INCOMPLETE)
+        elif self.state is MatchState.COUNTDOWN and why is not None:
+            self._follow(MatchEvent.INCOMPLETE)
             self._say(f"The start is put off: {why}", now)
-        if self.state is State.GATHERING and not any(client.ready for client in self._agents()):
+        if self.state is MatchState.GATHERING and not any(client.ready for client in self._agents()):
             self._start_at = math.inf
-        starting = self.state is State.COUNTDOWN and now >= self._start_at
+        starting = self.state is MatchState.COUNTDOWN and now >= self._start_at
         # The lobby is told before the start, in a storm too.
         for client in self.clients.values():
             if client.untold is not None and (starting or now >= client.told_at + self.config.coalesce):
                 self._inform(client, now)
-            if self.state is State.RUNNING and client.ready and client.key in self.watches:
+            if self.state is MatchState.RUNNING and client.ready and client.key in self.watches:
                 self._let_in(client, now)
         if starting:
-            self._follow(Event.COUNTDOWN_OVER)
+            self._follow(MatchEvent.COUNTDOWN_OVER)
             self._say("Simulation will start...", now)
-        elif self.state is State.COUNTDOWN and self._announced != (left := math.ceil(self._start_at - now - 1e-6)):
+        elif self.state is MatchState.COUNTDOWN and self._announced != (left := math.ceil(self._start_at - now - 1e-6)):
             self._announced = left
             self._say(f"Simulation will start in {left} s", now)
         return self._to_send()
 
     # The run
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: MatchEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
 
     def started(self, run: Rollout, now: float) -> list[Outgoing]:
         """Let all clients that are ready into a run, and tell them its port."""
-        self._follow(Event.STARTED)
+        self._follow(MatchEvent.STARTED)
         self.run, self.port = run, run.port
         self.runs.append(run)
         self._held_up.clear()
@@ -403,16 +405,16 @@ class Lobby:
                 self._let_in(client, now)
         return self._to_send()
 
-    def _let_in(self, client: Client, now: float) -> None:
+    def _let_in(self, client: LobbyClient, now: float) -> None:
         if client.port is None and self.run is not None:
             client.port, key = self.run.port, self.watches.get(client.key, client.key)
-            client.player = Player(client.address, key, client.token, watching=key != client.key)
+            client.player = RunMember(client.address, key, client.token, watching=key != client.key)
             self.run.join(client.player, now)
             self._send(packet.Start(self.header, client.port), client, now)
 
     def start_failed(self, reason: str, now: float) -> list[Outgoing]:
         """Go back to gathering, and say why."""
-        self._follow(Event.START_FAILED)
+        self._follow(MatchEvent.START_FAILED)
         self._say(f"The simulation could not start: {reason}", now)
         self._gather(now)
         return self.tick(now)

@@ -16,13 +16,13 @@ from bridge.perlert.guard import Address, Outgoing
 from bridge.perlert.player_run import PlayerRun, Stepped
 from bridge.perlert.protocol import packet, profile
 
-__all__ = ["TRANSITIONS", "Event", "Player", "PlayerConfig", "State"]
+__all__ = ["TRANSITIONS", "Player", "PlayerConfig", "PlayerEvent", "PlayerState"]
 
 _MOST = 1024
 """Slots, and events, that are kept."""
 
 
-class State(enum.Enum):
+class PlayerState(enum.Enum):
     """Where the client is."""
 
     ASKING = "asking"
@@ -33,8 +33,8 @@ class State(enum.Enum):
     OVER = "over"
 
 
-class Event(enum.Enum):
-    """What moves it on."""
+class PlayerEvent(enum.Enum):
+    """An event of a player."""
 
     CHOSEN = "there is a slot to take"
     REFUSED = "the slot is not ours"
@@ -46,21 +46,21 @@ class Event(enum.Enum):
     AGAIN = "the user wants the next run"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.ASKING, Event.CHOSEN): State.REGISTERING,
-    (State.REGISTERING, Event.REFUSED): State.ASKING,
-    (State.REGISTERING, Event.REGISTERED): State.WAITING,
-    (State.REGISTERING, Event.START): State.JOINING,
-    (State.WAITING, Event.REFUSED): State.ASKING,
-    (State.WAITING, Event.START): State.JOINING,
-    (State.JOINING, Event.START): State.JOINING,
-    (State.JOINING, Event.STEP): State.PLAYING,
-    (State.JOINING, Event.DONE): State.OVER,
-    (State.JOINING, Event.GONE): State.WAITING,
-    (State.PLAYING, Event.STEP): State.PLAYING,
-    (State.PLAYING, Event.DONE): State.OVER,
-    (State.PLAYING, Event.GONE): State.OVER,
-    (State.OVER, Event.AGAIN): State.WAITING,
+TRANSITIONS: dict[tuple[PlayerState, PlayerEvent], PlayerState] = {
+    (PlayerState.ASKING, PlayerEvent.CHOSEN): PlayerState.REGISTERING,
+    (PlayerState.REGISTERING, PlayerEvent.REFUSED): PlayerState.ASKING,
+    (PlayerState.REGISTERING, PlayerEvent.REGISTERED): PlayerState.WAITING,
+    (PlayerState.REGISTERING, PlayerEvent.START): PlayerState.JOINING,
+    (PlayerState.WAITING, PlayerEvent.REFUSED): PlayerState.ASKING,
+    (PlayerState.WAITING, PlayerEvent.START): PlayerState.JOINING,
+    (PlayerState.JOINING, PlayerEvent.START): PlayerState.JOINING,
+    (PlayerState.JOINING, PlayerEvent.STEP): PlayerState.PLAYING,
+    (PlayerState.JOINING, PlayerEvent.DONE): PlayerState.OVER,
+    (PlayerState.JOINING, PlayerEvent.GONE): PlayerState.WAITING,
+    (PlayerState.PLAYING, PlayerEvent.STEP): PlayerState.PLAYING,
+    (PlayerState.PLAYING, PlayerEvent.DONE): PlayerState.OVER,
+    (PlayerState.PLAYING, PlayerEvent.GONE): PlayerState.OVER,
+    (PlayerState.OVER, PlayerEvent.AGAIN): PlayerState.WAITING,
 }
 
 
@@ -87,21 +87,21 @@ class Player:
     server: Address
     _: dataclasses.KW_ONLY
     tag: str
-    """What to be called."""
+    """The name in the lobby."""
     agent: str | None = None
     """The slot to take; None: the first open one that is not a spectator's; empty: none."""
     action: str | None = None
     """The text of the action that is sent at once when a run starts; None: none."""
     use_profile: bool = True
-    """Whether to offer the profile; False, too, once the server is known to have none."""
+    """True: offer the profile; False, too, once the server is known to have none."""
     ready: bool = True
-    """Whether we want to be ready for the next run."""
+    """True if we want to be ready for the next run."""
     former: str = ""
     """The token of a client whose slot we take over, ours before we had another address; until the slot is ours."""
     config: PlayerConfig = PlayerConfig()
 
     def __post_init__(self) -> None:
-        self.state = State.ASKING
+        self.state = PlayerState.ASKING
         self.events: deque[packet.Message | packet.Start | Stepped] = deque(maxlen=_MOST)
         """A text for people, a run's port, a step. The oldest go where nobody takes them; `Stepped.ret` still has every
         reward."""
@@ -118,20 +118,20 @@ class Player:
         self._acts: str | None = None
         """The action of this run; None: the one it starts with."""
         self.stats = PlayerRun()
-        """What was measured in this run."""
+        """The measurements of this run."""
         self._ports: deque[int] = deque(maxlen=16)
         """Of the runs, the newest one last."""
         self._registrations = 0
         self._owned_at = -math.inf
         """When the server showed last that our slot, or our part in a run, is ours, or we began to ask for it."""
         self._confirmed = self._others_play = False
-        """Whether the lobby lists us as ready, or not, as we want to be; whether the last run goes on for others."""
+        """True if the lobby lists us as ready, or not, as we want to be; whether the last run goes on for others."""
         self._next_poll = self._next_word = -math.inf
         """When the lobby is asked again; when our claim to the slot, or in a run our action, is sent again."""
 
     @property
     def token(self) -> str:
-        """What the server knows us by; empty: not known, or a plain server."""
+        """The token by which the server knows us; empty: not known, or a plain server."""
         return self.offer.token if self.offer is not None else ""
 
     @property
@@ -141,33 +141,33 @@ class Player:
 
     @property
     def settled(self) -> bool:
-        """Whether everything is known that the server tells before a run: its offer, or that it makes none."""
+        """True if everything is known that the server tells before a run: its offer, or that it makes none."""
         return not self.use_profile or (self.offer is not None and self.offer.fps is not None)
 
     @property
     def registered(self) -> bool:
-        """Whether we have a slot."""
-        return self.state not in (State.ASKING, State.REGISTERING)
+        """True if we have a slot."""
+        return self.state not in (PlayerState.ASKING, PlayerState.REGISTERING)
 
     @property
     def in_run(self) -> bool:
-        """Whether a run is on that we have a part in."""
-        return self.state in (State.JOINING, State.PLAYING)
+        """True if a run is on that we have a part in."""
+        return self.state in (PlayerState.JOINING, PlayerState.PLAYING)
 
     # What the user asks for
 
     def set_agent(self, key: str | None, now: float) -> list[Outgoing]:
         """Take another slot."""
         self.agent = key
-        if self.state in (State.ASKING, State.REGISTERING, State.WAITING):
-            self.state, self.key = State.ASKING, None
+        if self.state in (PlayerState.ASKING, PlayerState.REGISTERING, PlayerState.WAITING):
+            self.state, self.key = PlayerState.ASKING, None
             self._choose(now)
         return self.tick(now)
 
     def set_ready(self, ready: bool, now: float) -> list[Outgoing]:
         """Be ready for the next run, or no longer; where a run is over, go for the next one."""
-        if self.state is State.OVER:
-            self._move(Event.AGAIN)
+        if self.state is PlayerState.OVER:
+            self._move(PlayerEvent.AGAIN)
             self._acts, self._others_play, self._next_poll = None, False, now
         self.ready = ready
         self._begin_claim(now)
@@ -181,7 +181,7 @@ class Player:
 
     def leave(self) -> list[Outgoing]:
         """Give the slot up; a server without the profile is told that we are not ready."""
-        if self.state is State.ASKING:
+        if self.state is PlayerState.ASKING:
             return []
         return [self._claim("l")] * (2 if self.token else 1)  # nobody will say it again
 
@@ -189,7 +189,7 @@ class Player:
         """Return what is missing, for an error or a display."""
         if not self.slots:
             return f"the lobby has not answered{f', but said: {self.said}' if self.said else ''}"
-        if self.in_run or self.state is State.OVER:
+        if self.in_run or self.state is PlayerState.OVER:
             return f"no step came from the rollout port {self.port}"
         if not self.registered:
             wanted = self.slots.get(self.agent or "")
@@ -233,7 +233,7 @@ class Player:
             self._on_start(message, now)
         return self.tick(now)
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: PlayerEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
 
     def _begin_claim(self, now: float, pause: float = 0.0) -> None:
@@ -254,7 +254,7 @@ class Player:
         if found:
             # The one that we had, or one that nobody plays before one that a bot plays.
             self.key = min(found, key=lambda slot: (not slot.open, slot.key != self.key, slot.ready)).key
-            self._move(Event.CHOSEN)
+            self._move(PlayerEvent.CHOSEN)
             self._begin_claim(now)
 
     def _on_info(self, message: packet.LobbyInfo, now: float) -> None:
@@ -263,34 +263,34 @@ class Player:
                 self.slots[slot.key] = slot
             if slot.key == self.key:
                 self._on_own_slot(slot, now)
-        if self.state is State.ASKING:
+        if self.state is PlayerState.ASKING:
             self._choose(now)
 
     def _on_own_slot(self, slot: packet.Slot, now: float) -> None:
         ours, fresh = self._is_ours(slot), now <= self._owned_at + self.config.ownership
-        if self.state is State.REGISTERING:
+        if self.state is PlayerState.REGISTERING:
             if not (slot.open or self.former or (ours and fresh)):
-                self._move(Event.REFUSED)
-        elif self.state is State.WAITING:
+                self._move(PlayerEvent.REFUSED)
+        elif self.state is PlayerState.WAITING:
             self._confirmed = slot.ready == self.ready
             self._others_play = self._others_play and slot.ready
             if not (ours and (fresh or not self.use_profile)):
-                self._move(Event.REFUSED)
+                self._move(PlayerEvent.REFUSED)
         # The lobby answers with the port while the run is on, and then with nobody ready.
         elif self.in_run and now >= self._owned_at + self.config.silence and not (ours and slot.ready):
-            if self.state is State.PLAYING:
+            if self.state is PlayerState.PLAYING:
                 self.events.append(self.stats.stepped(True, truncated=True, lost=True))
-            self._move(Event.GONE)
+            self._move(PlayerEvent.GONE)
             self._begin_claim(now)
 
     def _on_confirmed(self, key: str, now: float) -> None:
         """Note what S2 says, or an offer: a slot is ours."""
-        if key != self.key or self.state not in (State.REGISTERING, State.WAITING):
+        if key != self.key or self.state not in (PlayerState.REGISTERING, PlayerState.WAITING):
             return
         self.use_profile = bool(self.token)  # a server with the profile tells the token first
         self._owned_at = now
-        if self.state is State.REGISTERING:
-            self._move(Event.REGISTERED)
+        if self.state is PlayerState.REGISTERING:
+            self._move(PlayerEvent.REGISTERED)
             self.former = ""
             self._begin_claim(now, 0.0 if self.settled else self.config.repeat)
 
@@ -314,10 +314,10 @@ class Player:
 
     def _on_start(self, message: packet.Start, now: float) -> None:
         if message.port == self.port:
-            self._owned_at, self._others_play = now, self.state is State.WAITING
-        if message.port in self._ports or (self.state, Event.START) not in TRANSITIONS:
+            self._owned_at, self._others_play = now, self.state is PlayerState.WAITING
+        if message.port in self._ports or (self.state, PlayerEvent.START) not in TRANSITIONS:
             return
-        self._move(Event.START)
+        self._move(PlayerEvent.START)
         self._ports.append(message.port)
         self.stats = PlayerRun()
         self._owned_at = self._next_word = now  # at once: a NAT lets steps through only after we have sent there
@@ -334,7 +334,7 @@ class Player:
         elif (step := self.stats.take(message, extra, arrived)) is not None:
             self._owned_at = now
             self.seq = max(self.seq, step.ack or 0)  # this address had another client before
-            self._move(Event.DONE if step.done else Event.STEP)
+            self._move(PlayerEvent.DONE if step.done else PlayerEvent.STEP)
             self.events.append(step)
 
     # Output
@@ -348,7 +348,7 @@ class Player:
         if self.token:
             text = profile.action_text(self.token, self.port, self.seq, text)
         self.stats.sends(self.seq, now)
-        is_silent = now - self._owned_at > self.config.repeat or self.state is State.JOINING
+        is_silent = now - self._owned_at > self.config.repeat or self.state is PlayerState.JOINING
         self._next_word = now + (self.config.repeat if is_silent else self.config.poll)
         return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]
 
@@ -358,7 +358,7 @@ class Player:
     def _claim(self, word: str) -> Outgoing:
         """Return what asks for our slot, keeps it, and says that we are `r`eady, only `w`ait, or `l`eave."""
         key = self.key or ""
-        if not self.token and (word == "l" or not (self.use_profile or self.state is State.REGISTERING)):
+        if not self.token and (word == "l" or not (self.use_profile or self.state is PlayerState.REGISTERING)):
             return self._say(packet.Ready(self.header, key, word == "r"))
         self._registrations += bool(self.token)
         claim = profile.Claim(self.tag, self.use_profile, self.token, self._registrations, word, self.former)
@@ -373,7 +373,7 @@ class Player:
         """Do what is due: ask, repeat, keep contact."""
         out: list[Outgoing] = []
         claims = False
-        if self.state is State.OVER:
+        if self.state is PlayerState.OVER:
             return out
         if now >= self._next_word and self.in_run:
             out += self._send_action(now)
@@ -384,10 +384,10 @@ class Player:
             self._next_poll = now + self.config.poll
             out.append(self._say(packet.LobbyRequest(self.header)))
             claims = claims or bool(self.token)  # the slot is kept for who shows the token
-        if claims and self.state is not State.ASKING:
+        if claims and self.state is not PlayerState.ASKING:
             out.append(self._claim("r" if self.ready and self.settled else "w"))
         return out
 
     def wake(self) -> float:
         """Return when `tick` is due next."""
-        return math.inf if self.state is State.OVER else min(self._polls_at(), self._next_word)
+        return math.inf if self.state is PlayerState.OVER else min(self._polls_at(), self._next_word)

@@ -1,4 +1,4 @@
-"""What a client knows of a run, measures of the network, and tells its user. No clock, no socket."""
+"""The client's state of a run, and its measurements of the network. No clock, no socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_KNOWN = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Stepped:
-    """What the agent sees of a step."""
+    """A step, as the agent sees it."""
 
     step: int
     timestamp: int
@@ -89,7 +89,7 @@ class Stats:
 
 @dataclasses.dataclass
 class PlayerRun(Stats):
-    """What is known of the run at hand, and what was measured in it."""
+    """The state of the current run, and the measurements in it."""
 
     _known: OrderedDict[tuple[int, int], None] = dataclasses.field(default_factory=OrderedDict)
     _unacked: deque[tuple[int, float]] = dataclasses.field(default_factory=lambda: deque(maxlen=_MOST_KNOWN))

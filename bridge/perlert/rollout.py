@@ -20,7 +20,7 @@ from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import DECIMALS, decimal_text
 from bridge.worlds.realtime.joint_loop import Transition
 
-__all__ = ["Player", "Rollout", "RolloutConfig"]
+__all__ = ["Rollout", "RolloutConfig", "RunMember"]
 
 _EXACT = Context(prec=400)
 _Act: TypeAlias = Callable[[str, str], None]
@@ -55,20 +55,20 @@ class RolloutConfig:
 
 
 @dataclasses.dataclass(slots=True)
-class Player:
+class RunMember:
     """One client in the run."""
 
     address: Address
     key: str
     """The slot whose steps it sees."""
     token: str = ""
-    """What each of its actions carries; empty: a client that knows the draft alone."""
+    """The token in each of its actions; empty: a client that knows the draft alone."""
     watching: bool = False
     """A spectator: its actions are ignored, and it is not waited for."""
     seq: int = 0
     """The newest action that was applied."""
     here: bool = False
-    """Whether it has reached the rollout port."""
+    """True if it has reached the rollout port."""
     heard: float = -math.inf
     got: int = 0
     sent: int = 0
@@ -84,7 +84,7 @@ class Player:
 
     @property
     def done(self) -> bool:
-        """Whether it was sent done=true."""
+        """True if it was sent done=true."""
         return self.open_until < math.inf
 
     def was_told(self, now: float) -> bool:
@@ -103,7 +103,7 @@ class Rollout:
         self, header: packet.Header, port: int, guard: Guard, act: _Act, config: RolloutConfig, epoch: float = 0.0
     ) -> None:
         self.header, self.port, self.guard, self.config, self.epoch = header, port, guard, config, epoch
-        self.players: dict[Address, Player] = {}
+        self.players: dict[Address, RunMember] = {}
         self.counts = guard.dropped
         self.step = -1
         self._act = act
@@ -113,7 +113,7 @@ class Rollout:
 
     @property
     def running(self) -> bool:
-        """Whether somebody plays that has not had its end; a spectator alone keeps nothing going."""
+        """True if somebody plays that has not had its end; a spectator alone keeps nothing going."""
         return any(not (player.done or player.watching) for player in self.players.values())
 
     def is_closed(self, now: float) -> bool:
@@ -122,7 +122,7 @@ class Rollout:
 
     # Clients
 
-    def join(self, player: Player, now: float) -> None:
+    def join(self, player: RunMember, now: float) -> None:
         """Let a client in."""
         player.heard, player.ret_sent = now, self._rounded(player.key)
         self.players[player.address] = player
@@ -202,7 +202,7 @@ class Rollout:
                 self._show(player, now, "truncated" if known.truncated else None)
         return self._to_send()
 
-    def _show(self, player: Player, now: float, end: str | None) -> None:
+    def _show(self, player: RunMember, now: float, end: str | None) -> None:
         """Send what a client's agent saw last, with its rewards since the last S5; the last one may follow later."""
         if player.done:
             return
@@ -224,7 +224,7 @@ class Rollout:
             player.sent += 1
             player.ret_sent = ret
 
-    def _send(self, player: Player, now: float) -> bool:
+    def _send(self, player: RunMember, now: float) -> bool:
         """Send, unless the guard refuses; count it against the rate, of which a frame's worth may be left over."""
         if not self.guard.spend(player.address, len(player.last), now):
             return False

@@ -20,8 +20,9 @@ from typing import Any, Literal
 import gymnasium
 
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
+from bridge.facade.record import Recording, open_journal, recorded
 from bridge.perlert.guard import GuardConfig
-from bridge.perlert.host import Host, Instance
+from bridge.perlert.host import Instance, InstanceHost
 from bridge.perlert.lobby import LobbyConfig
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
@@ -29,7 +30,6 @@ from bridge.perlert.protocol.codec import DECIMALS
 from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
 from bridge.server.event_loop import EventLoop
-from bridge.server.serve import open_journal, recorded
 from bridge.server.serving import ServerRuntime, ServingThread
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
@@ -37,7 +37,7 @@ from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.policies import Policy
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.scheduling import Pending, Runtime
+from bridge.worlds.scheduling import PendingResult, Runtime
 
 __all__ = ["PerlertServer", "default_name", "make_world", "serve_perlert"]
 
@@ -60,7 +60,7 @@ class PerlertServer:
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop)
         self.runtime = ServerRuntime(self._loop, self._serving)
-        self.host = Host(guard, self._loop.scheduler, ports, epoch=time.time() - time.monotonic())
+        self.host = InstanceHost(guard, self._loop.scheduler, ports, epoch=time.time() - time.monotonic())
         ports.attach(self._loop, self.host)
         self._stop_lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="bridge-perlert", daemon=True)
@@ -132,7 +132,7 @@ class PerlertServer:
         """In the loop: end the runs, and close everything."""
         instances, end = self.host.instances.values(), self.host.now() + grace
         while any(instance.lobby.run for instance in instances) and self.host.now() < end:
-            turn: Pending[None] = Pending()
+            turn: PendingResult[None] = PendingResult()
             self._loop.scheduler.call_later(0.01, partial(turn.set_result, None))
             await turn
         for instance in instances:
@@ -201,10 +201,7 @@ def serve_perlert(
     guard: GuardConfig | None = None,
     lobby_config: LobbyConfig | None = None,
     rollout_config: RolloutConfig | None = None,
-    record: str | os.PathLike[str] | None = None,
-    record_observations: bool = False,
-    record_frames: bool = False,
-    record_limit: int | None = None,
+    record: str | os.PathLike[str] | Recording | None = None,
 ) -> PerlertServer:
     """Publish environments over PERLERT; starts in the background.
 
@@ -215,7 +212,8 @@ def serve_perlert(
         instances: How many of each: `cartpole:0`, `cartpole:1`, … on one lobby port, each with its own environment.
         env_kwargs: Keywords for the environment's maker.
         slots: Keys, or keys with kinds, of the agents in order; None: `agent0`, or the PettingZoo agents' names.
-        bots: Policies (observation to action) by key that play while nobody holds the slot; one for all; or "random".
+        bots: Policies (observation to action) by key that play while nobody holds the slot; one for all; or "random",
+            or the URL of a served policy, `ws://HOST:PORT`.
         default_action: What an agent does until its client's first valid action; a value, or a mapping by key.
         spectators: Slots `spectator0`, … whose clients see the first agent's steps.
         start: "all": when every slot has a ready client or a bot; a number: when so many slots have a ready client.
@@ -234,10 +232,7 @@ def serve_perlert(
         guard: Limits against floods and spoofed addresses.
         lobby_config: Times of the lobby; its clients and countdown are those of the keywords.
         rollout_config: Times of the runs; its fps, max_rate and decimals are those of the keywords.
-        record: A folder in which every episode is recorded, as for `serve_gym`; None: nothing is recorded.
-        record_observations: Record the observations too.
-        record_frames: Record what `render` gives after each step too, which every step then waits for.
-        record_limit: The most bytes of a server's recording, as for `serve_gym`.
+        record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
 
     Raises:
         SettingError: A keyword has a value that cannot be served, such as wrong `env_kwargs`.
@@ -261,7 +256,7 @@ def serve_perlert(
             "packets can act for others; give a pre-shared key, or tunnel it",
             stacklevel=2,
         )
-    journal = open_journal(record, record_observations, record_frames, record_limit)
+    journal = open_journal(record)
     how: dict[str, Any] = {"fps": fps, "env_kwargs": env_kwargs, "isolation": own_process, "thread_safe": thread_safe}
     filling = {"slots": slots, "bots": bots, "default_action": default_action, "spectators": spectators}
 

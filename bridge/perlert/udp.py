@@ -197,7 +197,7 @@ class ClientPort:
         self.closed = False
         self._seal = seal
         self._held: deque[tuple[bytes, Address]] = deque(maxlen=4)
-        """What is to be sent when the server has answered our HELLO."""
+        """Datagrams to send once the server has answered our HELLO."""
 
     def fileno(self) -> int:
         """Return the socket's number, to wait for it together with others."""

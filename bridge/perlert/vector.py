@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from bridge.client.resets import check_mask
+from bridge.client.slots.resets import check_mask
 from bridge.client.slots.slot import SlotState
 from bridge.errors import ClosedError, RemoteError, ResetNeededError, SettingError
 from bridge.perlert.client import PerlertEnv
@@ -68,7 +68,7 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
         self._states = [SlotState.CONNECTING] * self.num_envs
         self._calls: dict[int, Future[Any]] = {}
-        """What each slot is at: a reset, which may take several steps of the others, or a step."""
+        """The current call of each slot: a reset, which may take several steps of the others, or a step."""
 
     def _begin(self, slots: Iterable[int]) -> None:
         """Let slots go for their next runs, unless they do already."""

@@ -1,5 +1,10 @@
 """Recordings of episodes: written by a server or a client, replayed, verified and exported.
 
-`files` has the format, `writer` the thread that writes, `tape` what goes through one environment; `reader` is the way
-back.
+`rows` has the columns, `files` the segments of Arrow and Parquet with their digests, `writer` the thread that writes,
+`tape` what goes through one environment; `reader` is the way back, and `replay` compares it with the environment.
 """
+
+from bridge.extras import install_command, is_installed
+
+if not is_installed("pyarrow"):
+    raise ImportError(f"recordings need pyarrow: {install_command('record')}")

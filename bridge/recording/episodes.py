@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -13,15 +14,16 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError
-from bridge.recording.reader import Episode
+from bridge.recording.reader import Episode, Stream
 from bridge.recording.replay import Comparison, Replay, replayed_from
+from bridge.recording.rows import Kind, LaneSamples, Row, split_autoreset
 
 __all__ = ["EpisodeData", "lane_sample", "load_episode", "observed_rows", "obstacle", "stacked"]
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeData:
-    """What one agent saw and did in an episode of `length` steps."""
+    """The observations and actions of one agent in an episode of `length` steps."""
 
     episode: Episode
     agent: str | None
@@ -40,61 +42,91 @@ class EpisodeData:
     """bool, `(length,)`; an episode that did not end by itself is truncated in its last step."""
     by: list[str]
     """Who each action is of."""
+    infos: list[dict[str, Any]] | None = None
+    """`length` + 1 infos; None: they were not recorded."""
 
 
 def observed_rows(
-    episode: Episode, env: Any = None, *, frames: bool = False, check: bool = True
+    episode: Episode, env: Any = None, *, frames: bool = False, check: bool = True, allow_calls: bool = False
 ) -> Iterator[tuple[int, Any, Callable[[], Any] | None]]:
-    """Yield row and observation of each row of an episode, and what gives its frame before the next is asked for.
+    """Yield step and observation of each call of an episode, and what gives its frame before the next is asked for.
 
-    Observations and frames are as recorded, or by a replay where they were not.
+    Observations and frames are as recorded, or by a replay where they were not. The observation of a lane is its own;
+    of several agents it is a dict.
 
     Args:
         episode: The episode.
         env: What makes the environment, for a replay; None: the id that the recording names.
         frames: Whether frames are wanted; else None is yielded for what gives them.
-        check: Whether a replay is held against the recording.
+        check: Whether a replay is compared with the recording.
+        allow_calls: As for `Replay`.
 
     Raises:
         RecordingError: They were not recorded, and the episode cannot be replayed, or differs from what was recorded.
     """
-    stream, own = episode.stream, set(episode.rows.tolist())
-    rows = range(episode.start, episode.stop)
-    if stream.has_observations and (_has_frames(episode) or not frames):
-        for row, observation in zip(rows, stream.samples("observation", rows.start, rows.stop), strict=True):
-            if row in own:
-                yield row, observation, partial(_picture, episode, row) if frames else None
+    stream = episode.stream
+    steps = stream.column("t")[episode.own]
+    if stream.has_observations and (has_frames(episode) or not frames):
+        for step, rows in _by_step(episode.own, steps):
+            samples = stream.samples("observation", rows)
+            picture = partial(_picture, episode, int(rows[0])) if frames else None
+            if stream.kind == "agents":
+                names = [stream.agents[lane] for lane in stream.column("lane")[rows].tolist()]
+                yield step, {k: v for k, v in zip(names, samples, strict=True) if v is not None}, picture
+            else:
+                yield step, samples[0], picture
         return
     start = replayed_from(episode)
-    compare = Comparison(stream, start, episode.stop)
-    with Replay(stream, env, render_mode="rgb_array" if frames else None) as replay:
-        for replayed in replay.rows(start, episode.stop):
-            text = compare(replayed) if check else ""
+    compare = Comparison(stream)
+    calls, kinds = stream.column("call")[episode.own], stream.column("kind")[episode.own]
+    wanted = {(int(call), int(kind)): int(t) for call, kind, t in zip(calls, kinds, steps, strict=True)}
+    mode = "rgb_array" if frames else None
+    with Replay(stream, env, render_mode=mode, allow_calls=allow_calls) as replay:
+        for call, row in replay.calls(start, episode.stop):
+            text = compare.difference([(call, row)]) if check else None
             if text:
-                raise RecordingError(f"{episode.id}: the replay is not what was recorded: {text}")
-            if replayed.row in own:
-                yield replayed.row, replayed.observation, partial(replay.frame, episode.lane) if frames else None
+                raise RecordingError(f"{episode.id}: the replay is not what was recorded: {text[1]}")
+            for part in parts_of_call(stream, row):
+                kind = Kind.RESET if (call, part.kind) not in wanted and (call, Kind.RESET) in wanted else part.kind
+                if (call, kind) in wanted and part.observation is not None:
+                    seen = lane_sample(stream, part.observation, episode.lane)
+                    yield wanted[call, kind], seen, partial(replay.frame, episode.lane) if frames else None
 
 
-def _has_frames(episode: Episode) -> bool:
-    """Whether frames of an episode were recorded."""
-    stream = episode.stream
-    return stream.has_column("has_frame") and bool(stream.column("has_frame")[episode.start - stream.first])
+def parts_of_call(stream: Stream, row: Row) -> list[Row]:
+    """Return a replayed call, in two where lanes began anew in the step that ended them."""
+    if not stream.header.get("same_step"):
+        return [row]
+    return split_autoreset(row, stream.lanes, stream.spaces[0][0])
+
+
+def _by_step(rows: Array, steps: Array) -> Iterator[tuple[int, Array]]:
+    """Yield the rows of each step."""
+    for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(steps)) + 1):
+        yield int(steps[part[0]]), rows[part]
+
+
+def has_frames(episode: Episode) -> bool:
+    """Return whether frames of an episode were recorded."""
+    if not episode.stream.header.get("frames"):
+        return False
+    ((_, cells),) = episode.stream.cells("frame", episode.own[:1])
+    return bool(cells[0].is_valid)
 
 
 def _picture(episode: Episode, row: int) -> Array:
     """Return a recorded frame."""
-    frame: Array = episode.stream.column("frame")[row - episode.stream.first]
-    picture: Array = frame[episode.lane] if episode.stream.kind == "lanes" else frame
+    ((_, cells),) = episode.stream.cells("frame", np.array([row]))
+    try:
+        picture: Array = np.lib.format.read_array(io.BytesIO(cells[0].as_py()), allow_pickle=False)
+    except (ValueError, TypeError) as error:
+        raise RecordingError(f"a frame of {episode.id} cannot be read: {error}") from error
     return picture
 
 
 def obstacle(episode: Episode) -> str:
     """Say why an episode cannot be watched again, as far as the rows that were read tell; empty: it can."""
-    stream = episode.stream
-    if (stream.has_observations and _has_frames(episode)) or (
-        stream.first and stream.seeded_row(episode.start) is None
-    ):
+    if episode.stream.has_observations and has_frames(episode):
         return ""
     try:
         replayed_from(episode)
@@ -103,62 +135,48 @@ def obstacle(episode: Episode) -> str:
     return ""
 
 
-def load_episode(episode: Episode, env: Any = None, agent: str | None = None) -> EpisodeData:
+def load_episode(
+    episode: Episode, env: Any = None, agent: str | None = None, *, allow_calls: bool = False
+) -> EpisodeData:
     """Return the data of an episode.
 
     Args:
         episode: The episode.
         env: What makes the environment where observations were not recorded; None: the id that the recording names.
         agent: Whose part, in an environment of several agents.
+        allow_calls: As for `Replay`.
 
     Raises:
         RecordingError: There is no such agent in it, or its observations are neither recorded nor to be had by a
             replay.
     """
-    stream = episode.stream
-    if (agent is None) == (stream.kind == "agents"):
+    stream, rows = episode.stream, episode.own
+    if (agent is None) == (stream.kind == "agents") or (agent is not None and agent not in stream.agents):
         raise RecordingError(f"expected one of the agents {', '.join(stream.agents) or '(none)'}, got {agent!r}")
-    if stream.kind == "agents":
-        return _load_agent(episode, env, str(agent))
-    pair = stream.spaces[0]
-    observations = [observation for _, observation, _ in observed_rows(episode, env)]
-    actions = episode.chosen(stream.samples("action", episode.start, episode.stop))[1:]
-    if stream.kind == "lanes":
-        observations = [lane_sample(pair[0], batch, stream.lanes, episode.lane) for batch in observations]
-        actions = [lane_sample(pair[1], batch, stream.lanes, episode.lane) for batch in actions]
-    flags = [episode.column(name)[1:] for name in ("terminated", "truncated")]
-    players = stream.players(episode.start, episode.stop, episode.lane)
-    by = [str(name) for name in episode.chosen(players)[1:]]
-    return EpisodeData(
-        episode, None, *pair, observations, actions, episode.rewards, flags[0], _cut(flags[1], flags[0]), by
-    )
-
-
-def _load_agent(episode: Episode, env: Any, agent: str) -> EpisodeData:
-    stream = episode.stream
-    if agent not in stream.agents:
-        raise RecordingError(f"expected one of the agents {', '.join(stream.agents)}, got {agent!r}")
-    number = stream.agents.index(agent)
-    rows = slice(episode.start - stream.first, episode.stop - stream.first)
-    acted = stream.column("acted")[rows][:, number]
-    seen = {row: part.get(agent) for row, part, _ in observed_rows(episode, env)}
-    first = next((row for row, sample in seen.items() if sample is not None), None)
+    lane = 0 if agent is None else stream.agents.index(agent)
+    if agent is not None:
+        rows = rows[stream.column("lane")[rows] == lane]
+    if stream.has_observations:
+        seen = dict(zip(stream.column("t")[rows].tolist(), stream.samples("observation", rows), strict=True))
+    else:
+        found = observed_rows(episode, env, allow_calls=allow_calls)
+        seen = {step: sample if agent is None else sample.get(agent) for step, sample, _ in found}
+    first = next((step for step, sample in seen.items() if sample is not None), None)
     if first is None:
-        raise RecordingError(f"{episode.id}: the agent {agent!r} saw nothing in it")
-    steps = [row for row in range(first + 1, episode.stop) if acted[row - episode.start]]
+        raise RecordingError(f"{episode.id}: {agent or 'the agent'} saw nothing in it")
+    actions = stream.samples("action", rows)
+    acted = [at for at, (row, action) in enumerate(zip(rows.tolist(), actions, strict=True))
+             if action is not None and stream.column("t")[row] > first]  # fmt: skip
+    steps = rows[acted]
     observations = [seen[first]]
-    for row in steps:  # an agent that ends without a last observation keeps the one before
-        observations.append(observations[-1] if seen[row] is None else seen[row])
-    given = stream.samples("action", episode.start, episode.stop)
-    actions = {row: part.get(agent) for row, part in zip(range(episode.start, episode.stop), given, strict=True)}
-    names = dict(zip(range(episode.start, episode.stop), stream.players(episode.start, episode.stop), strict=True))
-    index = np.array(steps, np.int64) - stream.first
-    reward, terminated, truncated = (
-        stream.column(name)[index, number] for name in ("reward", "terminated", "truncated")
-    )
+    for step in stream.column("t")[steps].tolist():  # one that ends without a last observation keeps the one before
+        observations.append(observations[-1] if seen.get(step) is None else seen[step])
+    flags = [stream.column(name)[steps] for name in ("terminated", "truncated")]
+    infos = stream.infos(np.concatenate([rows[:1], steps])) if stream.header.get("infos") else None
+    rewards = stream.column("reward")[steps]
     return EpisodeData(
-        episode, agent, *stream.spaces[number], observations, [actions[row] for row in steps], reward, terminated,
-        _cut(truncated, terminated), [names[row][agent] for row in steps],
+        episode, agent, *stream.spaces[lane], observations, [actions[at] for at in acted], rewards,
+        flags[0], _cut(flags[1], flags[0]), stream.players(steps), infos,
     )  # fmt: skip
 
 
@@ -170,12 +188,16 @@ def _cut(truncated: Array, terminated: Array) -> Array:
     return found
 
 
-def lane_sample(space: Space[Any], batch: Any, lanes: int, lane: int) -> Any:
-    """Return the sample of one lane of a batch."""
-    for index, sample in enumerate(iterate(batch_space(space, lanes), batch)):
+def lane_sample(stream: Stream, observation: Any, lane: int) -> Any:
+    """Return the observation of one lane of a batch; of what has no lanes, the observation."""
+    if stream.kind != "lanes":
+        return observation
+    if isinstance(observation, LaneSamples):
+        return observation[lane]
+    for index, sample in enumerate(iterate(batch_space(stream.spaces[0][0], stream.lanes), observation)):
         if index == lane:
             return np.array(sample) if isinstance(sample, np.ndarray) else sample
-    raise RecordingError(f"expected lane {lane} of a batch of {lanes}")
+    raise RecordingError(f"expected lane {lane} of a batch of {stream.lanes}")
 
 
 def stacked(space: Space[Any], samples: list[Any]) -> Any:

@@ -1,36 +1,31 @@
-"""Episodes as datasets of Minari, arrays of NumPy, and films."""
+"""Episodes as datasets of Minari, and films."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import re
+import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bridge.encoding.spaces import Layout
 from bridge.errors import RecordingError, SettingError
 from bridge.extras import install_command
-from bridge.recording.columns import pack_samples
 from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, stacked
 from bridge.recording.reader import Episode, Stream
+from bridge.recording.replay import kwargs_of
 
-__all__ = ["export_minari", "export_mp4", "export_npz"]
+__all__ = ["Said", "datasets_of", "even", "export_minari", "export_mp4", "quiet", "rate_of"]
 
 Said = Callable[[str], None]
 
 
-def _quiet(text: str) -> None:
+def quiet(text: str) -> None:
     """Say nothing."""
-
-
-def parts_of(episode: Episode) -> list[str | None]:
-    """Return the agents of an episode, each of which is an episode of its own; [None]: there is one."""
-    if episode.stream.kind != "agents":
-        return [None]
-    return list(episode.stream.agents)
 
 
 def export_minari(
@@ -40,7 +35,8 @@ def export_minari(
     env: Any = None,
     author: str | None = None,
     data_format: str | None = None,
-    say: Said = _quiet,
+    say: Said = quiet,
+    allow_calls: bool = False,
 ) -> list[str]:
     """Write episodes as a dataset of Minari, without loss; of several agents one dataset for each.
 
@@ -51,6 +47,7 @@ def export_minari(
         author: Who made it.
         data_format: `hdf5` or `arrow`; None: Minari's default.
         say: Takes a line for each dataset.
+        allow_calls: As for `Replay`.
 
     Returns:
         The ids of the datasets.
@@ -60,17 +57,18 @@ def export_minari(
         RecordingError: The episodes are of several environments, or their observations are not to be had.
     """
     minari = _minari()
-    stream = _one_environment(episodes)
     more = {} if data_format is None else {"data_format": data_format}
-    names = []
-    for agent in parts_of(episodes[0]):
-        dataset = name if agent is None else _of_agent(name, agent)
-        data = [one for one in (_loaded(episode, env, agent) for episode in episodes) if one is not None]
-        if not data:
-            raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
-        _write_dataset(minari, dataset, stream, data, author=author, **more)
-        names.append(dataset)
-        say(f"{dataset}: {len(data)} episodes, {sum(len(one.actions) for one in data)} steps")
+    names: list[str] = []
+    with contextlib.ExitStack() as undo:
+        for agent, data in datasets_of(episodes, env, allow_calls):
+            dataset = name if agent is None else _of_agent(name, agent)
+            # Minari refuses a name whose folder is there, also one that a failed export left behind.
+            if not (folder := minari.storage.datasets_root_dir.get_dataset_path(dataset)).exists():
+                undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            _write_dataset(minari, dataset, episodes[0].stream, data, author=author, **more)
+            names.append(dataset)
+            say(f"{dataset}: {len(data)} episodes, {sum(len(one.actions) for one in data)} steps")
+        undo.pop_all()  # all of them are written
     return names
 
 
@@ -79,6 +77,7 @@ def _minari() -> Any:
     try:
         import minari
         import minari.data_collector
+        import minari.storage.datasets_root_dir
     except ImportError as error:
         raise SettingError(f"this needs Minari: {install_command('minari')}") from error
     return minari
@@ -116,17 +115,18 @@ def _write_dataset(minari: Any, name: str, stream: Stream, data: Sequence[Episod
         raise SettingError(f"Minari does not take the dataset {name!r}: {error}") from error
 
 
-def _loaded(episode: Episode, env: Any, agent: str | None) -> EpisodeData | None:
-    """Return an agent's part of an episode; None: it did nothing in it."""
-    data = load_episode(episode, env, agent)
-    return data if data.actions else None
+def datasets_of(
+    episodes: Sequence[Episode], env: Any, allow_calls: bool
+) -> Iterator[tuple[str | None, list[EpisodeData]]]:
+    """Yield what each agent saw and did in episodes, of those in which it did something; None: there is one agent.
 
-
-def _one_environment(episodes: Sequence[Episode]) -> Stream:
-    """Return the stream of the first episode.
+    Args:
+        episodes: Of one environment.
+        env: As for `export_minari`.
+        allow_calls: As for `Replay`.
 
     Raises:
-        RecordingError: There is none, or they are of different environments.
+        RecordingError: There are none, they are of different environments, or an agent did nothing in them.
     """
     if not episodes:
         raise RecordingError("there are no such episodes; `bridge runs` lists those that there are")
@@ -137,7 +137,13 @@ def _one_environment(episodes: Sequence[Episode]) -> Stream:
                 f"expected episodes of one environment, got {first.title} and {episode.stream.title}; choose one by "
                 "--env-id"
             )
-    return first
+    agents: Sequence[str | None] = first.agents or [None]
+    for agent in agents:
+        loaded = (load_episode(episode, env, agent, allow_calls=allow_calls) for episode in episodes)
+        data = [one for one in loaded if one.actions]
+        if not data:
+            raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
+        yield agent, data
 
 
 def _of_agent(name: str, agent: str) -> str:
@@ -147,11 +153,20 @@ def _of_agent(name: str, agent: str) -> str:
 
 
 def _spec_of(stream: Stream) -> Any:
-    """Return the id of the environment where it is registered here, for the dataset's `recover_environment`."""
+    """Return the environment's registration here, with its keywords, for the dataset's `recover_environment`."""
     import gymnasium
 
     env_id = stream.header.get("env_id")
-    return env_id if stream.kind != "agents" and env_id in gymnasium.registry else None
+    if stream.kind == "agents" or env_id not in gymnasium.registry or "kwargs" not in stream.header:
+        return None
+    spec = copy.deepcopy(gymnasium.spec(env_id))
+    kwargs = kwargs_of(stream)
+    kwargs.pop("render_mode", None)  # whoever recovers it says how to draw it
+    for name in ("max_episode_steps", "disable_env_checker"):  # `gymnasium.make` takes these for itself
+        if (value := kwargs.pop(name, None)) is not None:
+            setattr(spec, name, value)
+    spec.kwargs.update(kwargs)
+    return spec
 
 
 def _describe(data: Sequence[EpisodeData]) -> str:
@@ -167,52 +182,14 @@ def _requirements(stream: Stream) -> list[str]:
     return [f"{name}=={text}" for name, text in versions.items() if name not in ("python", "gymnasium-bridge")]
 
 
-def export_npz(episodes: Sequence[Episode], folder: str | Path, *, env: Any = None, say: Said = _quiet) -> list[Path]:
-    """Write each episode as a file of NumPy arrays, `ID.npz`, or for each agent `ID.AGENT.npz`.
-
-    The arrays are `rewards`, `terminations`, `truncations`, `by` (who acted), and the columns of observations (a row
-    more) and actions, as the format of recordings names them.
-
-    Args:
-        episodes: Which.
-        folder: Where to; made where there is none.
-        env: As for `export_minari`.
-        say: Takes a line for each file.
-
-    Raises:
-        RecordingError: The observations of one are not to be had.
-    """
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    written = []
-    for episode in episodes:
-        for agent in parts_of(episode):
-            data = _loaded(episode, env, agent)
-            if data is None:
-                continue
-            suffix = "" if agent is None else "." + re.sub(r"[^A-Za-z0-9_-]+", "_", agent)
-            path = target / f"{episode.id}{suffix}.npz"
-            arrays: dict[str, Any] = {
-                "rewards": data.rewards,
-                "terminations": data.terminations,
-                "truncations": data.truncations,
-                "by": np.array(data.by),
-                **pack_samples(Layout(data.observation_space, "observation"), data.observations),
-                **pack_samples(Layout(data.action_space, "action"), data.actions),
-            }
-            np.savez_compressed(path, **arrays)
-            written.append(path)
-            say(f"{path}: {len(data.actions)} steps")
-    return written
-
-
 def export_mp4(
     episodes: Sequence[Episode],
     folder: str | Path,
     *,
     env: Any = None,
     fps: float | None = None,
-    say: Said = _quiet,
+    say: Said = quiet,
+    allow_calls: bool = False,
 ) -> list[Path]:
     """Write each episode as a film, `ID.mp4`: of its recorded frames, or of those of a replay.
 
@@ -222,6 +199,7 @@ def export_mp4(
         env: As for `export_minari`.
         fps: Frames a second; None: those of the real-time world, or of the environment's metadata, or 30.
         say: Takes a line for each file.
+        allow_calls: As for `Replay`.
 
     Raises:
         SettingError: imageio-ffmpeg is not installed.
@@ -236,14 +214,14 @@ def export_mp4(
     written = []
     for episode in episodes:
         path = target / f"{episode.id}.mp4"
-        rate = fps or episode.stream.header.get("fps") or episode.stream.header.get("render_fps") or 30
+        rate = rate_of(episode.stream, fps)
         writer: Any = None
         try:
-            for _, _, frame in observed_rows(episode, env, frames=True):
-                picture = _even(frame() if frame is not None else None)
+            for _, _, frame in observed_rows(episode, env, frames=True, allow_calls=allow_calls):
+                picture = even(frame() if frame is not None else None)
                 if writer is None:
                     size = (picture.shape[1], picture.shape[0])
-                    writer = imageio_ffmpeg.write_frames(str(path), size, fps=float(rate), macro_block_size=1)
+                    writer = imageio_ffmpeg.write_frames(str(path), size, fps=rate, macro_block_size=1)
                     writer.send(None)
                 writer.send(picture.tobytes())
         finally:
@@ -254,7 +232,12 @@ def export_mp4(
     return written
 
 
-def _even(frame: Any) -> Any:
+def rate_of(stream: Stream, fps: float | None = None) -> float:
+    """Return the frames a second of a film: what was asked for, or the world's, or the environment's, or 30."""
+    return float(fps or stream.header.get("fps") or stream.header.get("render_fps") or 30)
+
+
+def even(frame: Any) -> Any:
     """Return a picture as three bytes a pixel, with a last row and column more where their number is odd."""
     picture = np.asarray(frame)
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:

@@ -1,20 +1,23 @@
-"""What a recording says of an environment: where it comes from, its spaces, the versions of its packages."""
+"""The facts about an environment in a recording: where it comes from, its spaces, the versions of its packages."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import math
 import platform
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from gymnasium.vector import AutoresetMode
+
 from bridge.encoding.space_json import space_to_json
 from bridge.errors import TensorError
-from bridge.recording.encoders import as_text
+from bridge.recording.rows import FORMAT, as_text
 from bridge.recording.writer import Journal
 
-__all__ = ["describe_world", "facts_of", "package_versions"]
+__all__ = ["describe_world", "facts_of", "kept_by", "package_versions"]
 
 # Whose versions may change what environments do; that of an environment's own package is added.
 _PACKAGES = (
@@ -54,7 +57,7 @@ def package_versions(entry_point: str = "") -> dict[str, str]:
 def facts_of(
     run: str, stream: int, kind: str, spaces: Mapping[str, Any] | tuple[Any, Any], made_by: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what the record `world` says of any environment.
+    """Return the header of the files of any environment.
 
     Args:
         run: The recording.
@@ -64,7 +67,14 @@ def facts_of(
         made_by: What it was made of.
     """
     rest = {name: value for name, value in made_by.items() if name != "kwargs"}
-    facts: dict[str, Any] = {"run": run, "stream": stream, "kind": kind, "started": time.time(), **rest}
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "run": run,
+        "stream": stream,
+        "kind": kind,
+        "started": time.time(),
+        **rest,
+    }
     try:
         facts["kwargs"] = as_text(dict(made_by.get("kwargs") or {}))
     except TensorError as error:
@@ -81,7 +91,7 @@ def facts_of(
 def describe_world(
     journal: Journal, world: Any, kind: str, made_by: Mapping[str, Any], lane: int | None = None
 ) -> dict[str, Any]:
-    """Return what the record `world` says of the environment of a world, or of one of its lanes.
+    """Return the header of the files of a world, or of one of its lanes.
 
     Args:
         journal: The recording.
@@ -103,4 +113,20 @@ def describe_world(
     fps = getattr(getattr(world, "options", None), "fps", None)
     if fps is not None:
         facts["fps"] = fps
-    return {**facts, "observations": journal.options.observations, "recorded_by": "server"}
+    render_fps = (env.properties().get("world.metadata") or {}).get("render_fps")
+    if isinstance(render_fps, (int, float)) and 0 < render_fps < math.inf:
+        facts["render_fps"] = render_fps  # of a film
+    if env.facts.autoreset is AutoresetMode.SAME_STEP:
+        facts["same_step"] = True
+    return {**facts, **kept_by(journal), "recorded_by": "server"}
+
+
+def kept_by(journal: Journal) -> dict[str, Any]:
+    """Return what of a step a recording keeps, for the header, and the units of its columns."""
+    options = journal.options
+    return {
+        "observations": options.observations,
+        "infos": options.infos,
+        "frames": options.frames,
+        "units": {"time": "s since 1970-01-01", "clock": "s", "acted_at": "s", "t": "steps"},
+    }

@@ -1,185 +1,479 @@
-"""The files of a recording, as `docs/recordings.md` describes them: records of a JSON header and columns of numbers.
+"""The files of a recording: segments of Arrow, sealed into Parquet, and the digests of their bytes.
 
-A record is a mark, the length and the checksum of its payload, and the payload. The payload is the length of a JSON
-object, the object, and the bytes of the columns that it lists, one after the other.
+A segment holds rows of one stream. While it is written it is an Arrow IPC stream, `RUN.STREAM.PART.arrow`, whose
+batches can be read up to the last one that is whole: Parquet has no footer yet when a process is killed. When a segment
+is full, or its environment is closed, it becomes `RUN.STREAM.PART.parquet`. Beside each file, `FILE.sums` has a digest
+for each range of its bytes. A reader checks these before it parses anything.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import contextlib
 import dataclasses
-import json
-import math
+import hashlib
+import io
+import itertools
+import os
 import re
+import stat
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
 
-from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError
 
-__all__ = ["HEAD", "SUFFIX", "Damage", "Record", "pack_record", "read_records"]
+__all__ = ["Damage", "Loaded", "Segment", "SegmentFile", "find_segments", "load_segment"]
 
-HEAD = b"BRIDGREC" + struct.pack("<II", 1, 0)
-"""How a file begins: a name, the version of the format, and four bytes that are 0."""
-SUFFIX = ".rec"
-"""How the names of files end."""
-_MARK = b"\xa9REC"
-_FRAME = struct.Struct("<4sII")
-_LENGTH = struct.Struct("<I")
-_LARGEST = 1 << 31
-# Types of columns, as NumPy writes them.
-_DTYPE = re.compile(r"[<|][biufc][0-9]{1,2}")
-# Columns of so many bytes or more are compressed where they are of bytes, such as frames.
-_COMPRESSED = 4096
+_NAME = re.compile(r"([0-9A-Za-z]{1,32}-[0-9a-f]{1,16})\.(\d{1,9})\.(\d{1,9})\.(arrow|parquet)")
+OLD_SUFFIX = ".rec"
+_SUMS = ".sums"
+_DIGEST_BYTES = 16
+# Each group costs 6 kB in the footer and its copy, and damage costs all of a group.
+_ROW_GROUP_BYTES = 32 << 20
+_ROW_GROUP_ROWS = 1 << 16
+# A stranger's file may claim anything. Ours are far below: `Journal` ends a segment at 64 MiB and 2**20 rows.
+_LARGEST_FILE = 1 << 30
+_LARGEST_SUMS = 64 << 20
+_MOST_ROWS = 1 << 22
+_LARGEST_TABLE = 1 << 30
+_MOST_FILES = 100_000
+# Columns of few different numbers. Texts as dictionaries would let a tiny file claim a huge table.
+_DICTIONARIES = ["lane", "kind", "episode", "reward"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """A part of a file that holds no whole record."""
+    """A part of a file that cannot be used, or a file that is none of ours."""
 
     path: Path
-    offset: int
-    """Where it begins, bytes."""
-    size: int
-    """Its bytes."""
-    torn: bool
-    """Whether the file ends in it, as where the process was killed while it wrote."""
-    problem: str = ""
-    """What is wrong with a record that is whole; empty: it is none."""
+    problem: str
+    torn: bool = False
+    """True if the file ends in it, as where the process was killed while it wrote."""
 
     def __str__(self) -> str:
-        what = self.problem or ("a torn record at the end" if self.torn else "bytes that are no record")
-        return f"{self.path.name}: {what}, {self.size} bytes from byte {self.offset} on, skipped"
+        return f"{self.path.name}: {self.problem}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """One record of a file; its columns are read from there when they are asked for."""
+@dataclasses.dataclass(frozen=True, order=True)
+class SegmentFile:
+    """A segment of a folder, by the name of its file."""
 
-    path: Path
-    offset: int
-    """Where its columns begin, bytes."""
-    header: Mapping[str, Any]
-    """The JSON object."""
-    damaged: bool = False
-    """Whether the checksum does not fit, so that some of its bytes are not those that were written."""
-
-    @property
-    def type(self) -> str:
-        """What kind of record it is."""
-        return str(self.header["type"])
-
-    @property
-    def listed(self) -> Sequence[Mapping[str, Any]]:
-        """What the JSON object says of its columns."""
-        columns: Sequence[Mapping[str, Any]] = self.header.get("columns", ())
-        return columns
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of its columns."""
-        return [column["name"] for column in self.listed]
-
-    def column(self, name: str) -> Array:
-        """Read a column.
-
-        Raises:
-            RecordingError: There is none of this name, or it cannot be read.
-        """
-        offset = self.offset
-        for column in self.header.get("columns", ()):
-            if column["name"] == name:
-                return self._read(column, offset)
-            offset += column["bytes"]
-        raise RecordingError(f"{self.path.name}: a record has no column {name!r}; it has {', '.join(self.columns)}")
-
-    def _read(self, column: Mapping[str, Any], offset: int) -> Array:
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            data = file.read(column["bytes"])
-        try:
-            dtype = np.dtype(column["dtype"])
-            if column.get("compression") == "zlib":  # never more than the shape says
-                data = zlib.decompressobj().decompress(data, math.prod(column["shape"]) * dtype.itemsize + 1)
-            found: Array = np.frombuffer(data, dtype).reshape(column["shape"])
-            return found
-        except (TypeError, ValueError, zlib.error) as error:
-            raise RecordingError(f"{self.path.name}: the column {column['name']!r} cannot be read: {error}") from error
+    run: str
+    stream: int
+    part: int
+    path: Path = dataclasses.field(compare=False)
 
 
-def pack_record(header: Mapping[str, Any], columns: Mapping[str, Array] | None = None) -> bytes:
-    """Return the bytes of a record.
+def _digest(data: Any) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+class Segment:
+    """A segment that is being written. No file stays open between calls: a forked child shares nothing.
 
     Args:
-        header: What its JSON object holds besides `columns`.
-        columns: Arrays of numbers by name, each with an entry a row.
+        stem: The path without a suffix.
+        schema: The columns.
     """
-    listed, parts = [], []
-    for name, array in (columns or {}).items():
-        plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        data: bytes = plain.tobytes()
-        column = {"name": name, "dtype": plain.dtype.str, "shape": list(plain.shape)}
-        if plain.dtype.itemsize == 1 and plain.nbytes >= _COMPRESSED:
-            small = zlib.compress(data, 1)
-            if len(small) < 0.9 * len(data):
-                column["compression"], data = "zlib", small
-        listed.append({**column, "bytes": len(data)})
-        parts.append(data)
-    text = json.dumps({**header, "columns": listed} if listed else dict(header), separators=(",", ":")).encode()
-    payload = b"".join([_LENGTH.pack(len(text)), text, *parts])
-    return _FRAME.pack(_MARK, len(payload), zlib.crc32(payload)) + payload
+
+    def __init__(self, stem: Path, schema: pa.Schema) -> None:
+        self.stem = stem
+        self.path = stem.with_name(f"{stem.name}.arrow")
+        self.size = 0
+        """Bytes of the files."""
+        self.rows = 0
+        self._schema = schema
+        self._written = self._sums_written = 0
+        self._sink = io.BytesIO()
+        self._writer = pa.ipc.new_stream(self._sink, schema)
+
+    def pack(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        """Return the bytes of record batches, after those of the schema where the segment begins."""
+        for batch in batches:
+            self._writer.write_batch(batch)
+        data = self._sink.getvalue()
+        self._sink.seek(0)
+        self._sink.truncate()
+        return data
+
+    def append(self, data: bytes, rows: int) -> None:
+        """Write what `pack` returned; as far as the system allows, all of it or nothing.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        line = f"{self._written} {len(data)} {_digest(data)}\n".encode()
+        _append(self.path, data, self._written)
+        try:
+            _append(_sums_of(self.path), line, self._sums_written)
+        except OSError:
+            if not self._written:  # an empty file would be none of a recording, and in the way of the next try
+                self.delete()
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, self._written)
+            raise
+        self._written, self._sums_written = self._written + len(data), self._sums_written + len(line)
+        self.size, self.rows = self._written + self._sums_written, self.rows + rows
+
+    def seal(self) -> Path:
+        """Turn the segment into Parquet; return the path of the file. The stream goes last, so no moment lacks a file.
+
+        Raises:
+            OSError: It could not be written; the stream is still there.
+        """
+        target = self.stem.with_name(f"{self.stem.name}.parquet")
+        draft = self.stem.with_name(f"{self.stem.name}.tmp")
+        try:
+            table = pa.ipc.open_stream(self.path.read_bytes()).read_all()
+            rows = max(1, min(_ROW_GROUP_ROWS, _ROW_GROUP_BYTES * max(1, len(table)) // max(1, table.nbytes)))
+            sink = io.BytesIO()  # a file of Arrow's own stays open for a while where the disk is full
+            pq.write_table(
+                table, sink, row_group_size=rows, compression="zstd", use_dictionary=_DICTIONARIES,
+                column_encoding=dict.fromkeys(("call", "t"), "DELTA_BINARY_PACKED"), write_statistics=False,
+                data_page_size=_ROW_GROUP_BYTES,
+            )  # fmt: skip
+            data = sink.getvalue()
+            sums = _parquet_sums(data)
+            draft.write_bytes(data)
+            _sums_of(target).write_bytes(sums)
+            draft.replace(target)
+        except BaseException:
+            for path in (draft, _sums_of(target)):
+                path.unlink(missing_ok=True)
+            raise
+        self.size = len(data) + len(sums)
+        self.delete()
+        return target
+
+    def delete(self) -> None:
+        """Delete the stream, and its digests."""
+        for path in (self.path, _sums_of(self.path)):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
-def read_records(path: Path) -> Iterator[Record | Damage]:
-    """Read the records of a file in order, and what is in it that is none.
+def _sums_of(path: Path) -> Path:
+    return path.with_name(path.name + _SUMS)
 
-    A record whose checksum does not fit is given as `damaged` where it can be read all the same.
+
+def _append(path: Path, data: bytes, size: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_EXCL if not size else 0)
+    # Windows would write a carriage return before each byte 10, and has O_NOINHERIT for O_CLOEXEC.
+    for name in ("O_BINARY", "O_NOINHERIT", "O_CLOEXEC"):
+        flags |= getattr(os, name, 0)
+    file = os.open(path, flags, 0o644)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, size)
+        if not size:  # else the next try finds a file that it did not make
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise
+    finally:
+        os.close(file)
+
+
+def _parquet_sums(data: bytes) -> bytes:
+    """Return the digests of a Parquet file: a line for each row group, one for the footer, and the footer itself."""
+    cuts = [0, *_ends_of_groups(pq.read_metadata(pa.BufferReader(data))), len(data)]
+    lines = [f"{a} {b - a} {_digest(data[a:b])}" for a, b in itertools.pairwise(cuts)]
+    lines.append(f"footer {base64.b64encode(zlib.compress(data[cuts[-2] :], 9)).decode('ascii')}")
+    return "".join(f"{line}\n" for line in lines).encode("ascii")
+
+
+def _ends_of_groups(metadata: Any) -> list[int]:
+    """Return where the bytes of each row group end."""
+    ends = []
+    for group in (metadata.row_group(at) for at in range(metadata.num_row_groups)):
+        chunks = [group.column(at) for at in range(group.num_columns)]
+        starts = [
+            min(place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place is not None)
+            for chunk in chunks
+        ]
+        ends.append(max(at + chunk.total_compressed_size for at, chunk in zip(starts, chunks, strict=True)))
+    return ends
+
+
+# Reading
+
+
+def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
+    """Return the segments of a folder in order, and the files that look like a recording and are none."""
+    found: dict[tuple[str, int, int], SegmentFile] = {}
+    problems = []
+    for number, path in enumerate(sorted(folder.iterdir())):
+        if number >= _MOST_FILES:
+            problems.append(Damage(folder, f"it has more than {_MOST_FILES} files; the others are not read"))
+            break
+        match = _NAME.fullmatch(path.name)
+        if path.suffix == OLD_SUFFIX:
+            problems.append(
+                Damage(path, "a recording of format version 1, which this version does not read; read it with 0.1.0")
+            )
+        elif match is not None:
+            key = match[1], int(match[2]), int(match[3])
+            # Both are there for the moment after the Parquet was written; the stream is whole until it goes.
+            if key not in found or match[4] == "arrow":
+                found[key] = SegmentFile(*key, path)
+        elif path.suffix in (".arrow", ".parquet"):
+            problems.append(Damage(path, "its name is none of a recording's, RUN.STREAM.PART.parquet"))
+    return sorted(found.values()), problems
+
+
+@dataclasses.dataclass
+class Loaded:
+    """The readable part of a file."""
+
+    schema: pa.Schema
+    tables: list[pa.Table]
+    """Its rows; what is damaged is left out."""
+    damage: list[Damage]
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Read a regular file of a limited size; raises RecordingError where it is none, OSError where it cannot be."""
+    # A FIFO or a device may never end, and opening one may wait for ever.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise RecordingError("it is no regular file")
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise RecordingError(f"it has more than {most} bytes, which no recording has")
+    return data
+
+
+def load_segment(path: Path, columns: Sequence[str] | None = None) -> Loaded:
+    """Read a segment: check the digests, and parse what they fit.
+
+    Args:
+        path: The file.
+        columns: Which, of those that it has; None: all.
 
     Raises:
-        RecordingError: The file is no recording.
+        RecordingError: Nothing of it can be read.
     """
-    data = path.read_bytes()
-    if data[: len(HEAD)] != HEAD:
-        if HEAD.startswith(data):  # killed while it began
-            return
-        raise RecordingError(f"expected {path} to be a recording of format version 1, which begins with {HEAD!r}")
-    at = len(HEAD)
-    while at < len(data):
-        record, end = _read_record(path, data, at)
-        if record is None:
-            following = data.find(_MARK, at + 1)
-            end = len(data) if following < 0 else following
-            yield Damage(path, at, end - at, following < 0)
-        else:
-            yield record
-        at = end
-
-
-def _read_record(path: Path, data: bytes, at: int) -> tuple[Record | None, int]:
-    """Return the record that begins here and where it ends; None: there is none."""
-    if len(data) - at < _FRAME.size:
-        return None, at
-    mark, length, checksum = _FRAME.unpack_from(data, at)
-    start = at + _FRAME.size
-    if mark != _MARK or not _LENGTH.size <= length <= min(_LARGEST, len(data) - start):
-        return None, at
-    payload = memoryview(data)[start : start + length]
-    (size,) = _LENGTH.unpack_from(payload)
     try:
-        header = json.loads(bytes(payload[_LENGTH.size : _LENGTH.size + size]))
-        listed = sum(column["bytes"] for column in header.get("columns", ()))
-        fields = [(column["name"], column["dtype"], [*column["shape"]]) for column in header.get("columns", ())]
-        # NumPy knows more names of types than are written, and warns of some.
-        whole = all(isinstance(name, str) and _DTYPE.fullmatch(dtype) for name, dtype, _ in fields)
-        whole &= isinstance(header["type"], str) and _LENGTH.size + size + listed == length
-        whole &= all(isinstance(side, int) and side >= 0 for _, _, shape in fields for side in shape)
-        whole &= all(isinstance(column["bytes"], int) and column["bytes"] >= 0 for column in header.get("columns", ()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None, at
-    if not whole:
-        return None, at
-    return Record(path, start + _LENGTH.size + size, header, zlib.crc32(payload) != checksum), start + length
+        data = _read(path, _LARGEST_FILE)
+        sums = _read(_sums_of(path), _LARGEST_SUMS).decode("ascii", "replace")
+    except OSError as error:
+        raise RecordingError(f"it cannot be read: {error.strerror}: {Path(str(error.filename)).name}") from error
+    ranges, footer, damage = _check(path, data, sums)
+    try:
+        if path.suffix == ".arrow":
+            return _load_arrow(data, ranges, columns, damage)
+        return _load_parquet(data, ranges, footer, columns, damage)
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+    ) as error:
+        raise RecordingError(f"it cannot be read: {str(error).partition(chr(10))[0]:.200}") from error
+
+
+def _check(path: Path, data: bytes, sums: str) -> tuple[list[tuple[int, int, bool]], bytes | None, list[Damage]]:
+    """Hold the bytes of a file against its digests.
+
+    Returns:
+        Each range from and up to, and whether it is whole; the copy of a Parquet's footer; and the damage.
+    """
+    ranges: list[tuple[int, int, bool]] = []
+    damage: list[Damage] = []
+    footer, at, newest = None, 0, ""
+    for line in sums.splitlines(keepends=True):
+        fields = line.split()
+        if len(fields) == 2 and fields[0] == "footer":
+            with contextlib.suppress(binascii.Error, ValueError, zlib.error):
+                footer = zlib.decompressobj().decompress(base64.b64decode(fields[1], validate=True), _LARGEST_SUMS)
+            continue
+        sound = len(fields) == 3 and fields[0].isdecimal() and fields[1].isdecimal() and len(fields[1]) < 12
+        if not sound or int(fields[0]) != at or not line.endswith("\n"):
+            damage.append(Damage(path, f"the digests from byte {at} on cannot be read"))
+            break
+        start, at = at, at + int(fields[1])
+        newest = fields[2]
+        whole = at <= len(data) and _digest(data[start:at]) == newest
+        ranges.append((start, at, whole))
+        if not whole:
+            damage.append(Damage(path, f"bytes {start} to {at} are not those that were written"))
+    if len(data) > at:
+        damage.append(Damage(path, f"{len(data) - at} bytes from byte {at} on have no digest", torn=True))
+    if path.suffix == ".parquet" and (footer is None or _digest(footer) != newest):
+        footer = None
+        damage.append(Damage(path, "the copy of the footer beside the digests is damaged"))
+    return ranges, footer, damage
+
+
+def _load_arrow(
+    data: bytes, ranges: list[tuple[int, int, bool]], columns: Sequence[str] | None, damage: list[Damage]
+) -> Loaded:
+    if not ranges or not ranges[0][2]:
+        raise RecordingError("its beginning, which says what the columns are, is damaged")
+    # The schema is the first message: a stream of it and of a later range is a stream as well.
+    source = pa.BufferReader(data)
+    schema = pa.ipc.read_schema(source)
+    head = data[: source.tell()]
+    tables = []
+    for start, stop, whole in ranges:
+        if whole:
+            part = data[start:stop] if start == 0 else head + data[start:stop]
+            table = _read_stream(part)
+            tables.append(table if columns is None else table.select([n for n in schema.names if n in columns]))
+    return Loaded(schema, tables, damage)
+
+
+def _read_stream(data: bytes) -> pa.Table:
+    """Read record batches; ours are not compressed, so that they are parts of these bytes and take no memory."""
+    if any(_is_compressed(bytes(message.metadata)) for message in pa.ipc.MessageReader.open_stream(data)):
+        raise RecordingError("its batches are compressed, which ours are not")
+    batches = list(pa.ipc.open_stream(data))
+    for batch in batches:
+        batch.validate(full=True)
+    return pa.Table.from_batches(batches)
+
+
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Return whether an Arrow message has compressed buffers, without decompressing them: pyarrow does not tell.
+
+    It is a table of FlatBuffers, which pyarrow has verified: `Message` of Arrow's format/Message.fbs.
+    """
+
+    def field(table: int, number: int) -> int:
+        """Return where a field of a table is; 0: it is not there."""
+        vtable = table - struct.unpack_from("<i", message, table)[0]
+        (size,) = struct.unpack_from("<H", message, vtable)
+        (offset,) = struct.unpack_from("<H", message, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
+        return table + offset if offset else 0
+
+    def pointed(at: int) -> int:
+        return int(at + struct.unpack_from("<I", message, at)[0])
+
+    root = pointed(0)
+    kind, header = field(root, 1), field(root, 2)
+    if not kind or not header or message[kind] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
+        return False
+    batch = pointed(header)
+    if message[kind] == _DICTIONARY_BATCH:
+        batch = pointed(field(batch, 1))
+    return field(batch, 3) != 0  # `compression` of RecordBatch
+
+
+def _load_parquet(
+    data: bytes,
+    ranges: list[tuple[int, int, bool]],
+    footer: bytes | None,
+    columns: Sequence[str] | None,
+    damage: list[Damage],
+) -> Loaded:
+    if not ranges:
+        raise RecordingError("it has no digests")
+    last = ranges[-1]
+    found = data[last[0] : last[1]] if last[2] else footer
+    if found is None:
+        raise RecordingError("its footer is damaged, and so is the copy of it")
+    metadata = pq.read_metadata(pa.BufferReader(found))
+    ends = _ends_of_groups(metadata)
+    if ends != [stop for _, stop, _ in ranges[:-1]]:
+        raise RecordingError("its footer is not the one of its digests")
+    if metadata.num_rows > _MOST_ROWS:
+        raise RecordingError(f"it claims {metadata.num_rows} rows, more than any recording has in a file")
+    _check_pages(data, metadata)
+    file = pq.ParquetFile(pa.BufferReader(data), metadata=metadata)
+    schema = file.schema_arrow
+    columns = None if columns is None else [name for name in schema.names if name in columns]
+    whole = [at for at, (_, _, sound) in enumerate(ranges[:-1]) if sound]
+    tables = [file.read_row_group(at, columns=columns, use_threads=False) for at in whole]
+    return Loaded(schema, tables, damage)
+
+
+# Pages of Parquet, `PageHeader` and its parts in parquet.thrift: types, and encodings of values
+_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+_DICTIONARY_ENCODINGS = (2, 8)
+# Plain, runs, and differences of integers. Others repeat the bytes of values, without a bound.
+_ENCODINGS = (0, 3, 5)
+_BYTES_OF_VALUE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
+
+
+def _check_pages(data: bytes, metadata: Any) -> None:
+    """Raise RecordingError where the pages of a file would take more memory than a recording's.
+
+    The footer's sizes are what a stranger says. A reader unpacks as much as the header of each page tells it to, so
+    these are added up before it does.
+    """
+    held = 0  # bytes
+    for group in (metadata.row_group(at) for at in range(metadata.num_row_groups)):
+        for chunk in (group.column(at) for at in range(group.num_columns)):
+            at = min(filter(None, (chunk.data_page_offset, chunk.dictionary_page_offset)))
+            end, name = at + chunk.total_compressed_size, chunk.path_in_schema
+            while at < end:
+                header, at = _read_struct(data, at)
+                kind, unpacked, packed = header[1], header[2], header[3]
+                told = header[5] if kind == _DATA_PAGE else header[7] if kind == _DICTIONARY_PAGE else None
+                if told is None or packed < 0 or unpacked < 0 or told[1] < 0:
+                    raise RecordingError(f"a page of its column {name!r:.60} is of a kind that ours are not")
+                size = _BYTES_OF_VALUE.get(chunk.physical_type)
+                texts = chunk.physical_type == "BYTE_ARRAY"
+                if size is None or told[2] not in (*_ENCODINGS, *(() if texts else _DICTIONARY_ENCODINGS)):
+                    raise RecordingError(f"its column {name!r:.60} is encoded as none of ours is")
+                # A run takes a few bytes for any number of values.
+                held, at = held + unpacked + size * told[1], at + packed
+            if at != end:
+                raise RecordingError(f"the pages of its column {name!r:.60} do not fit its footer")
+    if held > _LARGEST_TABLE:
+        raise RecordingError(f"its pages take {held} bytes of memory, more than those of any recording")
+
+
+def _read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """Read a struct of Thrift's compact protocol, of integers, flags and structs, as those of our pages are.
+
+    Returns:
+        Its fields by their numbers, and where it ends.
+    """
+    found: dict[int, Any] = {}
+    number = 0
+    while data[at]:
+        kind, step, at = data[at] & 15, data[at] >> 4, at + 1
+        if not step:
+            raise RecordingError("a header of its pages is none of a recording's")
+        number += step
+        if kind in (1, 2):  # true, false
+            found[number] = kind == 1
+        elif kind in (4, 5, 6):  # integers of 16, 32 and 64 bits
+            value = shift = 0
+            while True:
+                value |= (data[at] & 127) << shift
+                shift, at = shift + 7, at + 1
+                if data[at - 1] < 128 or shift > 63:
+                    break
+            found[number] = value >> 1 ^ -(value & 1)
+        elif kind == 12:  # a struct
+            found[number], at = _read_struct(data, at)
+        else:
+            raise RecordingError("a header of its pages is none of a recording's")
+    return found, at + 1
+
+
+def segments_of(path: Path) -> Iterator[SegmentFile]:
+    """Return the segment that a path is; nothing where its name is none of a segment."""
+    match = _NAME.fullmatch(path.name)
+    if match is not None:
+        yield SegmentFile(match[1], int(match[2]), int(match[3]), path)

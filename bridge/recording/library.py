@@ -49,7 +49,9 @@ class Library:
         return {"episodes": self._episodes, "reading": self._process is not None, "problem": self._problem}
 
     def _start(self, now: float) -> None:
-        if not any(self._folder.glob("*.rec")):  # nothing has been recorded yet
+        if not any(self._folder.glob("*.arrow")) and not any(
+            self._folder.glob("*.parquet")
+        ):  # nothing has been recorded yet
             self._episodes = []
             self._end(now, "")
             return

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from bridge.errors import RecordingError, SettingError
-from bridge.recording.episodes import lane_sample, observed_rows
+from bridge.facade.serve import serve_gym
+from bridge.recording.episodes import observed_rows
 from bridge.recording.reader import Episode, open_episode
-from bridge.server.serve import serve_gym
 from bridge.server.server import Server
 
 __all__ = ["LARGEST_SPEED", "EpisodeEnv", "begun", "serve_episode"]
@@ -34,6 +34,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             recording names.
         render_mode: `rgb_array` for its pictures.
         loop: Whether the episode ends, so that it begins again; False: its end is shown until somebody seeks or plays.
+        allow_calls: As for `Replay`.
 
     Raises:
         RecordingError: The episode was recorded without observations and cannot be replayed.
@@ -42,8 +43,15 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 - Gymnasium's own
 
     def __init__(
-        self, episode: Episode | str, env: Any = None, render_mode: str | None = None, *, loop: bool = True
+        self,
+        episode: Episode | str,
+        env: Any = None,
+        render_mode: str | None = None,
+        *,
+        loop: bool = True,
+        allow_calls: bool = False,
     ) -> None:
+        self._allow_calls = allow_calls
         self._episode = episode if isinstance(episode, Episode) else open_episode(episode)
         self._env = env
         self._loop = loop
@@ -53,7 +61,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Discrete(1)
         self.metadata = {**self.metadata, "render_fps": stream.header.get("fps") or 30}
         self.paused = False
-        """Whether steps stand still."""
+        """True if steps stand still."""
         self.position = 0
         """The step of the episode that is shown, 0 for its first observation."""
         self.length = self._episode.length
@@ -154,14 +162,21 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         return float(np.sum(rewards))
 
     def _info(self) -> dict[str, Any]:
-        stream, row = self._episode.stream, int(self._episode.rows[self.position])
-        by = next(iter(stream.players(row, row + 1, self._episode.lane)), "") if self.position else ""
+        stream, rows = self._episode.stream, self._episode.own
+        now = rows[stream.column("t")[rows] == self.position]
+        by = stream.players(now[:1])[0] if self.position and len(now) else ""
         return {"episode_id": self._episode.id, "position": self.position, "paused": self.paused, "by": by}
 
     def _go(self, position: int) -> None:
         """Show a step; going back begins anew."""
         if self._rows is None or position < self.position or self._next == 0:
-            self._rows = observed_rows(self._episode, self._env, frames=self.render_mode == "rgb_array", check=False)
+            self._rows = observed_rows(
+                self._episode,
+                self._env,
+                frames=self.render_mode == "rgb_array",
+                check=False,
+                allow_calls=self._allow_calls,
+            )
             self._next = 0
         while self._next <= position:
             row, observation, frame = next(self._rows)
@@ -175,8 +190,6 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         stream = self._episode.stream
         if stream.kind == "agents":
             return observation.get(stream.agents[0], self._observation)
-        if stream.kind == "lanes":
-            return lane_sample(self.observation_space, observation, stream.lanes, self._episode.lane)
         return observation
 
     def render(self) -> Any:
@@ -193,14 +206,16 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             close()
 
 
-def begun(episode: Episode, env: Any, render_mode: str | None, *, loop: bool = True) -> EpisodeEnv:
+def begun(
+    episode: Episode, env: Any, render_mode: str | None, *, loop: bool = True, allow_calls: bool = False
+) -> EpisodeEnv:
     """Return an `EpisodeEnv` that shows the first observation, and has its picture.
 
     Raises:
         RecordingError: The episode cannot be shown, or not drawn.
         SettingError: Its environment cannot be made.
     """
-    made = EpisodeEnv(episode, env, render_mode, loop=loop)
+    made = EpisodeEnv(episode, env, render_mode, loop=loop, allow_calls=allow_calls)
     try:
         made.reset()
         if render_mode is not None:
@@ -212,7 +227,13 @@ def begun(episode: Episode, env: Any, render_mode: str | None, *, loop: bool = T
 
 
 def serve_episode(
-    episode: Episode | str, env: Any = None, *, fps: float | None = None, frames: bool | None = None, **keywords: Any
+    episode: Episode | str,
+    env: Any = None,
+    *,
+    fps: float | None = None,
+    frames: bool | None = None,
+    allow_calls: bool = False,
+    **keywords: Any,
 ) -> Server:
     """Publish a recorded episode as a real-time world that people watch.
 
@@ -221,6 +242,7 @@ def serve_episode(
         env: As for `EpisodeEnv`.
         fps: Frames a second at speed 1; None: as recorded, or 30.
         frames: Whether it has pictures; None: where it can.
+        allow_calls: As for `Replay`.
         keywords: Those of `serve_gym`.
 
     Raises:
@@ -230,16 +252,16 @@ def serve_episode(
     found = episode if isinstance(episode, Episode) else open_episode(episode)
     mode = None if frames is False else "rgb_array"
     try:
-        begun(found, env, mode).close()
+        begun(found, env, mode, allow_calls=allow_calls).close()
     except (RecordingError, SettingError):
         if frames or mode is None:
             raise
         mode = None  # it cannot be drawn
-        begun(found, env, None).close()
+        begun(found, env, None, allow_calls=allow_calls).close()
     rate = fps or float(found.stream.header.get("fps") or 30)
 
     def make(render_mode: str | None = None) -> EpisodeEnv:
         """Make the environment; a client's render mode changes nothing."""
-        return EpisodeEnv(found, env, mode)
+        return EpisodeEnv(found, env, mode, allow_calls=allow_calls)
 
     return serve_gym(make, fps=rate, **keywords)

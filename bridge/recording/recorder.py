@@ -15,28 +15,28 @@ from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.space_json import space_to_json
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
+from bridge.facade.record import Recording
 from bridge.gymnasium_versions import BatchWrapper
-from bridge.recording.columns import Kind, Row
-from bridge.recording.encoders import Encoder
-from bridge.recording.facts import facts_of
+from bridge.recording.facts import facts_of, kept_by
+from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.tape import Tape, size_of
-from bridge.recording.writer import Journal, RecordOptions
+from bridge.recording.writer import Journal
 from bridge.worlds.realtime.clocked_world import kept
 
 __all__ = ["Recorder"]
 
 
 _OF_VECTORS = ("num_envs", "vectorization_mode", "vector_kwargs")
-"""What the spec of a vector environment has besides the arguments of one environment."""
+"""The keywords in the spec of a vector environment beside those of one environment."""
 
 
 class _Slot:
-    """What is known of a slot."""
+    """The state of a slot."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.running = False
-        """Whether it is in an episode."""
+        """True if it is in an episode."""
         self.seed: int | None = None
         self.options: Any = None
 
@@ -82,7 +82,7 @@ class Recorder(BatchWrapper):
         if not isinstance(base, RemoteVectorEnv):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
-        self._journal = Journal(folder, RecordOptions(observations, max_bytes=max_bytes))
+        self._journal = Journal(Recording(folder, observations, max_bytes=max_bytes))
         self._player = player
         self._bare = env.observation_space if env is base else None
         self._same_step = env is not base and env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
@@ -98,12 +98,12 @@ class Recorder(BatchWrapper):
         pair = (base.single_observation_space, base.single_action_space)
         made_by = {"env_id": world.env_id or "", "title": world.env_id or "remote", "entry_point": "", "kwargs": kwargs}
         facts = facts_of(self._journal.run, self._journal.number(), "env", pair, made_by)
-        facts.update(versions={}, recorded_by="client", observations=self._journal.options.observations)
+        facts.update(versions={}, recorded_by="client", **kept_by(self._journal))
         if world.fps is not None:
             facts["fps"] = world.fps
         if world.reward_space is not None:
             facts["reward_space"] = space_to_json(world.reward_space)
-        return Tape(self._journal, Encoder(facts, pair, None, world.reward_space, self._journal.options.observations))
+        return Tape(self._journal, Encoder(facts))
 
     @property
     def run(self) -> str:

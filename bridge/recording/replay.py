@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,25 +16,38 @@ from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from bridge.encoding import values
-from bridge.encoding.properties import read_encoded
-from bridge.encoding.space_json import space_from_json
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
-from bridge.recording.columns import Kind, hash_of
 from bridge.recording.facts import package_versions
 from bridge.recording.reader import Episode, Stream, open_episode
+from bridge.recording.rows import Encoder, Kind, Row
+from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.local import adopt
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.realtime.clocked_world import kept
-from bridge.worlds.rewards import Rewards
-from bridge.worlds.source import EnvRecipe, WorldRequest
+from bridge.worlds.source import EnvRecipe, WorldSettings
 from bridge.worlds.timed import TimeAction
 
-__all__ = ["Comparison", "Replay", "ReplayedRow", "Verification", "replayed_from", "verify", "verify_stream"]
+__all__ = [
+    "Comparison",
+    "Replay",
+    "Verification",
+    "env_for",
+    "refuse_calls",
+    "replayed_from",
+    "verify",
+    "verify_stream",
+]
+
+_AT_ONCE = 512
+"""Calls that are read, and compared, at once."""
 
 T = TypeVar("T")
 
@@ -59,65 +73,51 @@ def _now(coroutine: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayedRow:
-    """What a reset or a step of the replayed environment gave."""
-
-    row: int
-    observation: Any = None
-    """Of the environment, a batch of lanes, or a dict by agent."""
-    reward: Any = 0.0
-    terminated: Any = False
-    truncated: Any = False
-    alive: Any = ()
-    info: Any = None
-    error: str = ""
-    """What the environment raised; empty: nothing."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Verification:
-    """What came of a comparison."""
+    """The result of a comparison."""
 
     episode: str
     rows: int
     """How many resets and steps were compared."""
     difference: str = ""
-    """What differs first, with the step; empty: nothing."""
+    """The first difference, with its step; empty: there is none."""
     step: int | None = None
     """The step of the episode at which it differs, 0 for its first observation; negative: before the episode."""
-    damage: str = ""
-    """What of the recording is damaged; empty: nothing."""
     versions: str = ""
     """Which packages have other versions than when it was recorded."""
 
     @property
     def ok(self) -> bool:
-        """Whether the recording is what the environment does."""
-        return not self.difference and not self.damage
+        """True if the recording is what the environment does."""
+        return not self.difference
 
     def __str__(self) -> str:
         if self.ok:
             return f"{self.episode}: verified, {self.rows} rows are the same"
-        parts = [part for part in (self.difference, self.damage, self.versions) if part]
+        parts = [part for part in (self.difference, self.versions) if part]
         return f"{self.episode}: {'; '.join(parts)}"
 
 
 class Replay:
-    """An environment that goes through what was recorded, row by row.
+    """An environment that goes through what was recorded, call by call.
 
     Args:
         stream: What was recorded.
         env: What makes the environment, as for `serve_gym` or `serve_parallel`; None: the id that the recording names,
             which must be registered here.
         render_mode: Replaces the recorded render mode; None: as recorded.
+        allow_calls: Make the recorded calls of methods, and set attributes, too. They may do anything that the
+            environment's methods can do, so this is for recordings whose origin is known.
 
     Raises:
         SettingError: The environment is not registered here, or cannot be made.
     """
 
-    def __init__(self, stream: Stream, env: Any = None, render_mode: str | None = None) -> None:
+    def __init__(
+        self, stream: Stream, env: Any = None, render_mode: str | None = None, *, allow_calls: bool = False
+    ) -> None:
         self.stream = stream
-        kwargs = _kwargs(stream)
+        kwargs = kwargs_of(stream)
         if render_mode is not None:
             kwargs["render_mode"] = render_mode
         make = _maker(stream, env, kwargs)
@@ -125,53 +125,90 @@ class Replay:
             self.env: Environment = _now(adopt(make, _Inline()))
         except RequestError as error:
             raise SettingError(f"the environment of the recording cannot be made: {error.message}") from error
-        self._calls = stream.calls()
+        self._allow_calls = allow_calls
         self._ids = {str(agent): agent for agent in self.env.facts.agents}
 
-    def rows(self, start: int, stop: int) -> Iterator[ReplayedRow]:
-        """Reset and step as the rows from `start` up to `stop` say, and yield what comes of each.
+    def calls(self, start: int, stop: int) -> Iterator[tuple[int, Row]]:
+        """Reset and step as the calls from `start` up to `stop` say; yield the number and the outcome of each.
 
         Raises:
-            RecordingError: An action cannot be read.
+            RecordingError: An action cannot be read, or methods were called and `allow_calls` is not set.
         """
-        for row in sorted(self._calls):
-            if row < start:
-                self._call(row)
-        actions = self.stream.samples("action", start, stop)
-        kinds = self.stream.column("kind")
-        for row, action in zip(range(start, stop), actions, strict=True):
-            self._call(row)
-            yield self._do(row, int(kinds[row - self.stream.first]), action)
+        refuse_calls(self.stream, stop, self._allow_calls)
+        for call in sorted(self.stream.calls):
+            if call < start:
+                self._make_calls(call)
+        numbers, kinds = self.stream.column("call"), self.stream.column("kind")
+        for first in range(start, stop, _AT_ONCE):
+            bounds = np.searchsorted(numbers, [first, min(first + _AT_ONCE, stop)])
+            rows = np.arange(*bounds)
+            rows = rows[kinds[rows] < Kind.LOST]
+            samples = self.stream.samples("action", rows)
+            cuts = np.flatnonzero(np.diff(numbers[rows])) + 1
+            for part in np.split(np.arange(len(rows)), cuts):
+                if len(part):
+                    call = int(numbers[rows[part[0]]])
+                    self._make_calls(call)
+                    yield call, self._do(call, rows[part], [samples[at] for at in part])
 
-    def _call(self, row: int) -> None:
-        """Make the calls that were made before a row."""
-        for kind, data in self._calls.get(row, ()):
+    def _make_calls(self, call: int) -> None:
+        """Make the calls of methods that were made before a call."""
+        for kind, data in self.stream.calls.get(call, ()):
             try:
                 if kind == "call":
                     _now(self.env.call(bridge_pb2.CallRequest.FromString(data)))
                 else:
                     _now(self.env.answer_property(properties_pb2.PropertyRequest.FromString(data)))
-            except RequestError:  # as when it was recorded, which no row tells
+            except (RequestError, DecodeError):  # as when it was recorded, which no row tells
                 continue
 
-    def _do(self, row: int, kind: int, action: Any) -> ReplayedRow:
-        agents = self.stream.kind == "agents"
+    def _do(self, call: int, rows: Array, actions: list[Any]) -> Row:
+        reset = self.stream.resets.get(call)
         try:
-            if kind in (Kind.RESET, Kind.FAILED_RESET):
-                reset = self.stream.resets[row]
+            if reset is not None:
                 observation, info, *alive = _now(self.env.reset(seed=kept(reset.seed), options=kept(reset.options)))
-                if agents:
-                    return ReplayedRow(row, _named(observation), {}, {}, {}, [str(one) for one in alive[0]], info)
-                return ReplayedRow(row, observation, info=info)
-            if agents:
-                action = {self._ids[name]: part for name, part in action.items()}
-            observation, reward, terminated, truncated, info, *alive = _now(self.env.step(action))
+                row = Row(
+                    Kind.RESET,
+                    0.0,
+                    observation=kept(observation),
+                    info=kept(info),
+                    seed=reset.seed,
+                    options=reset.options,
+                )
+            else:
+                result = _now(self.env.step(self._action(rows, actions)))
+                *told, info = (kept(part) for part in result[:5])
+                row, alive = Row(Kind.STEP, 0.0, "", None, *told)._replace(info=info), list(result[5:])
         except RequestError as error:
-            return ReplayedRow(row, error=error.message)
-        if agents:
-            seen, *rest = (_named(part) for part in (observation, reward, terminated, truncated))
-            return ReplayedRow(row, seen, rest[0], rest[1], rest[2], [str(one) for one in alive[0]], info)
-        return ReplayedRow(row, observation, reward, terminated, truncated, (), info)
+            kind = Kind.FAILED_STEP if reset is None else Kind.FAILED_RESET
+            row = Row(kind, 0.0, error=error.message, options=None if reset is None else reset.options)
+            alive = [()]
+        if self.stream.kind != "agents":
+            return row._replace(action=None)
+        named: dict[str, Any] = {
+            name: _named(getattr(row, name) or {}) for name in ("observation", "reward", "terminated", "truncated")
+        }
+        acted = {self.stream.agents[lane]: action for lane, action in self._by_lane(rows, actions)}
+        return row._replace(action=acted, alive=[str(agent) for agent in alive[0]], **named)
+
+    def _by_lane(self, rows: Array, actions: list[Any]) -> Iterator[tuple[int, Any]]:
+        lanes = self.stream.column("lane")[rows].tolist()
+        return ((lane, action) for lane, action in zip(lanes, actions, strict=True) if action is not None)
+
+    def _action(self, rows: Array, actions: list[Any]) -> Any:
+        """Return the action of a step; a lane that began anew in it takes none, and is given any."""
+        given = dict(self._by_lane(rows, actions))
+        if self.stream.kind == "agents":
+            return {self._ids[self.stream.agents[lane]]: action for lane, action in given.items()}
+        space = self.stream.spaces[0][1]
+        if not given and self.stream.kind == "env":
+            raise RecordingError(f"the recording {self.stream.run} has a step without an action")
+        if self.stream.kind == "env":
+            return given.popitem()[1]
+        neutral: Any = None if len(given) == self.stream.lanes else neutral_action(space)
+        every = [given.get(lane, neutral) for lane in range(self.stream.lanes)]
+        empty: Any = create_empty_array(space, self.stream.lanes)
+        return concatenate(space, every, empty)
 
     def frame(self, lane: int = 0) -> Any:
         """Return what `render` gives now, of a lane.
@@ -179,13 +216,10 @@ class Replay:
         Raises:
             RecordingError: It gives no picture.
         """
-        request = properties_pb2.PropertyRequest()
-        request.read_property.key = "world.frame"
         try:
-            frames = read_encoded(_now(self.env.answer_property(request)).read_property.value)
+            (frame,) = _now(self.env.render([lane if self.stream.kind == "lanes" else 0]))
         except RequestError as error:
             raise RecordingError(f"{self.stream.title} gives no frames: {error.message}") from error
-        frame = frames[lane] if self.stream.kind == "lanes" else frames[0]
         if not isinstance(frame, np.ndarray):
             raise RecordingError(f"{self.stream.title} renders {type(frame).__name__}, which is no picture")
         return frame
@@ -201,7 +235,8 @@ class Replay:
         self.close()
 
 
-def _kwargs(stream: Stream) -> dict[str, Any]:
+def kwargs_of(stream: Stream) -> dict[str, Any]:
+    """Return the keywords that the environment was made with; an error where they are not to be had."""
     if "kwargs" not in stream.header:
         why = stream.header.get("unknown_kwargs", "")
         raise SettingError(f"the keywords that the environment was made with were not recorded: {why}")
@@ -234,11 +269,16 @@ def _maker(stream: Stream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any
     if callable(env) and stream.kind == "lanes" and mode == "sync" and header.get("num_envs", 1) == 1:
         count = 1  # the callable makes the vector itself
     ids = recipe.env_ids
-    return partial(recipe.make_env, WorldRequest(ids[0] if ids else None, count, mode, kwargs))
+    return partial(recipe.make_env, WorldSettings(ids[0] if ids else None, count, mode, kwargs))
+
+
+def env_for(stream: Stream, env: Any) -> Any:
+    """Return what makes the environment of one of several streams: its own id where that is registered, else `env`."""
+    return None if _registered(stream) else env
 
 
 def _registered(stream: Stream) -> bool:
-    """Whether the environment's id is registered here, for what it was registered for there."""
+    """Return whether the environment's id is registered here, for what it was registered for there."""
     spec = gymnasium.registry.get(str(stream.header.get("env_id")))
     return spec is not None and stream.header.get("entry_point") in ("", str(spec.entry_point))
 
@@ -274,12 +314,23 @@ def _named(part: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(agent): value for agent, value in part.items()}
 
 
-def verify(episode: Episode | str | Path, env: Any = None) -> Verification:
-    """Make the environment of an episode again, replay it, and hold what comes against what was recorded.
+def refuse_calls(stream: Stream, stop: int, allow_calls: bool) -> None:
+    """Raise RecordingError where methods were called before a call, and that is not allowed."""
+    count = sum(len(calls) for call, calls in stream.calls.items() if call < stop)
+    if count and not allow_calls:
+        raise RecordingError(
+            f"{stream.run}-{stream.number} cannot be replayed: {count} calls of methods and attributes were recorded, "
+            "which would run here; if you trust the recording, allow them: --allow-calls, allow_calls=True"
+        )
+
+
+def verify(episode: Episode | str | Path, env: Any = None, *, allow_calls: bool = False) -> Verification:
+    """Make the environment of an episode again, replay it, and compare the outcome with the recording.
 
     Args:
         episode: An episode, or `FOLDER/ID`.
         env: As for `Replay`.
+        allow_calls: As for `Replay`.
 
     Returns:
         What was compared, and the first difference.
@@ -289,21 +340,24 @@ def verify(episode: Episode | str | Path, env: Any = None) -> Verification:
         SettingError: Its environment cannot be made.
     """
     found = episode if isinstance(episode, Episode) else open_episode(episode)
-    done = _verify_from(found, replayed_from(found), env)
-    again = found.stream.whole_from(found.start)
-    if done.difference and again is not None and again < replayed_from(found):
+    stream, start = found.stream, replayed_from(found)
+    done = _judged(found, start, _differences(stream, env, allow_calls, start, found.stop))
+    if done.difference and start and stream.is_whole_until(found.start):
         # An environment may have more in it than its reset sets back, such as a count of its episodes.
-        second = _verify_from(found, again, env)
-        return second if not second.difference else done
+        again = _judged(found, start, _differences(stream, env, allow_calls, 0, found.stop))
+        return again if again.ok else done
     return done
 
 
-def verify_stream(stream: Stream, env: Any = None) -> Iterator[Verification | RecordingError]:
+def verify_stream(
+    stream: Stream, env: Any = None, *, allow_calls: bool = False
+) -> Iterator[Verification | RecordingError]:
     """Verify every episode of a stream in one pass, in the order of their beginnings.
 
     Args:
         stream: What was recorded.
         env: As for `Replay`.
+        allow_calls: As for `Replay`.
 
     Yields:
         For each episode what came of the comparison, or why it cannot be verified.
@@ -311,66 +365,65 @@ def verify_stream(stream: Stream, env: Any = None) -> Iterator[Verification | Re
     Raises:
         SettingError: The environment cannot be made.
     """
-    differences = _differences(stream, env)
+    last = int(stream.column("call")[-1]) + 1
+    if not allow_calls:
+        last = min([last, *stream.calls])
+    differences = _differences(stream, env, allow_calls, 0, last)
     for episode in stream.episodes():
         try:
             start = replayed_from(episode)
+            refuse_calls(stream, episode.stop, allow_calls)
         except RecordingError as error:
             yield error
-            continue
-        row = next((row for row in range(start, episode.stop) if row in differences), None)
-        if row is None:
-            yield Verification(episode.id, episode.stop - start, damage=_damage(episode))
         else:
-            where = f"{_where(episode, row)}: {differences[row]}"
-            step = episode.step_of(row)
-            yield Verification(episode.id, row + 1 - start, where, step, _damage(episode), _versions(stream))
+            yield _judged(episode, start, differences)
 
 
-def _differences(stream: Stream, env: Any) -> dict[int, str]:
-    """Replay a whole stream; return what differs, by row: the first row after each seeded reset that does."""
-    seeded = sorted(
-        row
-        for row, reset in stream.resets.items()
-        if reset.seeds(stream.lanes) and int(stream.column("kind")[row - stream.first]) == Kind.RESET
-    )
-    ends = sorted({at for at, _ in stream.gaps} | {stream.stop})
+def _differences(stream: Stream, env: Any, allow_calls: bool, begin: int, last: int) -> dict[int, str]:
+    """Replay a stream; return the first difference after each seeded reset, by the number of the call.
+
+    Args:
+        stream: What was recorded.
+        env: As for `Replay`.
+        allow_calls: As for `Replay`.
+        begin: The call from which on seeded resets count.
+        last: The call before which it ends.
+    """
+    ends = sorted({at for at, _ in stream.gaps} | {last})
     found: dict[int, str] = {}
-    done = stream.first
-    for start in seeded:
+    seeded, done = [call for call in stream.seeded if begin <= call < last], -1
+    for at, start in enumerate(seeded):
         if start < done:
             continue  # the pass that is over came through it
         done = next(end for end in ends if end > start)
-        compare, lost = Comparison(stream, start, done), False
-        with Replay(stream, env) as replay:
-            for row in replay.rows(start, done):
-                lost = lost and row.row not in seeded
-                text = compare(row)
-                if text and not lost:
-                    found[row.row], lost = text, True
+        stops = [call for call in seeded[at + 1 :] if call < done]
+        with Replay(stream, env, allow_calls=allow_calls) as replay:
+            compare, first = Comparison(stream), start
+            replayed = replay.calls(start, done)
+            for stop in [*stops, done]:
+                difference = compare.all(replayed, stop - first)
+                if difference is not None:
+                    found[difference[0]] = difference[1]
+                first = stop
     return found
 
 
-def _verify_from(episode: Episode, start: int, env: Any) -> Verification:
-    """Replay an episode from an earlier row on."""
-    stream, compared = episode.stream, 0
-    compare = Comparison(stream, start, episode.stop)
-    with Replay(stream, env) as replay:
-        for row in replay.rows(start, episode.stop):
-            compared += 1
-            text = compare(row)
-            if text:
-                step = episode.step_of(row.row)
-                where = f"{_where(episode, row.row)}: {text}"
-                return Verification(episode.id, compared, where, step, _damage(episode), _versions(stream))
-    return Verification(episode.id, compared, damage=_damage(episode))
+def _judged(episode: Episode, start: int, differences: Mapping[int, str]) -> Verification:
+    """Return what the differences of a replay mean for an episode, which depends on the calls from `start` on."""
+    call = min((call for call in differences if start <= call < episode.stop), default=None)
+    if call is None:
+        return Verification(episode.id, episode.stop - start)
+    step = episode.step_of(call)
+    where = "the first observation" if step == 0 else f"{-step} calls before the episode, which it depends on"
+    where = f"step {step}" if step > 0 else where
+    return Verification(episode.id, call + 1 - start, f"{where}: {differences[call]}", step, _versions(episode.stream))
 
 
 def replayed_from(episode: Episode) -> int:
-    """Return the row that a replay of an episode begins with.
+    """Return the call that a replay of an episode begins with.
 
     Raises:
-        RecordingError: There is none, or rows are missing since.
+        RecordingError: There is none, or calls are missing since.
     """
     header = episode.stream.header
     if header.get("recorded_by") == "client" and header.get("fps"):
@@ -378,35 +431,17 @@ def replayed_from(episode: Episode) -> int:
             f"{episode.id} cannot be verified: a client recorded it in real time, which does not see every frame; have "
             "the server record it"
         )
-    if episode.end == "lost":
+    if episode.incomplete:
         raise RecordingError(f"{episode.id} is incomplete: rows of it were lost, so it cannot be replayed")
-    row = episode.stream.seeded_row(episode.start)
-    if row is None:
+    call = episode.stream.seeded_call(episode.start)
+    if call is None:
         raise RecordingError(
             f"{episode.id} cannot be verified: no reset with a seed was recorded before it (or rows are missing "
             "since), so the state of the random generator at its beginning is not known; reset with a seed"
         )
-    if any(reset.unknown_options for at, reset in episode.stream.resets.items() if row <= at < episode.stop):
+    if any(reset.unknown_options for at, reset in episode.stream.resets.items() if call <= at < episode.stop):
         raise RecordingError(f"{episode.id} cannot be replayed: it was reset with options that could not be recorded")
-    return row
-
-
-def _where(episode: Episode, row: int) -> str:
-    step = episode.step_of(row)
-    if step > 0:
-        return f"step {step}"
-    return "the first observation" if step == 0 else f"{-step} rows before the episode, which it depends on"
-
-
-def _damage(episode: Episode) -> str:
-    """Say which damaged records the rows of an episode are in."""
-    if episode.stream.changed:
-        return "the checksum of the record that describes its environment does not fit: its bytes were changed"
-    for first, stop in episode.stream.damaged:
-        if first < episode.stop and stop > episode.start:
-            begin, end = (episode.step_of(row) for row in (max(first, episode.start), min(stop, episode.stop) - 1))
-            return f"the checksum of the record with the steps {begin} to {end} does not fit: its bytes were changed"
-    return ""
+    return call
 
 
 def _versions(stream: Stream) -> str:
@@ -418,108 +453,98 @@ def _versions(stream: Stream) -> str:
 
 
 class Comparison:
-    """Holds replayed rows against a recording; called with a row, it says what differs, or nothing.
+    """Compares replayed calls with a recording: they are encoded as they would be recorded, and must be the same rows.
 
     Args:
         stream: What was recorded.
-        start: The first row that will be compared; the others follow in order.
-        stop: The row after the last.
     """
 
-    def __init__(self, stream: Stream, start: int, stop: int) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._samples = stream.samples("observation", start, stop) if stream.has_observations else None
-        self._layouts = [pair[0] for pair in stream.layouts()]
-        text = stream.header.get("reward_space")
-        space = None if text is None else space_from_json(text)
-        self._reward = Rewards(space, stream.lanes if stream.kind == "lanes" else None).spec
-
-    def __call__(self, row: ReplayedRow) -> str:
-        """Return what differs first in a row; empty: nothing."""
-        index = row.row - self._stream.first
-        text = self._recorded(index)
-        if text:
-            return text
-        failed = int(self._stream.column("kind")[index]) >= Kind.FAILED_STEP
-        if row.error or failed:
-            if bool(row.error) == failed:
-                return ""
-            first = row.error.partition("\n")[0]
-            return (
-                f"the environment raised when it was recorded, not now{first}" if failed else f"now it raised: {first}"
-            )
-        if self._stream.kind == "agents":
-            return self._agents(row, index)
-        return self._observation(0, row.observation, self._column("hash", index), "") or self._numbers(row, index)
-
-    def _recorded(self, index: int) -> str:
-        """Hold the recorded observation against the recorded hash."""
-        if self._samples is None:
-            return ""
-        sample = next(self._samples)
-        if int(self._stream.column("kind")[index]) >= Kind.FAILED_STEP:
-            return ""
-        hashes = self._column("hash", index)
-        several = self._stream.kind == "agents"
-        parts = [(number, sample.get(agent)) for number, agent in enumerate(self._stream.agents)] if several else []
-        for number, part in parts or [(0, sample)]:
-            if part is None:
-                continue
-            if hash_of(self._layouts[number], part) != (hashes[number] if several else hashes).tobytes():
-                return "the recorded observation is not the one of its hash: its bytes were changed"
-        return ""
-
-    def _column(self, name: str, index: int) -> Array:
-        return np.asarray(self._stream.column(name)[index])
-
-    def _observation(self, number: int, observation: Any, recorded: Array, whose: str) -> str:
-        try:
-            digest = hash_of(self._layouts[number], observation)
-        except TensorError as error:
-            return f"the observation{whose} is not of its space now: {error}"
-        if digest == recorded.tobytes():
-            return ""
-        return f"the observation{whose} differs: its hash was {recorded.tobytes().hex()}, and is {digest.hex()}"
-
-    def _numbers(self, row: ReplayedRow, index: int) -> str:
-        shape = () if self._stream.kind != "lanes" else (self._stream.lanes,)
-        pairs = [
-            ("reward", row.reward, self._reward.dtype, self._reward.shape),
-            ("terminated", row.terminated, np.dtype(np.bool_), shape),
-            ("truncated", row.truncated, np.dtype(np.bool_), shape),
+        header = {**stream.header, "infos": False, "frames": False}
+        self._encoder = Encoder(header, same_step=bool(stream.header.get("same_step")))
+        schema = self._encoder.schema.names
+        sampled = [
+            name for name in schema if name.partition(":")[2].startswith("observation") or name.startswith("obs")
         ]
-        for name, now, dtype, wanted in pairs:
-            recorded, fresh = self._column(name, index), np.broadcast_to(np.asarray(now, dtype), wanted)
-            if fresh.tobytes() != recorded.tobytes():
-                return f"{name} differs: it was {recorded.tolist()}, and is {fresh.tolist()}{_lanes(recorded, fresh)}"
-        return ""
+        told = ("lane", "kind", "t", "seen", "alive", *sampled, "hash", "reward", "terminated", "truncated")
+        self._names = [name for name in told if name in schema]
 
-    def _agents(self, row: ReplayedRow, index: int) -> str:
+    def all(self, replayed: Iterator[tuple[int, Row]], count: int) -> tuple[int, str] | None:
+        """Compare so many calls, to the last also after one that differs; return the first difference and its call."""
+        found: tuple[int, str] | None = None
+        while count > 0:
+            part = list(itertools.islice(replayed, min(count, _AT_ONCE)))
+            if not part:
+                break
+            count = count - len(part)
+            found = found or self.difference(part)
+        return found
+
+    def difference(self, calls: list[tuple[int, Row]]) -> tuple[int, str] | None:
+        """Return the number of the first call that differs, and how; None: none does."""
+        try:
+            batches = self._encoder.encode([row for _, row in calls])
+        except (TensorError, TypeError, ValueError) as problem:
+            self._encoder.rewind()
+            if len(calls) == 1:
+                return calls[0][0], f"the observation is not of its space now: {problem}"
+            return next((text for one in calls if (text := self.difference([one])) is not None), None)
+        (fresh,) = batches
+        stream, first, last = self._stream, calls[0][0], calls[-1][0]
+        rows = np.arange(*np.searchsorted(stream.column("call"), [first, last + 1]))
+        rows = rows[stream.column("kind")[rows] < Kind.LOST]
+        count = min(len(rows), len(fresh))
+        same = np.ones(count, np.bool_)
+        for name in self._names:
+            same &= _same(_cells(stream, name, rows[:count]), fresh[name][:count])
+        if same.all() and len(rows) == len(fresh):
+            return None
+        at = int(np.argmin(same)) if not same.all() else count - 1
+        call = int(stream.column("call")[rows[at]])
+        error = next(row.error for number, row in calls if number == call)
+        return call, self._tell(rows[at], fresh, at, error)
+
+    def _tell(self, row: int, fresh: pa.RecordBatch, at: int, error: str) -> str:
+        """Say what differs in a row."""
         stream = self._stream
-        for number, agent in enumerate(stream.agents):
-            whose = f" of {agent}"
-            pairs: list[tuple[str, Any]] = [("alive", agent in row.alive), ("seen", agent in row.observation)]
-            pairs += [
-                (name, part.get(agent, 0))
-                for name, part in (
-                    ("reward", row.reward),
-                    ("terminated", row.terminated),
-                    ("truncated", row.truncated),
-                )
-            ]
-            for name, now in pairs:
-                recorded = self._column(name, index)[number]
-                if np.asarray(now, recorded.dtype).tobytes() != recorded.tobytes():
-                    return f"{name}{whose} differs: it was {recorded}, and is {now}"
-            if agent in row.observation:
-                text = self._observation(number, row.observation[agent], self._column("hash", index)[number], whose)
-                if text:
-                    return text
-        return ""
+        was, now = int(stream.column("kind")[row]), fresh["kind"][at].as_py()
+        if now in _FAILED and was not in _FAILED:
+            return f"now it raised: {error.partition(chr(10))[0]}"
+        if was in _FAILED and now not in _FAILED:
+            return "the environment raised when it was recorded, not now"
+        lane = int(stream.column("lane")[row])
+        whose = f" of {stream.agents[lane]}" if stream.agents else f" of lane {lane}" if stream.lanes > 1 else ""
+        for name in self._names:
+            recorded = _cells(stream, name, np.array([row]))
+            if _same(recorded, fresh[name][at : at + 1]).all():
+                continue
+            one, other = recorded[0].as_py(), fresh[name][at].as_py()
+            if name == "hash":
+                one, other = (None if cell is None else cell.hex() for cell in (one, other))
+                return f"the observation{whose} differs: its hash was {one}, and is {other}"
+            what = "the observation" if "observation" in name else name
+            return f"{what}{whose} differs: it was {one!s:.200}, and is {other!s:.200}"
+        return "now it has other rows"
 
 
-def _lanes(recorded: Array, fresh: Array) -> str:
-    if not recorded.ndim:
-        return ""
-    lanes = sorted(set(np.argwhere(recorded != fresh)[:, 0].tolist()))
-    return f" (lanes {', '.join(map(str, lanes))})"
+_FAILED = (Kind.FAILED_STEP, Kind.FAILED_RESET)
+
+
+def _cells(stream: Stream, name: str, rows: Array) -> pa.Array:
+    return pa.concat_arrays([cells for _, cells in stream.cells(name, rows)])
+
+
+def _same(one: pa.Array, other: pa.Array) -> Array:
+    """Return which cells are the same, bit for bit: 0.0 and -0.0 differ, and a NaN is the same as itself."""
+    return np.array([a == b for a, b in zip(_bits(one), _bits(other), strict=True)], np.bool_)
+
+
+def _bits(cells: pa.Array) -> list[Any]:
+    """Return cells as what Python compares as their bits."""
+    if pa.types.is_list(cells.type):
+        return [cell.values.to_numpy(zero_copy_only=False).tobytes() if cell.is_valid else None for cell in cells]
+    if pa.types.is_floating(cells.type):
+        cells = cells.view(f"int{cells.type.bit_width}")
+    found: list[Any] = cells.to_pylist()
+    return found

@@ -24,14 +24,15 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.player import LARGEST_SPEED, EpisodeEnv, begun
 from bridge.recording.reader import open_episode
-from bridge.worlds.base import Agent, read_text, refuse_unknown
+from bridge.worlds.base import Agent
 from bridge.worlds.environment import Environment, EnvironmentProxy, Result
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
-from bridge.worlds.realtime.clocked_world import ROLES, RealtimeOptions, one_of
+from bridge.worlds.realtime.clocked_world import ROLES, RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.scheduling import Pending, Runtime, Scheduler
-from bridge.worlds.source import EnvRecipe, WorldRequest
+from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler
+from bridge.worlds.settings import read_choice, read_text, refuse_unknown
+from bridge.worlds.source import EnvRecipe, WorldSettings
 
 __all__ = ["MOST_REPLAYS", "REPLAY", "ReplayWorld", "Replays", "SteeredEnv"]
 
@@ -75,7 +76,7 @@ class Replays:
                 Code.UNIMPLEMENTED,
                 "a server on Windows shows no recorded episodes beside its worlds; use bridge replay EPISODE --serve",
             )
-        episode = read_text(settings[REPLAY], REPLAY, "CreateWorld", _ID, _EXPECTED_ID)
+        episode = read_text(settings, REPLAY, "CreateWorld", _ID, _EXPECTED_ID)
         if len(self._open) >= MOST_REPLAYS:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
@@ -98,7 +99,7 @@ class Replays:
             _show, self._folder / episode, self._source.factory, str(made_by.get("entry_point", "")), specs
         )
         try:
-            recipe = EnvRecipe(show, None).pickled(WorldRequest(None, 1, "sync", {}))
+            recipe = EnvRecipe(show, None).pickled(WorldSettings(None, 1, "sync", {}))
         except Exception as error:  # whatever the pickling of a user's objects raises
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -127,7 +128,9 @@ def _show(path: Path, factory: Callable[..., Any] | None, entry_point: str, spec
     try:
         episode = open_episode(path)
         recorded = episode.stream.header.get("entry_point")
-        return begun(episode, factory if recorded == entry_point else None, "rgb_array", loop=False)
+        make = factory if recorded == entry_point else None
+        # The folder is the server's own, and this process is for nothing else.
+        return begun(episode, make, "rgb_array", loop=False, allow_calls=True)
     except (RecordingError, SettingError) as error:
         raise RequestError(Code.FAILED_PRECONDITION, f"this episode cannot be shown: {error}") from error
 
@@ -152,16 +155,16 @@ class SteeredEnv(EnvironmentProxy):
     def __init__(self, env: Environment, state: dict[str, Any], scheduler: Scheduler) -> None:
         super().__init__(env)
         self.state = state
-        """What is shown, and how."""
+        """The episode that is shown, and how it is shown."""
         self._scheduler = scheduler
         self._wanted: dict[str, Any] = {}
         self._aim = 0
         """The step that was asked for, or is shown."""
         self._steering = False
         self._moved = True
-        """Whether there may be something new to see, though it is paused."""
+        """True if there may be something new to see, though it is paused."""
         self._closed = False
-        self._changed: Pending[None] = Pending()
+        self._changed: PendingResult[None] = PendingResult()
 
     async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Show what is shown: where people look is not for a reset to change."""
@@ -181,7 +184,7 @@ class SteeredEnv(EnvironmentProxy):
 
     def _wake(self) -> None:
         self._moved = True
-        pending, self._changed = self._changed, Pending()
+        pending, self._changed = self._changed, PendingResult()
         pending.set_result(None)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
@@ -273,9 +276,13 @@ class ReplayWorld(RealtimeWorld):
         self.shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length")}
         self._when_closed = closed
 
+    def describe(self) -> dict[str, Any]:
+        """Return what a page shows of it, with the episode."""
+        return {**super().describe(), "replay": self.shows}
+
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let a spectator in: setting `role=spectator`."""
-        if one_of(settings, "role", ROLES) != "spectator":
+        if read_choice(settings, "role", ROLES) != "spectator":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
                 f"the world {self.name!r} shows a recorded episode, which nobody plays: join it with the setting "
@@ -285,7 +292,7 @@ class ReplayWorld(RealtimeWorld):
 
     @property
     def has_players(self) -> bool:
-        """Whether somebody watches, which keeps it alive."""
+        """True if somebody watches, which keeps it alive."""
         return self.agents > 0
 
     @property

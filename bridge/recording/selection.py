@@ -19,7 +19,7 @@ DEFAULT = "default"
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What an episode must be to be chosen."""
+    """The conditions by which episodes are chosen."""
 
     who: str | None = None
     """Who acted in it, with wildcards: `person`, `agent`, `person:Ann`, `agent:*`; None: anybody."""
@@ -30,17 +30,19 @@ class Selection:
     max_return: float = math.inf
     """The largest sum of rewards."""
     intervention: bool | None = None
-    """Whether more than one acted in it, as where a person took over from an agent; None: either."""
+    """True if more than one acted in it, as where a person took over from an agent; None: either."""
     complete: bool = True
-    """Whether it must have ended, and lack nothing."""
+    """True if it must have ended, and lack nothing."""
 
     def has(self, episode: Episode) -> bool:
-        """Whether an episode is chosen."""
+        """True if an episode is chosen."""
         if self.complete and (episode.incomplete or episode.end in ("running", "closed", "lost") or not episode.length):
             return False
         if self.env is not None and not fnmatch.fnmatchcase(episode.stream.title, self.env):
             return False
-        if not self.min_return <= episode.total <= self.max_return:
+        total = episode.total
+        limited = self.min_return > -math.inf or self.max_return < math.inf
+        if limited and not self.min_return <= total <= self.max_return:  # no limit: also a return that is no number
             return False
         players = [name for name in episode.players if name != DEFAULT]
         if self.intervention is not None and (len(players) > 1) != self.intervention:
@@ -53,7 +55,7 @@ class Selection:
 
 
 def _is(name: str, who: str) -> bool:
-    """Whether a player is meant: `person` means every person, with a name or without."""
+    """True if a player is meant: `person` means every person, with a name or without."""
     return fnmatch.fnmatchcase(name, who) or name.partition(":")[0] == who
 
 

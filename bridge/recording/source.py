@@ -6,16 +6,29 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium
+
 from bridge.encoding.properties import TEXT, Property
+from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.library import MOST_EPISODES, Library
 from bridge.recording.replay_world import REPLAY, Replays
 from bridge.recording.tape import attach
 from bridge.recording.writer import Journal
 from bridge.worlds.base import World
+from bridge.worlds.environment import Environment
 from bridge.worlds.scheduling import Runtime
+from bridge.worlds.single import EnvWorld
 
 __all__ = ["RecordedSource"]
+
+
+def _no_frames(title: str) -> str:
+    return (
+        f"frames=True records what render() returns, and {title} is made without a render mode, so it returns nothing: "
+        "expected one such as rgb_array; give env_kwargs={'render_mode': 'rgb_array'} (--env-kwargs "
+        "render_mode=rgb_array), or leave out the frames"
+    )
 
 
 class RecordedSource:
@@ -24,6 +37,9 @@ class RecordedSource:
     Args:
         source: An `EnvSource` or a `ParallelSource`.
         journal: Where the recording goes.
+
+    Raises:
+        SettingError: Frames are to be recorded, and the environment is made without a render mode.
     """
 
     def __init__(self, source: Any, journal: Journal) -> None:
@@ -31,6 +47,11 @@ class RecordedSource:
         self.journal = journal
         self._library = Library(journal.folder)
         self._replays = Replays(journal.folder, source)
+        if journal.options.frames and source.factory is None and len(source.env_ids) == 1:
+            made_by, (env_id,) = source.made_by({}), source.env_ids
+            kwargs = {**gymnasium.spec(env_id).kwargs, **made_by["kwargs"]}
+            if not kwargs.get("render_mode"):
+                raise SettingError(_no_frames(env_id))
 
     @property
     def SETTINGS(self) -> Sequence[str]:  # noqa: N802 - a constant of its class
@@ -39,7 +60,7 @@ class RecordedSource:
 
     @property
     def leaves(self) -> list[Property]:
-        """What it adds to the properties below `server`."""
+        """Its additions to the properties below `server`."""
         text = f"the {MOST_EPISODES} recorded episodes of the server's folder that began last, as JSON"
         return [Property("server.recordings", TEXT, text, lambda: json.dumps(self._library.list()))]
 
@@ -48,9 +69,22 @@ class RecordedSource:
             raise AttributeError(name)
         return getattr(self._source, name)
 
-    async def prepare(self, runtime: Runtime) -> None:
+    @property
+    def traits(self) -> Mapping[str, Any]:
+        """The properties of all its worlds for the page: that they are recorded."""
+        return {**self._source.traits, "records": True}
+
+    async def prepare(self, runtime: Runtime) -> object:
         """Make the environment of the first world ahead."""
-        await self._source.prepare(runtime)
+        env = await self._source.prepare(runtime)
+        if env is not None:
+            self._check_frames(env)
+        return env
+
+    def _check_frames(self, env: Environment) -> None:
+        """Raise RequestError where frames are to be recorded of an environment that has none."""
+        if self.journal.options.frames and not env.properties().get("world.render_mode"):
+            raise RequestError(Code.FAILED_PRECONDITION, _no_frames(self._source.title))
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for, and record it; raises as the source's own.
@@ -60,7 +94,13 @@ class RecordedSource:
         if REPLAY in settings:
             return await self._replays.make_world(name, settings, runtime)
         world: World = await self._source.make_world(name, settings, runtime)
-        attach(self.journal, world, self._source.made_by(settings))
+        if isinstance(world, EnvWorld):
+            try:
+                self._check_frames(world.env)
+            except RequestError:
+                await world.close()
+                raise
+            attach(self.journal, world, self._source.made_by(settings))
         return world
 
     async def close(self) -> None:

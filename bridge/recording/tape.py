@@ -1,4 +1,4 @@
-"""What goes through an environment, handed to the writer: the environment as a world sees it, with a recorder around.
+"""Hands the steps of an environment to the writer: the environment as a world sees it, with a recorder around.
 
 The world's own code is the same with and without a recording: `attach` puts a `RecordedEnv` in the place of its
 environment.
@@ -12,17 +12,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
 from bridge.encoding.properties import TEXT, Property, PropertyTree, encoded, read_encoded
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2, properties_pb2
-from bridge.recording.columns import Kind, Row
-from bridge.recording.encoders import AgentsEncoder, Encoder
 from bridge.recording.facts import describe_world
+from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.writer import Journal
-from bridge.worlds.base import World
 from bridge.worlds.environment import Environment, EnvironmentProxy, Lane, Result
 from bridge.worlds.realtime.clocked_world import ClockedWorld, kept
 from bridge.worlds.realtime.world import RealtimeWorld
@@ -52,13 +51,15 @@ class Tape:
         self._encoder = encoder
         self._lost = 0
         self._ended = False
+        self.infos, self.unattended = journal.options.infos, journal.options.unattended
+        """True if infos are recorded, and episodes of a real-time world that nobody plays."""
         self.on = True
-        """Whether resets and steps are recorded; calls are in any case, for what follows depends on them."""
+        """True if resets and steps are recorded; calls are in any case, for what follows depends on them."""
 
     def add(self, row: Row, size: int = 0) -> None:
         """Hand over a row of about so many bytes."""
         if not self.on and row.kind < Kind.LOST:
-            self._lost += 1
+            self.skip()
             return
         if self._lost:
             lost = Row(Kind.LOST, row.time, action=self._lost)
@@ -71,11 +72,16 @@ class Tape:
                 _log.warning("a recording lacks rows, for they come faster than they are written")
             self._lost += 1
 
+    def skip(self) -> None:
+        """Leave a reset or a step out, and count it."""
+        self._lost += 1
+
     def end(self) -> None:
         """The environment was closed. Again: nothing."""
         if not self._ended:
             self._ended = True
             self.add(Row(Kind.END, time.time()))
+            self._journal.offer(self._encoder, None, 0)
 
 
 class _RecordedLane:
@@ -105,6 +111,21 @@ class _RecordedLane:
         self._applied_by = world.applied_by
         self._moment = _moment_of(world, lane)
         self._read_frames = read_frames
+        # Elsewhere each episode is there because somebody asked for it.
+        self._may_skip = isinstance(world, ClockedWorld) and world.options.autoreset and not tape.unattended
+        self._nobodys = False
+        """True if nobody played since the episode began, which is not recorded then."""
+        # Lanes that begin anew in the step that ends them have their last observations in the infos.
+        self._keeps_infos = tape.infos or (env.facts.autoreset is AutoresetMode.SAME_STEP)
+
+    def _skips(self, begins: bool) -> bool:
+        """Leave a call out, and return True, if its episode began while nobody played and nobody has come since."""
+        if not self._may_skip:
+            return False
+        self._nobodys = (begins or self._nobodys) and not (self._world.has_players or self._world.taken_over)
+        if self._nobodys:
+            self._tape.skip()
+        return self._nobodys
 
     async def _frame(self) -> Any:
         """Return what `render` gives now, where that is recorded."""
@@ -112,6 +133,8 @@ class _RecordedLane:
 
     async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Reset the environment."""
+        if self._skips(begins=True):
+            return await self._env.reset(seed=seed, options=options)
         given = kept(seed), kept(options)  # Gymnasium's vector environments take `reset_mask` out of the dict
         try:
             result = await self._env.reset(seed=seed, options=options)
@@ -127,6 +150,8 @@ class _RecordedLane:
 
     async def step(self, action: object) -> Result:
         """Step the environment."""
+        if self._may_skip and self._skips(begins=False):
+            return await self._env.step(action)
         by = self._applied_by(self._lane)
         if self._world.taken_over:
             by = self._acting(by)
@@ -140,7 +165,7 @@ class _RecordedLane:
         frame = None if self._read_frames is None else await self._frame()
         if type(result) is tuple and len(result) == 5 and type(result[0]) is np.ndarray:
             # The same as `_record` in the fewest calls: in lock-step they cost the client time.
-            observation, reward, terminated, truncated, _ = result
+            observation, reward, terminated, truncated, info = result
             seen = observation.copy()
             row = _new_row(
                 Row,
@@ -159,6 +184,7 @@ class _RecordedLane:
                     "",
                     moment,
                     frame,
+                    kept(info) if self._keeps_infos else None,
                 ),
             )
             self._tape.add(row, seen.nbytes if frame is None else seen.nbytes + size_of(frame))
@@ -191,7 +217,7 @@ class _RecordedLane:
     ) -> None:
         """Hand over what came of a call; nothing of this concerns the world."""
         try:
-            observation, reward, terminated, truncated, alive = self._parts(kind, result)
+            observation, reward, terminated, truncated, info, alive = self._parts(kind, result)
         except (TypeError, ValueError):  # it did not return what it must, which the world says
             self._tape.add(Row(Kind.LOST, time.time(), action=1))
             return
@@ -199,16 +225,16 @@ class _RecordedLane:
         size = size_of(seen) + (0 if frame is None else size_of(frame))
         row = Row(
             kind, time.time(), by, action, seen, kept(reward), kept(terminated), kept(truncated), alive,
-            seed, options, "", moment, frame,
+            seed, options, "", moment, frame, kept(info) if self._keeps_infos else None,
         )  # fmt: skip
         self._tape.add(row, size)
 
-    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
         if kind == Kind.RESET:
-            observation, _ = result
-            return observation, 0.0, False, False, ()
-        observation, reward, terminated, truncated, _ = result
-        return observation, reward, terminated, truncated, ()
+            observation, info = result
+            return observation, 0.0, False, False, info, ()
+        observation, reward, terminated, truncated, info = result
+        return observation, reward, terminated, truncated, info, ()
 
 
 class _Recorded(EnvironmentProxy):
@@ -225,7 +251,7 @@ class _Recorded(EnvironmentProxy):
 
     @property
     def recording(self) -> bool:
-        """Whether its episodes are recorded: from the next row on, where it is set."""
+        """True if its episodes are recorded: from the next row on, where it is set."""
         return self._tapes[0].on
 
     @recording.setter
@@ -282,13 +308,13 @@ class RecordedEnv(_RecordedLane, _Recorded):
 class RecordedParallelEnv(RecordedEnv):
     """A PettingZoo environment whose resets and steps are recorded."""
 
-    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
         if kind == Kind.RESET:
-            observations, _, alive = result
-            return _named(observations), None, None, None, [str(agent) for agent in alive]
-        *parts, _, alive = result
-        observations, rewards, terminated, truncated = map(_named, parts)
-        return observations, rewards, terminated, truncated, [str(agent) for agent in alive]
+            observations, info, alive = result
+            return _named(observations), None, None, None, _named(info), [str(agent) for agent in alive]
+        *parts, alive = result
+        observations, rewards, terminated, truncated, info = map(_named, parts)
+        return observations, rewards, terminated, truncated, info, [str(agent) for agent in alive]
 
     def _copy(self, action: Any) -> Any:
         return _named(kept(dict(action)))
@@ -309,7 +335,7 @@ class RecordedLanes(_Recorded):
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """What a world can step separately."""
+        """The parts that a world can step separately."""
         return self._lanes
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
@@ -335,7 +361,7 @@ class RecordedLanes(_Recorded):
         return response
 
 
-def attach(journal: Journal, world: World, made_by: Mapping[str, Any]) -> None:
+def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> None:
     """Record what goes through the environment of a world from now on.
 
     Args:
@@ -343,24 +369,17 @@ def attach(journal: Journal, world: World, made_by: Mapping[str, Any]) -> None:
         world: One of `serve_gym`, `serve_parallel` or `serve_perlert`, of which nothing was asked yet.
         made_by: What the environment was made of, for the record `world`.
     """
-    if not isinstance(world, EnvWorld):
-        return
-    env, observations = world.env, journal.options.observations
-    facts = env.facts
+    env, facts = world.env, world.env.facts
     if isinstance(world, RealtimeWorld):
         made = [_record_lane(journal, world, lane, made_by) for lane in range(len(env.lanes))]
         world.env = RecordedLanes(env, [recorded for recorded, _ in made], [tape for _, tape in made])
         return
     frames = _Frames(env, None) if journal.options.frames else None
-    if facts.agents:
-        described = describe_world(journal, world, "agents", made_by)
-        spaces = {str(agent): pair for agent, pair in facts.agents.items()}
-        tape = Tape(journal, AgentsEncoder(described, spaces, observations))
-        world.env = RecordedParallelEnv(env, tape, world, frames)
-        return
-    described = describe_world(journal, world, "env" if facts.num_envs is None else "lanes", made_by)
-    tape = Tape(journal, Encoder(described, facts.spaces, facts.num_envs, facts.reward_space, observations))
-    world.env = RecordedEnv(env, tape, world, frames)
+    kind = "agents" if facts.agents else "env" if facts.num_envs is None else "lanes"
+    header = describe_world(journal, world, kind, made_by)
+    tape = Tape(journal, Encoder(header, same_step=facts.autoreset is AutoresetMode.SAME_STEP))
+    make = RecordedParallelEnv if facts.agents else RecordedEnv
+    world.env = make(env, tape, world, frames)
 
 
 def _moment_of(world: EnvWorld, lane: int) -> Callable[[], Any] | None:
@@ -374,7 +393,7 @@ def _record_lane(
     """Return one lane of a real-time world, recorded."""
     env = world.env
     facts = describe_world(journal, world, "env", made_by, lane)
-    tape = Tape(journal, Encoder(facts, env.facts.spaces, None, None, journal.options.observations))
+    tape = Tape(journal, Encoder(facts))
     frames = _Frames(env, None if world.single else lane) if journal.options.frames else None
     return _RecordedLane(env.lanes[lane], tape, world, frames, lane), tape
 

@@ -7,7 +7,6 @@ recording rows, and nobody a step.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import secrets
 import threading
@@ -16,12 +15,15 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
-from bridge.errors import SettingError
-from bridge.forks import forget_in_child, leak
-from bridge.logs import SafeLog
-from bridge.recording.files import HEAD, SUFFIX
+import pyarrow as pa
 
-__all__ = ["Journal", "RecordOptions", "Source"]
+from bridge.errors import SettingError
+from bridge.facade.record import Recording
+from bridge.forks import forget_in_child
+from bridge.logs import SafeLog
+from bridge.recording.files import Segment
+
+__all__ = ["Journal", "Source"]
 
 _log = SafeLog(__name__)
 _GATHER = 0.1
@@ -30,51 +32,26 @@ _PAUSE = 5.0
 """Seconds without a try after files could not be written."""
 _CLOSE = 10.0
 """Seconds that `close` waits for what is queued to be written."""
-_ENOUGH = 64
-"""So many rows are written at once, fewer only when they cannot wait."""
-_PATIENCE = 0.5
-"""Seconds that rows wait for others to come."""
 _BATCH = 4096
-"""The most rows of a record."""
+"""The most calls that are encoded at once."""
 _BATCH_BYTES = 16 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordOptions:
-    """What is recorded, and how much."""
-
-    observations: bool = False
-    """Whether observations are recorded; otherwise their hashes are."""
-    frames: bool = False
-    """Whether what `render` gives is recorded after each step."""
-    max_bytes: int | None = None
-    """The most bytes of all files of a recording, after which the oldest file is deleted; None: no limit."""
-    file_bytes: int = 64 << 20
-    """Bytes after which another file is begun."""
-    queue_bytes: int = 256 << 20
-    """The most bytes that wait to be written."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_bytes", "file_bytes", "queue_bytes"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                keyword = "record_limit" if name == "max_bytes" else name
-                raise SettingError(f"expected {keyword} to be a positive number of bytes, or None, got {value!r}")
-        if self.max_bytes is not None:
-            object.__setattr__(self, "file_bytes", max(1, min(self.file_bytes, self.max_bytes // 4)))
+_SEGMENT_ROWS = 1 << 20
+"""Rows after which another segment is begun."""
 
 
 class Source(Protocol):
-    """What rows are of: it makes records of them, in the writer's thread."""
+    """Makes record batches of rows, in the writer's thread."""
 
-    def describe(self) -> bytes:
-        """Return the record that says what the source is; each file begins with it."""
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, and in their metadata what the rows are of."""
 
-    def is_urgent(self, rows: list[Any]) -> bool:
-        """Whether rows are to be written soon: an episode ended in one of them."""
+    @property
+    def stream(self) -> int:
+        """The number of the stream."""
 
-    def encode(self, rows: list[Any]) -> bytes:
-        """Return records of rows."""
+    def encode(self, rows: list[Any]) -> list[pa.RecordBatch]:
+        """Return the rows as record batches."""
 
     def give_up(self, rows: list[Any]) -> None:
         """Count these rows, with which `encode` was called last, as lost."""
@@ -84,16 +61,24 @@ class Journal:
     """A recording that is being written: files of one folder, in a thread of its own.
 
     Args:
-        folder: Where the files go; made where there is none.
-        options: What is recorded.
+        record: Where to, and what is recorded.
+        queue_bytes: The most bytes that wait to be written.
+        segment_bytes: Bytes after which a segment is sealed and another one is begun.
 
     Raises:
         SettingError: The folder cannot be made or written.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], options: RecordOptions | None = None) -> None:
-        self.folder = Path(folder).absolute()
-        self.options = options or RecordOptions()
+    def __init__(
+        self,
+        record: str | os.PathLike[str] | Recording,
+        *,
+        queue_bytes: int = 256 << 20,
+        segment_bytes: int = 64 << 20,
+    ) -> None:
+        self.options = Recording.of(record)
+        self.folder = Path(self.options.folder).absolute()
+        self._queue_bytes = queue_bytes
         self.run = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         """The name of this recording, with which its files begin."""
         try:
@@ -103,9 +88,8 @@ class Journal:
             raise SettingError(f"cannot record into {self.folder}: {error.strerror or error}") from error
         if not writable:
             raise SettingError(f"cannot record into {self.folder}: it is not writable; give another folder to record=")
-        self._files = _Files(self.folder, self.run, self.options)
+        self._files = _Files(self.folder, self.run, self.options.max_bytes, segment_bytes)
         self._rows: deque[tuple[Source, Any, int]] = deque()
-        self._held: dict[Source, _Held] = {}
         self._offered = self._taken = 0  # bytes; each is changed by one side alone
         self._streams = 0
         self._wake = threading.Event()
@@ -125,10 +109,10 @@ class Journal:
 
         Args:
             source: What the row is of.
-            row: What its `encode` takes.
+            row: What its `encode` takes; None: there will be no more, and its segment is sealed.
             size: About how many bytes of memory it holds.
         """
-        if self.queued_bytes + size > self.options.queue_bytes or self._closing.is_set():
+        if self.queued_bytes + size > self._queue_bytes or self._closing.is_set():
             return False
         self._offered += size
         self._rows.append((source, row, size))
@@ -159,7 +143,6 @@ class Journal:
         self._closing, self._starting = threading.Event(), threading.Lock()
         self._closing.set()
         self._thread = None
-        leak(self._files)
 
     def close(self) -> None:
         """Write what is queued, and end the thread; waits 10 seconds at most. May be called twice."""
@@ -175,95 +158,74 @@ class Journal:
     def _run(self) -> None:
         try:
             while True:
-                if not self._held:
-                    self._wake.wait()
+                self._wake.wait()
+                # A server that is killed loses what was not written: at most these rows.
                 self._closing.wait(_GATHER)
                 self._wake.clear()
                 closing = self._closing.is_set()  # read after the clear: else close() may set both in between, unseen
                 while self._rows:
-                    self._take()
-                    self._write(everything=False)
-                self._write(everything=closing)
+                    self._write()
                 if closing and not self._rows:
                     return
         finally:
             self._files.close()
 
-    def _take(self) -> None:
-        """Take what waits, up to the size of a record, by source; the order of each source's rows is kept."""
-        total, now = 0, time.monotonic()
+    def _write(self) -> None:
+        """Write some of what waits; the order of each source's rows is kept."""
+        total, held = 0, dict[Source, list[Any]]()
+        ended = []
         for _ in range(_BATCH):
             if not self._rows or total > _BATCH_BYTES:
                 break
             source, row, size = self._rows.popleft()
-            held = self._held.get(source)
-            if held is None:
-                held = self._held[source] = _Held(now)
-            held.rows.append(row)
-            held.size += size
             total += size
-
-    def _write(self, everything: bool) -> None:
-        """Write the rows of the sources that have enough for a record, or cannot wait; or all of them."""
-        now = time.monotonic()
-        for source, held in list(self._held.items()):
-            few = len(held.rows) < _ENOUGH and held.size < _BATCH_BYTES and now - held.since < _PATIENCE
-            if few and not everything and not source.is_urgent(held.rows):
-                continue
-            del self._held[source]
+            if row is None:
+                ended.append(source)
+            else:
+                held.setdefault(source, []).append(row)
+        for source, rows in held.items():
             try:
-                data = source.encode(held.rows)
+                batches = source.encode(rows)
             except Exception as error:  # whatever an environment returned
-                source.give_up(held.rows)
+                source.give_up(rows)
                 _log.error("rows of a recording cannot be encoded: %r", error, exc_info=error)
             else:
-                if not self._files.write(source, data):
-                    source.give_up(held.rows)
-            finally:
-                self._taken += held.size
-
-
-class _Held:
-    """Rows of a source that are not written yet."""
-
-    def __init__(self, since: float) -> None:
-        self.rows: list[Any] = []
-        self.size = 0
-        self.since = since
-        """When the first of them was taken."""
+                if batches and not self._files.write(source, batches):
+                    source.give_up(rows)
+        for source in ended:
+            self._files.end(source)
+        self._taken += total
 
 
 class _Files:
-    """The files of a recording, one after the other; used by the writer's thread alone."""
+    """The segments of a recording; used by the writer's thread alone."""
 
-    def __init__(self, folder: Path, run: str, options: RecordOptions) -> None:
-        self._folder, self._run, self._options = folder, run, options
-        self._part = 0
-        self._file: int | None = None
-        self._path = folder
-        self._size = 0
-        self._described: set[Source] = set()
-        self._written: deque[tuple[Path, int]] = deque()
+    def __init__(self, folder: Path, run: str, most: int | None, segment_bytes: int) -> None:
+        self._folder, self._run, self._most = folder, run, most
+        self._segment_bytes = segment_bytes if most is None else max(1, min(segment_bytes, most // 4))
+        self._open: dict[Source, Segment] = {}
+        self._parts: dict[int, int] = {}
+        self._sealed: deque[tuple[Path, int]] = deque()
+        self._sealed_bytes = 0
         self._retry_at = 0.0
+        self._told = False
 
-    def write(self, source: Source, data: bytes) -> bool:
-        """Append records of a source, after its description where the file has none; return whether that worked."""
+    def write(self, source: Source, batches: list[pa.RecordBatch]) -> bool:
+        """Append record batches of a source; return whether that worked."""
         if time.monotonic() < self._retry_at:
             return False
-        if self._file is not None and self._size + len(data) > self._options.file_bytes:
-            self._end_file()
-        had_file = self._file is not None
+        rows = sum(len(batch) for batch in batches)
         try:
+            had_file = source in self._open
             try:
-                self._append(source, data)
+                self._append(source, batches, rows)
             except OSError:
                 if not had_file:
                     raise
-                self._end_file()  # it may be the file alone that may not grow
-                self._append(source, data)
+                self.end(source)  # it may be the file alone that may not grow
+                self._append(source, batches, rows)
             return True
         except OSError as error:
-            self._end_file()
             self._retry_at = time.monotonic() + _PAUSE
             _log.error(
                 "the recording in %s cannot be written, and lacks what comes now: %s; the next try is in %g s",
@@ -273,69 +235,69 @@ class _Files:
             )
             return False
 
-    def _append(self, source: Source, data: bytes) -> None:
-        if self._file is None:
-            self._begin_file()
-        if source not in self._described:
-            data = source.describe() + data
-        self._put(data)
-        self._described.add(source)
-
-    def _begin_file(self) -> None:
-        self._delete_oldest()
-        self._part += 1
-        self._path = self._folder / f"{self._run}.{self._part:04}{SUFFIX}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        # Windows would write a carriage return before each byte 10, and has O_NOINHERIT for O_CLOEXEC.
-        for name in ("O_BINARY", "O_NOINHERIT", "O_CLOEXEC"):
-            flags |= getattr(os, name, 0)
-        self._file = os.open(self._path, flags, 0o644)
-        self._size = 0
-        self._put(HEAD)
-
-    def _put(self, data: bytes) -> None:
-        """Write all of it or, as far as the system allows, nothing.
-
-        Raises:
-            OSError: It could not be written.
-        """
-        assert self._file is not None
-        rest = memoryview(data)
+    def _append(self, source: Source, batches: list[pa.RecordBatch], rows: int) -> None:
+        segment = self._open.get(source)
+        if segment is not None and (segment.size > self._segment_bytes or segment.rows > _SEGMENT_ROWS):
+            self.end(source)
+            segment = None
+        begins = segment is None
+        if segment is None:
+            part = self._parts.get(source.stream, 0) + 1
+            segment = Segment(self._folder / f"{self._run}.{source.stream}.{part:06}", source.schema)
+        data = segment.pack(batches)
+        if not self._make_room(len(data) + 100):
+            raise OSError(0, f"{len(data)} bytes do not fit into the limit of {self._most}")
         try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            segment.append(data, rows)
         except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size)
-                os.lseek(self._file, self._size, os.SEEK_SET)
+            if not begins:  # what was packed is lost, and with it the place in the stream
+                self.end(source)
             raise
-        self._size += len(data)
+        if begins:
+            self._open[source] = segment
+            self._parts[source.stream] = self._parts.get(source.stream, 0) + 1
 
-    def _end_file(self) -> None:
-        if self._file is None:
+    def end(self, source: Source) -> None:
+        """Seal the segment of a source, where it has one."""
+        segment = self._open.pop(source, None)
+        if segment is None:
             return
-        with contextlib.suppress(OSError):
-            os.close(self._file)
-        self._file = None
-        self._described.clear()
-        if self._size <= len(HEAD):
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-        else:
-            self._written.append((self._path, self._size))
+        path, size = segment.path, segment.size
+        if self._make_room(2 * size):  # for a moment both files are there
+            try:
+                path, size = segment.seal(), segment.size
+            except (OSError, pa.ArrowException) as error:
+                _log.error("a segment of the recording in %s cannot be sealed, and stays %s: %s", self._folder,
+                           path.name, error)  # fmt: skip
+        self._sealed.append((path, size))
+        self._sealed_bytes += size
+        self._make_room(0)  # the Parquet of a few rows is larger than their stream
 
-    def _delete_oldest(self) -> None:
-        """Make room for another file within the limit."""
-        most = self._options.max_bytes
-        while most is not None and self._written and self._total() + self._options.file_bytes > most:
-            path, _ = self._written.popleft()
-            with contextlib.suppress(OSError):
-                path.unlink()
-            _log.warning("the recording reached its limit of %d bytes: its oldest file %s is deleted", most, path.name)
+    def _make_room(self, size: int) -> bool:
+        """Delete the oldest segments until so many bytes fit within the limit; return whether they do."""
+        most = self._most
+        while most is not None and size + self._total() > most:
+            if not self._sealed:
+                oldest = next(iter(self._open), None)
+                if oldest is None or len(self._open) == 1:
+                    return False
+                segment = self._open.pop(oldest)
+                self._sealed.append((segment.path, segment.size))
+                self._sealed_bytes += segment.size
+            path, gone = self._sealed.popleft()
+            self._sealed_bytes -= gone
+            for each in (path, path.with_name(path.name + ".sums")):
+                with contextlib.suppress(OSError):
+                    each.unlink()
+            level = _log.warning if not self._told else _log.debug
+            self._told = True
+            level("the recording reached its limit of %d bytes: its oldest file %s is deleted", most, path.name)
+        return True
 
     def _total(self) -> int:
-        return sum(size for _, size in self._written)
+        return self._sealed_bytes + sum(segment.size for segment in self._open.values())
 
     def close(self) -> None:
-        """Close the file."""
-        self._end_file()
+        """Seal all segments."""
+        for source in list(self._open):
+            self.end(source)

@@ -31,7 +31,7 @@ class Security:
     tls_client_ca: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the CA that must have signed each client's certificate; None: clients need none."""
     generated: bool = False
-    """Whether the server has made the token."""
+    """True if the server has made the token."""
 
     @classmethod
     def of(
@@ -77,7 +77,7 @@ class Security:
 
     @property
     def tls(self) -> bool:
-        """Whether what travels is encrypted, and the server proves who it is."""
+        """True if what travels is encrypted, and the server proves who it is."""
         return self.tls_certificate is not None
 
     def context(self, *alpn: str) -> ssl.SSLContext | None:
@@ -114,12 +114,12 @@ class Security:
 
     @property
     def query(self) -> str:
-        """What is appended to the server's URL: the token, where the server has made it."""
+        """The text to append to the server's URL: the token, if the server has made it."""
         return f"?token={self.token.reveal()}" if self.token is not None and self.generated else ""
 
     @property
     def authenticates(self) -> bool:
-        """Whether a stranger is refused."""
+        """True if a stranger is refused."""
         return self.token is not None or self.tls_client_ca is not None
 
     def missing(self) -> str:

@@ -40,7 +40,7 @@ _OPERATORS = 8
 
 
 class Client(Protocol):
-    """What calls need of the connection that they belong to."""
+    """The connection of a call, as calls see it."""
 
     peer: str
     calls: set[Call]
@@ -49,15 +49,15 @@ class Client(Protocol):
     joins_answers: bool
 
     outgoing: Any
-    """What waits for `flush`; empty: nothing does."""
+    """Bytes that wait for `flush`."""
     unsent: Any
-    """What was flushed, and the client did not take; empty: nothing."""
+    """Bytes that were flushed, and that the client did not take yet."""
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer with the next flush; return whether the client has room for all of it."""
 
     def is_blocked(self, call: Call) -> bool:
-        """Whether the client does not take the answers of a call for now."""
+        """True if the client does not take the answers of a call for now."""
         return False
 
     def defer(self, call: Call, size: int) -> None:
@@ -81,7 +81,7 @@ class Client(Protocol):
 
 
 class ServedSession(Protocol):
-    """What answers the requests of a call: `Session`, or what stands in its place."""
+    """Answers the requests of a call: `Session`, or a class that takes its place."""
 
     last_step: tuple[World, Agent, int] | None
     last_error: int
@@ -115,30 +115,30 @@ class Call:
         self.session = session
         self.name = name
         self.stream: Any = None
-        """What the client's protocol knows it by."""
+        """The number or object by which the client's protocol knows it."""
         self.requests: deque[Request | None] = deque()
         """Those that wait for an earlier one, or for the client to take answers; None: no more follow."""
         self.released = False
-        """Whether one that waited is to be served next."""
+        """True if one that waited is to be served next."""
         self.busy = False
-        """Whether a request of it is being served."""
+        """True if a request of it is being served."""
         self.over = False
-        """Whether nothing more is said."""
+        """True if nothing more is said."""
         self.concluded = False
-        """Whether its session is closed."""
+        """True if its session is closed."""
         self.places: ConnectionCount | None = None
-        """What has counted it."""
+        """The account that has counted it."""
         self.limited = False
-        """Whether its requests are at the expense of its connection: those of a viewer, or of an operator."""
+        """True if its requests are at the expense of its connection: those of a viewer, or of an operator."""
         self.refusal: RequestError | None = None
-        """What its client is told that asks for more than properties, where there is no place for it; None: there is.
+        """The error for a client that asks for more than properties, if there is no place for it; None: there is one.
         """
         self.compression: str | None = None
-        """What its answers are compressed with; None: they are not."""
+        """The compression of its answers; None: they are not compressed."""
         self.compressing = False
-        """Whether an answer is being compressed, and sent after that."""
+        """True if an answer is being compressed, and sent after that."""
         self.blocked = False
-        """Whether the client has no room for the last answer."""
+        """True if the client has no room for the last answer."""
         self.unsent = 0
         """Bytes of that answer, which count until it has."""
 
@@ -181,7 +181,7 @@ class Calls:
         self._admission = admission
         self._scheduler = scheduler
         self.failures = FailureLog(scheduler)
-        """What environments raised."""
+        """The log of the errors of environments."""
         self._flush = flush
         self._cut = cut
         self._charge = charge

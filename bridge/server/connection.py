@@ -29,7 +29,7 @@ _MAX_PARTS = 64
 
 
 class ConnectionProtocol(Protocol):
-    """What a connection speaks: gRPC, or HTTP/1.1 and WebSocket. What it has to say it adds to `outgoing`."""
+    """The protocol of a connection: gRPC, or HTTP/1.1 and WebSocket. It appends its output to `outgoing`."""
 
     @property
     def http(self) -> Http2 | None:
@@ -37,11 +37,11 @@ class ConnectionProtocol(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether it has said its last words: the connection closes once they are sent and no call is left."""
+        """True if it has said its last words: the connection closes once they are sent and no call is left."""
 
     @property
     def receives_large(self) -> bool:
-        """Whether a large request is being received."""
+        """True if a large request is being received."""
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes; raises RequestError where they cannot be read."""
@@ -53,7 +53,7 @@ class ConnectionProtocol(Protocol):
         """Send an answer with the next `flush`; return whether the client has room for all of it."""
 
     def is_blocked(self, call: Call) -> bool:
-        """Whether the client has no room for the answers of a call."""
+        """True if the client has no room for the answers of a call."""
 
     def defer(self, call: Call, size: int) -> None:
         """Make the client wait with further requests where one of this size is not served yet."""
@@ -103,27 +103,29 @@ class Connection:
         self.unserved = 0
         """Requests that were received, and not looked at yet."""
         self.outgoing: list[bytes | memoryview] = []
-        """What is to be sent with the next `flush`; the protocol appends to it."""
+        """Bytes to send with the next `flush`; the protocol appends to it."""
         self.unsent: deque[memoryview] = deque()
-        """What the socket did not take."""
+        """Bytes that the socket did not take."""
         self.events = READ
-        """What the event loop watches the socket for."""
+        """The events that the event loop watches the socket for."""
         self.paused = False
-        """Whether nothing is read for now, because too many requests wait."""
+        """True if nothing is read for now, because too many requests wait."""
         self.ending = False
-        """Whether nothing more is read; it closes once what it has to say is sent."""
+        """True if nothing more is read; it closes once what it has to say is sent."""
         self.closed = False
         self.progressed = False
-        """Whether the client took some of what waited, since somebody looked."""
+        """True if the client took some of what waited, since somebody looked."""
         self.timer: Timer | None = None
         """Closes it where the client does not begin to speak, or once it was refused."""
         self.joins_answers = True
-        """Whether the last answer may wait for the next ones, to be sent together with them."""
+        """True if the last answer may wait for the next ones, to be sent together with them."""
         self._admission = admission
         self._held = 0
+        self.ended: Callable[[], None] | None = None
+        """Called once it is closed; None: nothing is."""
         self.account = account
         self.role = "stranger"
-        """What its client may do, as far as it has shown: `stranger`, `viewer` or `client`."""
+        """The role of its client, as far as it has shown: `stranger`, `viewer` or `client`."""
 
     def speak(self, protocol: ConnectionProtocol) -> None:
         """Speak a protocol from now on."""
@@ -196,9 +198,9 @@ class Connection:
             self.outgoing.clear()
         elif self.tls.ready:
             self.outgoing.clear()
-            outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.owes else []
+            outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.has_output else []
         else:
-            outgoing = [self.tls.send()] if self.tls.owes else []
+            outgoing = [self.tls.send()] if self.tls.has_output else []
         if not outgoing:
             return
         size = len(outgoing[0]) if len(outgoing) == 1 else sum(map(len, outgoing))
@@ -246,7 +248,7 @@ class Connection:
     # The interface that a call has to its client, whatever the transport (`bridge.server.calls.Client`)
 
     def is_blocked(self, call: Call) -> bool:
-        """Whether the client does not take the answers of a call for now."""
+        """True if the client does not take the answers of a call for now."""
         return bool(self.unsent) or self.protocol.is_blocked(call)
 
     def defer(self, call: Call, size: int) -> None:

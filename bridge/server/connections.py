@@ -172,6 +172,36 @@ class Connections:
         if isinstance(name, tuple):
             peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
             tls = None if listener.tls is None else Tls(listener.tls)
+        connection = self._add(sock, peer, tls)
+        self._close_after(connection, self._limits.hello_timeout)
+        connection.speak(self._speak(connection))
+        if tls is None:
+            self.flush(connection)
+
+    def serve_on(
+        self,
+        sock: socket.socket,
+        peer: str,
+        tls: Tls | None,
+        received: bytes,
+        speak: Callable[[Connection], ConnectionProtocol],
+        ended: Callable[[], None],
+    ) -> None:
+        """Serve on a connection that was made from here; `ended` is called once it is closed.
+
+        `received` are its first bytes, without those that are still to come.
+        """
+        connection = self._add(sock, peer, tls)
+        connection.ended = ended
+        connection.speak(speak(connection))
+        try:
+            connection.protocol.receive_data(received)
+        except RequestError as error:
+            connection.protocol.refuse(error)
+            self._linger(connection)
+        self.flush(connection)
+
+    def _add(self, sock: socket.socket, peer: str, tls: Tls | None) -> Connection:
         most = max(_MAX_IDLE, self._limits.max_connections)  # all of them may connect at once
         if len(self._idle) >= most:
             self._cut(next(iter(self._idle)), f"{most} others have no call either")
@@ -180,13 +210,10 @@ class Connections:
         self.all[sock] = connection
         self._share.connections = len(self.all)
         self._idle[connection] = None
-        self._close_after(connection, self._limits.hello_timeout)
         if self._keepalive is None:
             self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
         self._loop.register(sock, READ, partial(self._on_events, connection))
-        connection.speak(self._speak(connection))
-        if tls is None:
-            self.flush(connection)
+        return connection
 
     # Processor time
 
@@ -385,10 +412,12 @@ class Connections:
         self._read_again(connection)
         connection.sock.close()
         del connection.protocol, connection.answer  # which refer to it
+        if connection.ended is not None:
+            connection.ended()
 
     @property
     def busy(self) -> bool:
-        """Whether a call is open, or the client of one that was still takes its answers."""
+        """True if a call is open, or the client of one that was still takes its answers."""
         return any(connection.calls or connection.unsent for connection in self.all.values())
 
     def drain(self, grace: float) -> None:

@@ -112,7 +112,7 @@ class EventLoop:
 
     @property
     def wakeup_fd(self) -> int:
-        """What `signal.set_wakeup_fd` takes: the numbers of signals are written there."""
+        """The descriptor for `signal.set_wakeup_fd`: the numbers of signals are written there."""
         return self._waker.fileno()
 
     def wake(self) -> None:

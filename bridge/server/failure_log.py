@@ -1,4 +1,4 @@
-"""What environments raise, in the server's log: in full for the first time, then as a count each minute."""
+"""Logs the errors of environments: in full for the first time, then as a count each minute."""
 
 from __future__ import annotations
 

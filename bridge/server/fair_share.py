@@ -31,7 +31,7 @@ _PAGE = 4096
 
 
 class FairShare:
-    """What all connections of a server have in common."""
+    """The state that all connections of a server share."""
 
     def __init__(self) -> None:
         self.fastest = 1.0
@@ -57,7 +57,7 @@ class FairShare:
 
 
 class ProcessorAccount:
-    """What one connection may use. `now` is seconds, monotonic.
+    """Counts the processor time of one connection. `now` is seconds, monotonic.
 
     Args:
         share: That of the server.
@@ -71,7 +71,7 @@ class ProcessorAccount:
         self._credit = BURST / 4
         self._seen = now
         self.productive = False
-        """Whether what the connection sent last was requests and little else: what follows is not measured."""
+        """True if what the connection sent last was requests and little else: what follows is not measured."""
         self.excess = 0.0
         """Seconds to charge for a turn that was not measured, and showed to be more than its requests."""
         self.timer: Timer | None = None

@@ -1,4 +1,4 @@
-"""What a connection speaks, by its first bytes: gRPC begins with `PRI`, HTTP/1.1 with a method such as `GET`."""
+"""Tells a connection's protocol by its first bytes: gRPC begins with `PRI`, HTTP/1.1 with a method such as `GET`."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class FirstBytes:
         connection.protocol.receive_data(self._data)
 
     def buffer_updated(self, count: int) -> None:
-        """Never called: there is no buffer."""
+        """Do nothing: there is no buffer before the first bytes."""
 
     def answer(self, call: object, parts: list[bytes | memoryview], size: int) -> bool:
-        """Never called, like all that belongs to calls: there are none yet."""
+        """Do nothing: there are no calls before the first bytes."""
         return True
 
     def is_blocked(self, call: object) -> bool:
-        """Never called."""
+        """Do nothing: there are no calls before the first bytes."""
         return False
 
     def defer(self, call: object, size: int) -> None:
-        """Never called."""
+        """Do nothing: there are no calls before the first bytes."""
 
     def resume(self, call: object, size: int) -> None:
-        """Never called."""
+        """Do nothing: there are no calls before the first bytes."""
 
     def finish(self, call: object, error: RequestError | None) -> None:
-        """Never called."""
+        """Do nothing: there are no calls before the first bytes."""
 
     def refuse(self, error: RequestError) -> None:
         """Say nothing: it is not known in which words."""

@@ -68,7 +68,7 @@ _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 class CallHandler(Protocol):
-    """What the protocol asks of the server."""
+    """The server, as the protocol sees it."""
 
     helper: HelperThread
     """Inflates what came compressed."""
@@ -391,7 +391,7 @@ class GrpcProtocol(Keepalive):
         return not stream.pending
 
     def is_blocked(self, call: Call) -> bool:
-        """Whether the client has no window for the answers of a call, or one is still being compressed."""
+        """True if the client has no window for the answers of a call, or one is still being compressed."""
         return bool(call.stream.pending or call.compressing)
 
     def _compress(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:

@@ -38,7 +38,7 @@ class SideCall:
         self._last_words = last_words
         self._asked = False
         self.over = False
-        """Whether nothing follows."""
+        """True if nothing follows."""
         self.error: RequestError | None = None
         """Why it is over, if not because all was said."""
 

@@ -143,7 +143,7 @@ class GrpcioTransport:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is open."""
+        """True if a call is open."""
         return bool(self.all)
 
     def flush(self, client: Any) -> None:

@@ -26,17 +26,17 @@ class IdleWorlds:
         self._period = min(idle_timeout / 4, 60.0)
         self._scheduler = scheduler
         self._seconds = 0.0
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._timer: Timer | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._looked = self._scheduler.now()
+        self._checked_at = self._scheduler.now()
         self._timer = self._scheduler.call_later(self._period, self._look)
 
     def _look(self) -> None:
-        before, self._looked = self._looked, self._scheduler.now()
-        self._seconds += min(self._looked - before, 2 * self._period)
+        before, self._checked_at = self._checked_at, self._scheduler.now()
+        self._seconds += min(self._checked_at - before, 2 * self._period)
         self._timer = self._scheduler.call_later(self._period, self._look)
         self._reap(self._seconds)
 

@@ -11,10 +11,10 @@ __all__ = ["Keepalive"]
 
 
 class Keepalive:
-    """What the protocols of a connection have in common that ask for signs of life.
+    """The common part of the protocols that ask for signs of life.
 
     Args:
-        connection: What is looked after.
+        connection: The connection.
     """
 
     def __init__(self, connection: Connection) -> None:

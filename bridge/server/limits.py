@@ -9,7 +9,7 @@ from typing import Any
 from bridge.errors import Code, RequestError, SettingError
 from bridge.worlds.isolated.world import CALL_TIMEOUT
 
-__all__ = ["ConnectionCount", "Limits", "check_drain_timeout"]
+__all__ = ["ConnectionCount", "Limits", "check_drain_timeout", "checked_limits"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Limits:
         max_world_bytes: With isolation, the bytes that a world's process may allocate, where the system can limit it;
             None: no limit.
         idle_timeout: Seconds after which a world without agents is destroyed; None: never.
-        abandoned_timeout: The same of a world that a client has created which is gone; None: as `idle_timeout`.
+        abandoned_timeout: Seconds after which a world whose creator has gone is destroyed; None: as `idle_timeout`.
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
         takeover_timeout: Seconds that a person who has taken over from an agent, and slows it down, may do nothing.
         drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
@@ -111,7 +111,7 @@ class ConnectionCount:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many as there may be."""
+        """True if there are as many as there may be."""
         return self.value >= self._limit
 
     def enter(self) -> None:
@@ -133,3 +133,10 @@ class ConnectionCount:
         """Take note that a connection ended."""
         with self._guard:
             self._value -= 1
+
+
+def checked_limits(limits: Any) -> Limits:
+    """Return the keyword `limits`, or raise SettingError where it is something else."""
+    if limits is not None and not isinstance(limits, Limits):
+        raise SettingError(f"expected limits to be bridge.Limits(…), got a {type(limits).__name__}")
+    return limits or Limits()

@@ -74,7 +74,7 @@ def _bind_unix(sock: socket.socket, path: str) -> None:
 
 
 def _stale(family: int, path: str) -> bool:
-    """Whether a path is a socket that nobody listens at, as a killed server leaves it."""
+    """True if a path is a socket that nobody listens at, as a killed server leaves it."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         return False
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus: `GET http://HOST:METRICS_PORT/metrics`."""
+"""The counters of a server, for Prometheus: `GET http://HOST:METRICS_PORT/metrics`."""
 
 from __future__ import annotations
 

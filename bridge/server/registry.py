@@ -17,9 +17,10 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.limits import Limits
 from bridge.version import __version__
 from bridge.worlds.base import Agent, World
+from bridge.worlds.observers import ObservedEnv, Observer
 from bridge.worlds.resets import ResetOrder
-from bridge.worlds.scheduling import Pending, Runtime
-from bridge.worlds.watching.agents import Gallery
+from bridge.worlds.scheduling import PendingResult, Runtime
+from bridge.worlds.single import EnvWorld
 
 __all__ = ["Registry", "WorldSource"]
 
@@ -28,6 +29,15 @@ DEFAULT_WORLD = ""
 
 _MOST_LISTED = 200
 """Environments that the page lets people choose among."""
+_UNKNOWN: Mapping[str, Any] = {
+    "viewers": 0,
+    "returns": {},
+    "fps": None,
+    "lanes": None,
+    "begun": True,
+    **dict.fromkeys(("recording", "replay", "match")),
+}
+"""The properties that the page reads of every world, if neither the world nor an observer has more."""
 
 
 class WorldSource(Protocol):
@@ -43,17 +53,21 @@ class WorldSource(Protocol):
 
     @property
     def title(self) -> str:
-        """What to call it to a person."""
+        """Its name, as a person reads it."""
 
     @property
     def fps(self) -> float | None:
         """Frames a second of its worlds; None: they are in lock-step."""
 
+    @property
+    def traits(self) -> Mapping[str, Any]:
+        """The properties of all its worlds for the page, as JSON has them, such as `match`."""
+
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for."""
 
-    async def prepare(self, runtime: Runtime) -> None:
-        """Make the environment of the first world ahead."""
+    async def prepare(self, runtime: Runtime) -> object:
+        """Make the environment of the first world ahead, and return it."""
 
     async def close(self) -> None:
         """Close what was made ahead, where no world has taken it."""
@@ -67,11 +81,11 @@ class _Entry:
     owner: object | None
     """The connection that created it, as long as it is there."""
     goes_with_owner: bool = False
-    """Whether its creator joined it, or made it for nobody else."""
+    """True if its creator joined it, or made it for nobody else."""
     idle_since: float | None = None
     """When it was first seen without agents, in monotonic seconds."""
     abandoned: bool = False
-    """Whether its creator is gone, who alone knew its name, unless others were told of it."""
+    """True if its creator is gone, who alone knew its name, unless others were told of it."""
 
 
 class Registry:
@@ -89,6 +103,7 @@ class Registry:
         runtime: Runs the calls of environments, and what waits.
         unix_path: Where this server listens on a Unix socket; None: nowhere.
         lists_worlds: Whether clients may see the worlds that others made, and who is in them: for the page.
+        observers: Are told of the worlds, and let agents in; the first is asked first.
     """
 
     def __init__(
@@ -99,18 +114,18 @@ class Registry:
         *,
         unix_path: str | None = None,
         lists_worlds: bool = False,
+        observers: Sequence[Observer] = (),
     ) -> None:
-        self.gallery: Gallery | None = None
-        """Draws worlds for those who watch; None: nobody may."""
+        self._observers = observers
         self._lists_worlds = lists_worlds
         self._unix_path = unix_path
         self._source = source
         self._limits = limits
         self._runtime = runtime
         self._entries: dict[str, _Entry | None] = {}
-        self._default: Pending[None] | None = None
+        self._default: PendingResult[None] | None = None
         """Done once the default world is made, or could not be."""
-        self._closing: set[Pending[None]] = set()
+        self._closing: set[PendingResult[None]] = set()
         """The worlds that are being closed where nobody waits for an answer."""
         self._closed = False
         self._began = time.monotonic()
@@ -131,16 +146,18 @@ class Registry:
 
     def status(self) -> dict[str, Any]:
         """Return what the server does, as the property `server.status` says it. May be called by any thread."""
-        found = [(world, world.counts()) for world in self.worlds]
+        worlds = self.worlds
+        found = [(world, world.counts()) for world in worlds]
         return {
             "uptime": time.monotonic() - self._began,
             "draining": self._closed,
             "worlds": len(found),
-            "viewers": 0 if self.gallery is None else sum(self.gallery.viewers(world) for world, _ in found),
+            "viewers": 0,
             "slots": sum(counts.lanes for world, counts in found if world.agents),
             "steps": self._past_steps + sum(counts.steps for _, counts in found),
             "episodes": self._past_episodes + sum(counts.episodes for _, counts in found),
             **self.counted(),
+            **{name: value for observer in self._observers for name, value in observer.counts(worlds).items()},
         }
 
     def _retire(self, world: World) -> None:
@@ -151,7 +168,7 @@ class Registry:
 
     @property
     def has_room(self) -> bool:
-        """Whether there are fewer worlds than there may be."""
+        """True if there are fewer worlds than there may be."""
         most = self._limits.max_worlds
         return not most or sum(other != DEFAULT_WORLD for other in self._entries) < most
 
@@ -180,7 +197,7 @@ class Registry:
         name = f"world-{secrets.token_hex(8)}"
         self._entries[name] = None  # holds the place while the environment is built
         try:
-            world = await self._source.make_world(name, settings, self._runtime)
+            world = await self._make_world(name, settings)
         except BaseException:
             self._entries.pop(name, None)
             raise
@@ -188,6 +205,21 @@ class Registry:
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
         self._see_to_its_end(world)
         return name
+
+    async def _make_world(self, name: str, settings: Mapping[str, pb.Tensor]) -> World:
+        world = await self._source.make_world(name, settings, self._runtime)
+        for observer in self._observers:
+            listener = observer.made(world)
+            if listener is not None and isinstance(world, EnvWorld):
+                world.env = ObservedEnv(world.env, listener)
+        return world
+
+    def admit(self, world: World, settings: Mapping[str, pb.Tensor], *, ours: bool) -> Agent:
+        """Let an agent into a world, as `World.admit`, where observers do not let it in."""
+        join = world.join
+        for observer in reversed(self._observers):
+            join = partial(observer.join, world, join=join)
+        return world.admit(settings, join, ours=ours)
 
     async def find_world(self, name: str) -> World:
         """Return a world; the default one is made when it is first asked for (D-4)."""
@@ -205,11 +237,11 @@ class Registry:
         entry = self._entries.get(DEFAULT_WORLD)
         if entry is not None and entry.world.alive:
             return entry.world
-        making = self._default = Pending()
+        making = self._default = PendingResult()
         try:
             if entry is not None:
                 await entry.world.close()
-            world = await self._source.make_world(DEFAULT_WORLD, {}, self._runtime)
+            world = await self._make_world(DEFAULT_WORLD, {})
             await self._refuse_late(world)
             if entry is not None:
                 self._retire(entry.world)
@@ -312,7 +344,7 @@ class Registry:
         if entry is None:
             return
         self._retire(entry.world)
-        pending: Pending[None] = Pending()
+        pending: PendingResult[None] = PendingResult()
         self._closing.add(pending)
 
         def closed(result: None, error: BaseException | None) -> None:
@@ -338,6 +370,11 @@ class Registry:
             await self._source.close()
         except RequestError as error:
             _log.warning("the environment that was made ahead did not close: %s", error)
+        for observer in self._observers:
+            try:
+                observer.close()
+            except Exception:  # a user's own: the others are closed all the same
+                _log.exception("the observer %r did not close", observer)
 
     def properties(self) -> PropertyTree:
         """Return the tree below `server`."""
@@ -383,8 +420,9 @@ class Registry:
                 "title": self._source.title,
                 "realtime": self._source.fps is not None,
                 "fps": self._source.fps,
-                "records": getattr(self._source, "journal", None) is not None,
-                "match": bool(getattr(self._source, "match", False)),
+                "records": False,
+                "match": False,
+                **self._source.traits,
                 "environments": self._source.env_ids[:_MOST_LISTED],
                 "draining": self._closed,
                 "worlds": [
@@ -394,22 +432,11 @@ class Registry:
         )
 
     def _describe(self, world: World) -> dict[str, Any]:
-        options, env = getattr(world, "options", None), getattr(world, "env", None)
-        facts = getattr(env, "facts", None)
-        recording = None if env is None else env.properties().get("world.recording")
-        return {
-            "name": world.name,
-            "title": world.title or self._source.title,
-            "seats": dict(world.seats),
-            "viewers": self.gallery.viewers(world) if self.gallery is not None else 0,
-            "returns": self.gallery.returns(world) if self.gallery is not None else {},
-            "fps": getattr(options, "fps", None),
-            "lanes": getattr(facts, "num_envs", None),
-            "begun": getattr(world, "begun", True),
-            "recording": None if recording is None else recording == "on",
-            "replay": world.shows,
-            "match": world.describe_match(),
-        }
+        own = {"name": world.name, "title": world.title or self._source.title, "seats": dict(world.seats)}
+        found = {**own, **_UNKNOWN, **world.describe()}
+        for observer in self._observers:
+            found.update(observer.describe(world))
+        return found
 
     def check_open(self) -> None:
         """Raise RequestError: UNAVAILABLE once the server drains or stops."""

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
@@ -33,9 +33,11 @@ from bridge.server.session import Hub
 from bridge.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.server.web_site import WebSite
 from bridge.transport.address import is_loopback
+from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
+from bridge.transport.tls import Tls
 from bridge.worlds.base import start_error
+from bridge.worlds.observers import Observer
 from bridge.worlds.scheduling import Runtime
-from bridge.worlds.watching.agents import Gallery
 
 __all__ = ["SWITCH_INTERVAL", "Server", "Sessions", "Transport"]
 
@@ -83,6 +85,8 @@ class Server:
         sessions: Makes what answers calls; None: sessions with the worlds of this server.
     """
 
+    _dialing: tuple[Any, ...] = ()
+
     def __init__(
         self,
         source: WorldSource,
@@ -97,29 +101,34 @@ class Server:
         insecure: bool = False,
         web: WebSite | None = None,
         sessions: Sessions | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         _check_settings(port, transport)
         self._source = source
         self._host = host
+        self._limits = limits
         security = security.for_host(host, insecure=insecure)
         self._tls, self._query = security.tls, security.query
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
-        self._registry = Registry(source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None)
+        self._registry = Registry(
+            source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None, observers=observers
+        )
         self._count = ConnectionCount(limits.max_connections, "max_connections")
         self._viewers = ConnectionCount(limits.max_viewers, "max_viewers")
         self._services = Services(self._has_room)
         self._admission = Admission(limits)
-        """What is being served."""
+        """The environment, or the ids, that are served."""
         self._web = web
         try:
             self._connections = self._connect(transport, limits, security, web)
         except BaseException:
             self._loop.close()
             raise
-        self._registry.gallery = Gallery(self._connections.helper, limits.takeover_timeout)
+        for observer in observers:
+            observer.start(self._connections.helper)
         if sessions is not None:
             sessions.attach(self._loop, runtime)
         self._calls = self._make_calls(limits, None if sessions is None else sessions.open)
@@ -376,6 +385,8 @@ class Server:
                 "or run() later"
             )
         self._running = True
+        for dialing in self._dialing:
+            dialing.start()
 
     def _serve(self) -> None:
         if self._idle_worlds is not None:
@@ -397,16 +408,65 @@ class Server:
                 pass
         self.stop()
 
+    def dial(
+        self, url: str, *, token: TokenLike | None = None, tls: TLS | None = None, name: str | None = None
+    ) -> None:
+        """Dial a trainer that waits for servers with `listen://`, again and again, from `start` to `stop`.
+
+        The trainer needs no other token of this server than the connection that was made to it.
+
+        Args:
+            url: The trainer's: `grpc://HOST:PORT` or, with TLS, `grpcs://HOST:PORT`.
+            token: What the trainer expects; None: that of the URL, or of the environment variable `BRIDGE_TOKEN`.
+            tls: What the trainer's certificate is known by, as for `make_remote`.
+            name: The name by which the trainer knows this server, the same each time; None: of machine and process.
+
+        Raises:
+            AddressError: The URL cannot be read.
+            SettingError: The server speaks by grpcio, which cannot dial.
+        """
+        from bridge.dial.dialing import Dialing
+
+        if not isinstance(self._connections, Connections):
+            raise SettingError("expected transport='http2' with dial, got 'grpcio', which cannot dial")
+        dialing = Dialing(self, url, ClientCredentials.of(token=token, tls=tls), name)
+        self._dialing = (*self._dialing, dialing)
+        if self._running:
+            dialing.start()
+
+    def serve_on(
+        self, sock: socket.socket, peer: str, tls: Tls | None, received: bytes, ended: Callable[[], None]
+    ) -> None:
+        """Serve the other end of a socket, which needs no token; may be called by any thread.
+
+        Args:
+            sock: Connected, and not blocking.
+            peer: Where the other end is, for the log.
+            tls: What stands between, its handshake done; None: nothing.
+            received: The first bytes of the other end, if some have come already.
+            ended: Called once the connection is closed.
+        """
+        connections, limits = self._connections, self._limits
+
+        def speak_grpc(connection: Connection) -> ConnectionProtocol:
+            return GrpcProtocol(connection, connections, limits, Gate(None), self._services)
+
+        # The other end speaks first, perhaps in hours: until then nothing is sent, and no ping.
+        def wait(connection: Connection) -> ConnectionProtocol:
+            return FirstBytes(connection, speak_grpc, speak_grpc)
+
+        self._loop.scheduler.call_soon_threadsafe(lambda: connections.serve_on(sock, peer, tls, received, wait, ended))
+
     # Stopping
 
     @property
     def draining(self) -> bool:
-        """Whether it takes no further worlds, and ends once its clients have left."""
+        """True if it takes no further worlds, and ends once its clients have left."""
         return self._shutdown.begun
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended: by `stop`, by a signal, or since the last client left while it drained."""
+        """True if it has ended: by `stop`, by a signal, or since the last client left while it drained."""
         return self._stopped.is_set() or self._serving.finished.is_set()
 
     def drain(self, timeout: float | None = None) -> None:
@@ -437,6 +497,8 @@ class Server:
             if self._stopped.is_set():
                 return
             atexit.unregister(self.stop)
+            for dialing in self._dialing:
+                dialing.stop()
             try:
                 self._end_loop(grace)
                 if self._metrics is not None:

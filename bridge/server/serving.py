@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.server.event_loop import EventLoop
-from bridge.worlds.scheduling import Executor, Pending
+from bridge.worlds.scheduling import Executor, PendingResult
 
 __all__ = ["ServerRuntime", "ServingThread", "environments_lock", "forget_lock_in_child"]
 
@@ -52,8 +52,8 @@ class ServingThread:
         self._deputy: threading.Thread | None = None
         self._deputy_runs = False
         self._deputy_ran = False
-        """Whether the deputy has run the loop during the call at hand."""
-        self._jobs: deque[tuple[Pending[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+        """True if the deputy has run the loop during the call at hand."""
+        self._jobs: deque[tuple[PendingResult[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
         self._calls = 0
         self._in_call = False
         self._wanted_back = False
@@ -68,12 +68,12 @@ class ServingThread:
 
     @property
     def in_call(self) -> bool:
-        """Whether an environment is being called by the serving thread."""
+        """True if an environment is being called by the serving thread."""
         return self._in_call
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is the serving thread."""
+        """True if the calling thread is the serving thread."""
         return threading.get_ident() == self._serving
 
     # The serving thread
@@ -123,7 +123,7 @@ class ServingThread:
         """Call a function of an environment in the serving thread."""
         if not self._deputy_runs and not self._jobs:
             return self._call(function, args)
-        pending: Pending[T] = Pending()
+        pending: PendingResult[T] = PendingResult()
         self._jobs.append((pending, function, args))
         if not self._deputy_runs:
             self._loop.interrupt()  # for `_run_jobs`
@@ -218,7 +218,7 @@ class WorldThread:
     def __init__(self, loop: EventLoop, name: str, ended: Callable[[WorldThread], None]) -> None:
         self._loop = loop
         self._ended = ended
-        self._calls: queue.SimpleQueue[tuple[Pending[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._calls: queue.SimpleQueue[tuple[PendingResult[Any], Callable[..., Any], tuple[Any, ...]] | None]
         self._calls = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._started = False
@@ -237,7 +237,7 @@ class WorldThread:
                 text = "this server's system has no thread left for another world; destroy one, or try again later"
                 raise RequestError(Code.RESOURCE_EXHAUSTED, text) from error
             self._started = True
-        pending: Pending[T] = Pending()
+        pending: PendingResult[T] = PendingResult()
         self._calls.put((pending, function, args))
         return await pending
 
@@ -253,7 +253,7 @@ class WorldThread:
         finally:
             self._ended(self)
 
-    def _make(self, pending: Pending[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _make(self, pending: PendingResult[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         result: Any = None
         problem: BaseException | None = None
         try:
@@ -264,7 +264,7 @@ class WorldThread:
 
 
 class ServerRuntime:
-    """What the worlds of a server run on (`bridge.worlds.scheduling.Runtime`).
+    """Runs the worlds of a server (`bridge.worlds.scheduling.Runtime`).
 
     Args:
         loop: Watches files, and has the scheduler.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
@@ -24,12 +23,11 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, World, fill_observations
 from bridge.worlds.resets import ResetOrder
-from bridge.worlds.watching.agents import Gallery, join
 
-__all__ = ["TRANSITIONS", "Event", "Hub", "Session", "State", "error_response", "refuse_acting"]
+__all__ = ["TRANSITIONS", "Hub", "Session", "SessionEvent", "SessionState", "error_response", "refuse_acting"]
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     """Where a connection is."""
 
     UNJOINED = "unjoined"
@@ -45,8 +43,8 @@ class State(enum.Enum):
     """The stream ended."""
 
 
-class Event(enum.Enum):
-    """What happens to a connection; a Step is one of four events by its outcome."""
+class SessionEvent(enum.Enum):
+    """An event of a connection; a Step is one of four events by its outcome."""
 
     CREATE_WORLD = "CreateWorld"
     JOIN_WORLD = "JoinWorld"
@@ -62,61 +60,61 @@ class Event(enum.Enum):
     END = "end of stream"
 
 
-_U, _J, _R, _T, _I, _C = State.UNJOINED, State.JOINED, State.RUNNING, State.TERMINATED, State.INTERRUPTED, State.CLOSED
+_U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
 
-TRANSITIONS: Mapping[tuple[State, Event], State] = {
-    (_U, Event.CREATE_WORLD): _U,
-    (_U, Event.JOIN_WORLD): _J,
-    (_U, Event.RESET_WORLD): _U,
-    (_U, Event.LEAVE_WORLD): _U,  # D-16: a no-op
-    (_U, Event.DESTROY_WORLD): _U,
-    (_U, Event.EXTENSION): _U,
-    (_U, Event.END): _C,
-    (_J, Event.CREATE_WORLD): _J,
-    (_J, Event.STEP_BEGAN): _R,
-    (_J, Event.RESET): _J,
-    (_J, Event.RESET_WORLD): _J,
-    (_J, Event.LEAVE_WORLD): _U,
-    (_J, Event.DESTROY_WORLD): _J,
-    (_J, Event.EXTENSION): _J,
-    (_J, Event.END): _C,
-    (_R, Event.CREATE_WORLD): _R,
-    (_R, Event.STEP_RAN): _R,
-    (_R, Event.STEP_TERMINATED): _T,
-    (_R, Event.STEP_INTERRUPTED): _I,
-    (_R, Event.RESET): _I,
-    (_R, Event.RESET_WORLD): _I,
-    (_R, Event.LEAVE_WORLD): _U,
-    (_R, Event.DESTROY_WORLD): _R,
-    (_R, Event.EXTENSION): _R,
-    (_R, Event.END): _C,
-    (_T, Event.CREATE_WORLD): _T,
-    (_T, Event.STEP_BEGAN): _R,  # D-13: never two non-running states in a row
-    (_T, Event.RESET): _T,
-    (_T, Event.RESET_WORLD): _T,
-    (_T, Event.LEAVE_WORLD): _U,
-    (_T, Event.DESTROY_WORLD): _T,
-    (_T, Event.EXTENSION): _T,
-    (_T, Event.END): _C,
-    (_I, Event.CREATE_WORLD): _I,
-    (_I, Event.STEP_BEGAN): _R,
-    (_I, Event.RESET): _I,
-    (_I, Event.RESET_WORLD): _I,
-    (_I, Event.LEAVE_WORLD): _U,
-    (_I, Event.DESTROY_WORLD): _I,
-    (_I, Event.EXTENSION): _I,
-    (_I, Event.END): _C,
+TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
+    (_U, SessionEvent.CREATE_WORLD): _U,
+    (_U, SessionEvent.JOIN_WORLD): _J,
+    (_U, SessionEvent.RESET_WORLD): _U,
+    (_U, SessionEvent.LEAVE_WORLD): _U,  # D-16: a no-op
+    (_U, SessionEvent.DESTROY_WORLD): _U,
+    (_U, SessionEvent.EXTENSION): _U,
+    (_U, SessionEvent.END): _C,
+    (_J, SessionEvent.CREATE_WORLD): _J,
+    (_J, SessionEvent.STEP_BEGAN): _R,
+    (_J, SessionEvent.RESET): _J,
+    (_J, SessionEvent.RESET_WORLD): _J,
+    (_J, SessionEvent.LEAVE_WORLD): _U,
+    (_J, SessionEvent.DESTROY_WORLD): _J,
+    (_J, SessionEvent.EXTENSION): _J,
+    (_J, SessionEvent.END): _C,
+    (_R, SessionEvent.CREATE_WORLD): _R,
+    (_R, SessionEvent.STEP_RAN): _R,
+    (_R, SessionEvent.STEP_TERMINATED): _T,
+    (_R, SessionEvent.STEP_INTERRUPTED): _I,
+    (_R, SessionEvent.RESET): _I,
+    (_R, SessionEvent.RESET_WORLD): _I,
+    (_R, SessionEvent.LEAVE_WORLD): _U,
+    (_R, SessionEvent.DESTROY_WORLD): _R,
+    (_R, SessionEvent.EXTENSION): _R,
+    (_R, SessionEvent.END): _C,
+    (_T, SessionEvent.CREATE_WORLD): _T,
+    (_T, SessionEvent.STEP_BEGAN): _R,  # D-13: never two non-running states in a row
+    (_T, SessionEvent.RESET): _T,
+    (_T, SessionEvent.RESET_WORLD): _T,
+    (_T, SessionEvent.LEAVE_WORLD): _U,
+    (_T, SessionEvent.DESTROY_WORLD): _T,
+    (_T, SessionEvent.EXTENSION): _T,
+    (_T, SessionEvent.END): _C,
+    (_I, SessionEvent.CREATE_WORLD): _I,
+    (_I, SessionEvent.STEP_BEGAN): _R,
+    (_I, SessionEvent.RESET): _I,
+    (_I, SessionEvent.RESET_WORLD): _I,
+    (_I, SessionEvent.LEAVE_WORLD): _U,
+    (_I, SessionEvent.DESTROY_WORLD): _I,
+    (_I, SessionEvent.EXTENSION): _I,
+    (_I, SessionEvent.END): _C,
 }
 
-_REMEDY: Mapping[Event, str] = {
-    Event.JOIN_WORLD: "this connection is in a world already; send LeaveWorld first, or use another connection",
-    Event.STEP_BEGAN: "this connection is in no world; send JoinWorld first",
-    Event.RESET: "this connection is in no world; send JoinWorld first",
+_REMEDY: Mapping[SessionEvent, str] = {
+    SessionEvent.JOIN_WORLD: "this connection is in a world already; send LeaveWorld first, or use another connection",
+    SessionEvent.STEP_BEGAN: "this connection is in no world; send JoinWorld first",
+    SessionEvent.RESET: "this connection is in no world; send JoinWorld first",
 }
-_STEP_EVENTS: Mapping[int, Event] = {
-    pb.RUNNING: Event.STEP_RAN,
-    pb.TERMINATED: Event.STEP_TERMINATED,
-    pb.INTERRUPTED: Event.STEP_INTERRUPTED,
+_STEP_EVENTS: Mapping[int, SessionEvent] = {
+    pb.RUNNING: SessionEvent.STEP_RAN,
+    pb.TERMINATED: SessionEvent.STEP_TERMINATED,
+    pb.INTERRUPTED: SessionEvent.STEP_INTERRUPTED,
 }
 
 
@@ -125,10 +123,7 @@ _MOST_KNOWN = 256
 
 
 class Hub(Protocol):
-    """What a session asks of the server that it is part of: the worlds, and the properties that all of them share."""
-
-    gallery: Gallery | None
-    """Draws worlds for those who watch; None: nobody may."""
+    """The server, as a session sees it: its worlds, and the properties that all sessions share."""
 
     def check_open(self) -> None:
         """Raise RequestError: UNAVAILABLE where the server is stopping, and takes no further calls and worlds."""
@@ -138,6 +133,9 @@ class Hub(Protocol):
 
     async def find_world(self, name: str) -> World:
         """Return a world by its name; "" is the default one."""
+
+    def admit(self, world: World, settings: Mapping[str, pb.Tensor], *, ours: bool) -> Agent:
+        """Let an agent into a world."""
 
     def joined(self, world: World, owner: object) -> None:
         """Note that the connection `owner` is in."""
@@ -177,7 +175,7 @@ class Session:
         self._hub = hub
         self._may_act = may_act
         self._client_version = client_version
-        self._state = State.UNJOINED
+        self._state = SessionState.UNJOINED
         self._world: World | None = None
         self._agent: Agent | None = None
         self._codec: StepCodec | None = None
@@ -190,10 +188,10 @@ class Session:
         self.last_error = 0
         """The code with which a request was refused; 0: it was not."""
         self.last_failure: str | None = None
-        """What was answered to a request at which the environment failed; None: it did not."""
+        """The answer to a request at which the environment failed; None: it did not fail."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> SessionState:
         """Where the connection is."""
         return self._state
 
@@ -211,7 +209,7 @@ class Session:
         codec, agent, world = self._codec, self._agent, self._world
         action: Any = None
         arrays: list[Array] | None = None
-        if codec is not None and self._state is State.RUNNING:
+        if codec is not None and self._state is SessionState.RUNNING:
             action = self._known.get(data) if type(data) is bytes else None
             arrays = codec.read_request(data) if action is None else None
         if codec is None or agent is None or world is None or (action is None and arrays is None):
@@ -327,27 +325,27 @@ class Session:
 
     def close(self) -> None:
         """Take note that the stream ended: the agent leaves, and what belongs to the connection goes."""
-        if self._state is State.CLOSED:
+        if self._state is SessionState.CLOSED:
             return
         try:
             self._leave()
         finally:
-            self._move(Event.END)
+            self._move(SessionEvent.END)
             self._hub.disconnected(self)
 
-    def _require(self, event: Event) -> None:
+    def _require(self, event: SessionEvent) -> None:
         if (self._state, event) not in TRANSITIONS:
             remedy = _REMEDY.get(event, "the connection is closed")
             raise RequestError(
                 Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}"
             )
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: SessionEvent) -> None:
         self._require(event)
         self._state = TRANSITIONS[self._state, event]
 
     async def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        self._require(Event.CREATE_WORLD)
+        self._require(SessionEvent.CREATE_WORLD)
         # If a client of this package disconnects before joining its world, the world is destroyed.
         for_others = not self._client_version
         name = await self._hub.create_world(request.create_world.settings, self, for_others=for_others)
@@ -355,21 +353,20 @@ class Session:
         response.create_world.SetInParent()
 
     async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        self._require(Event.JOIN_WORLD)
+        self._require(SessionEvent.JOIN_WORLD)
         world = await self._hub.find_world(request.join_world.world_name)
-        settings, ours = request.join_world.settings, bool(self._client_version)
-        agent = world.admit(settings, partial(join, world, gallery=self._hub.gallery), ours=ours)
+        agent = self._hub.admit(world, request.join_world.settings, ours=bool(self._client_version))
         self._world, self._agent = world, agent
         self._codec = self._wanted = None
         self._known.clear()
         self._hub.joined(world, self)
-        self._move(Event.JOIN_WORLD)
+        self._move(SessionEvent.JOIN_WORLD)
         response.join_world.specs.CopyFrom(agent.specs())
 
     async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world
         if agent is None or world is None:
-            self._require(Event.STEP_BEGAN)  # D-8
+            self._require(SessionEvent.STEP_BEGAN)  # D-8
             return
         if world.resets.closed:  # D-17
             raise _destroyed(world)
@@ -381,7 +378,7 @@ class Session:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
         agent.prepare(wanted)
-        if self._state is State.RUNNING:
+        if self._state is SessionState.RUNNING:
             state = await self._run(agent, world, agent.decode(self._read_actions(agent, step.actions)))
             observed = agent.observe(wanted)
         else:
@@ -391,7 +388,7 @@ class Session:
             except RequestError:
                 world.resets.end(agent)
                 raise
-            self._move(Event.STEP_BEGAN)
+            self._move(SessionEvent.STEP_BEGAN)
             if state != pb.RUNNING:
                 world.resets.end(agent)
             observed = agent.observe(wanted)
@@ -415,15 +412,15 @@ class Session:
     async def _reset(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world
         if agent is None or world is None:
-            self._require(Event.RESET)  # D-8
+            self._require(SessionEvent.RESET)  # D-8
             return
-        agent.reset(request.reset.settings, self._state is State.RUNNING)
-        self._move(Event.RESET)
+        agent.reset(request.reset.settings, self._state is SessionState.RUNNING)
+        self._move(SessionEvent.RESET)
         world.resets.end(agent)
         response.reset.specs.CopyFrom(agent.specs())
 
     async def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        self._require(Event.RESET_WORLD)
+        self._require(SessionEvent.RESET_WORLD)
         name = request.reset_world.world_name
         inside = self._is_in(name)
         agent = self._agent if inside else None
@@ -432,7 +429,7 @@ class Session:
         finally:
             self._waits_for = None
         if inside:
-            self._move(Event.RESET_WORLD)
+            self._move(SessionEvent.RESET_WORLD)
         response.reset_world.SetInParent()
 
     def _wait_for(self, order: ResetOrder) -> None:
@@ -441,12 +438,12 @@ class Session:
             order.cancel()
 
     def _is_in(self, name: str) -> bool:
-        """Whether the connection is in the world that has this name now, and not in a destroyed one that had it."""
+        """True if the connection is in the world that has this name now, and not in a destroyed one that had it."""
         return self._world is not None and self._world.name == name and not self._world.resets.closed
 
     async def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._leave()
-        self._move(Event.LEAVE_WORLD)
+        self._move(SessionEvent.LEAVE_WORLD)
         response.leave_world.SetInParent()
 
     def _leave(self) -> None:
@@ -458,7 +455,7 @@ class Session:
             self._hub.left(world, self)
 
     async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        self._require(Event.DESTROY_WORLD)
+        self._require(SessionEvent.DESTROY_WORLD)
         name = request.destroy_world.world_name
         if self._is_in(name):
             raise RequestError(
@@ -481,7 +478,7 @@ class Session:
         return tree.answer(request).SerializeToString()
 
     async def _extension(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        self._require(Event.EXTENSION)
+        self._require(SessionEvent.EXTENSION)
         url, data = request.extension.type_url, request.extension.value
         try:
             if url == PROPERTY_REQUEST_URL:

@@ -61,15 +61,15 @@ class Shutdown:
         self.drain_timeout = drain_timeout
         """Seconds that open calls get to end by themselves, unless told otherwise."""
         self.begun = False
-        """Whether the server is ending."""
+        """True if the server is ending."""
         self.left_behind = False
-        """Whether an environment was still in a call at the end."""
+        """True if an environment was still in a call at the end."""
         self.ends_process = False
-        """Whether a signal ends the process where an environment is in a call: the calling thread cannot return."""
+        """True if a signal ends the process where an environment is in a call: the calling thread cannot return."""
         self._grace = drain_timeout
         self._signal: int | None = None
         self._handlers: dict[signal.Signals, Any] = {}
-        """What handled the signals before, while they reach the event loop."""
+        """The handlers of the signals before, while the signals reach the event loop."""
 
     @contextlib.contextmanager
     def handle_signals(self, grace: float | None) -> Iterator[None]:

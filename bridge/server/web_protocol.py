@@ -86,7 +86,7 @@ class WebProtocol(Keepalive):
 
     @property
     def receives_large(self) -> bool:
-        """Whether a large request is being received."""
+        """True if a large request is being received."""
         return self._admitted > 0
 
     # What comes
@@ -241,7 +241,7 @@ class WebProtocol(Keepalive):
         return True
 
     def is_blocked(self, call: Call) -> bool:
-        """Whether the client has no window: there are none."""
+        """True if the client has no window: there are none."""
         return False
 
     def defer(self, call: Call, size: int) -> None:

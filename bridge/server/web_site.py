@@ -1,4 +1,4 @@
-"""What a server gives to browsers without a token: the files of its page; and which browsers it listens to.
+"""Serves browsers without a token: the files of the page. Decides which browsers are let in.
 
 A page of another site may open a WebSocket to any server that the browser reaches, so the `Origin` must be that of the
 server's own page. A site may also have its name resolve to 127.0.0.1 (DNS rebinding), so that its pages seem to be the
@@ -83,7 +83,7 @@ class OpenEnvOptions:
     name: str
     """The environment's name in `/metadata`."""
     pictures: bool
-    """Whether pictures travel as PNGs."""
+    """True if pictures travel as PNGs."""
 
     @classmethod
     def of(cls, openenv: bool | Literal["png"], name: str, *, web: bool, single: bool) -> OpenEnvOptions | None:

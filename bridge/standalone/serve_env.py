@@ -986,11 +986,8 @@ class Session:
         if whole.dtype != np.bool_ or whole.shape:
             raise Refusal(f"expected the setting gymnasium to be a bool, got {whole!r:.80}")
         if world.player is not None:
-            text = (
-                f"the world {world.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or create "
-                "another world, if the server has room for one (its limit is max_worlds)"
-            )
-            raise Refusal(text, RESOURCE_EXHAUSTED)
+            text = f"the world {world.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or create"
+            raise Refusal(f"{text} another world, if the server has room (its limit is max_worlds)", RESOURCE_EXHAUSTED)
         world.enter(self, bool(whole))
         self.world, world.for_itself = world, world.for_itself or world.creator is self
         response.specs.CopyFrom(world.specs())
@@ -1067,15 +1064,13 @@ class Session:
         """End a world; whoever is in it is refused from then on."""
         world = self.server.find(request.world_name, make=False)
         if world is self.world:
-            text = f"this connection is in the world {world.name!r}; send LeaveWorld before DestroyWorld"
-            raise Refusal(text, FAILED_PRECONDITION)
+            raise Refusal(f"this connection is in the world {world.name!r}; send LeaveWorld first", FAILED_PRECONDITION)
         self.server.destroy(world)
 
     def on_extension(self, request, response):
         """Answer a request for a property."""
         if request.type_url != PROPERTY_URL + "Request":
-            text = f"unknown extension {request.type_url!r}; this server has {PROPERTY_URL}Request"
-            raise Refusal(text, UNIMPLEMENTED)
+            raise Refusal(f"unknown extension {request.type_url!r}; there is {PROPERTY_URL}Request", UNIMPLEMENTED)
         asked = pb.PropertyRequest.FromString(request.value)
         response.value = answer_property(self.server, self, asked).SerializeToString()
         response.type_url = PROPERTY_URL + "Response"
@@ -1108,7 +1103,7 @@ class MainThread:
     """Runs functions for other threads, one at a time, in the thread that calls `work`."""
 
     def __init__(self):
-        self._jobs, self._ended = queue.Queue(), False
+        self._jobs, self._ended, self._calling, self._interrupted = queue.Queue(), False, False, False
 
     def post(self, function, *args):
         """Have a function called; return the Future of its result."""
@@ -1123,19 +1118,33 @@ class MainThread:
         return self.post(function, *args).result()
 
     def work(self, idle):
-        """Call what is asked for until KeyboardInterrupt, and `idle` now and then."""
-        while True:
+        """Call what is asked for until a signal, and `idle` now and then."""
+        while not self._interrupted:
             try:
                 result, function, args = self._jobs.get(timeout=0.5)  # Windows interrupts no wait that is not short
             except queue.Empty:
                 idle()
                 continue
             try:
-                result.set_result(function(*args))
+                value = self.call(function, *args)
             except BaseException as error:
                 result.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
+            else:
+                result.set_result(value)
+
+    def call(self, function, *args):
+        """Call a function that signals may interrupt."""
+        try:
+            self._calling = True
+            return function(*args)
+        finally:
+            self._calling = False
+
+    def interrupt(self, *_):
+        """Handle a signal; outside of `call` an exception could lose a result: the first one only ends `work`."""
+        again, self._interrupted = self._interrupted, True
+        if self._calling or again:
+            raise KeyboardInterrupt
 
     def end(self):
         """Refuse what is asked for, from here on."""
@@ -1240,7 +1249,7 @@ class Server:
         return Session(self, for_itself)
 
     def run(self, host, port, credentials=None, started=lambda address: print(address, flush=True)):
-        """Serve until KeyboardInterrupt; the thread that calls this runs the environments.
+        """Serve until Ctrl-C or SIGTERM; the thread that calls this runs the environments.
 
         Args:
             host: The address to listen on.
@@ -1263,7 +1272,10 @@ class Server:
         name = f"[{host}]" if ":" in host else host
         address = f"{name}:{port}"
         try:
-            self.find("")  # an environment that cannot be served is to be known now
+            with contextlib.suppress(ValueError):  # signals reach the main thread alone
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, self.main.interrupt)
+            self.main.call(self.find, "")  # an environment that cannot be served is to be known now
             found = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
             if not found:
                 raise RuntimeError(f"the port of {address} is taken")
@@ -1281,7 +1293,7 @@ class Server:
 
 
 def serve(make, host="127.0.0.1", port=50051, lanes=1, **options):
-    """Serve what a function makes until Ctrl-C: the way to serve an engine of your own.
+    """Serve what a function makes until Ctrl-C or SIGTERM: the way to serve an engine of your own.
 
     Args:
         make: Returns an environment, of the keyword arguments that a client gives.
@@ -1372,13 +1384,6 @@ def main(arguments=None):
         url = f"{'grpcs' if credentials else 'grpc'}://{address}{query}"
         print(f'{options.env} is served at {url}\nConnect: bridge.make_remote("{url}"). Ctrl-C stops.', flush=True)
 
-    def stop(number, frame):
-        for number in (signal.SIGINT, signal.SIGTERM):  # a second one ends the process at once
-            signal.signal(number, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
     try:
         server.run(options.host, options.port, credentials, started)
     except (Refusal, RuntimeError) as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bridge.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from bridge.client.inspector import Inspector
+    from bridge.client.world.inspector import Inspector
     from bridge.clock import Clock, MonotonicClock
     from bridge.testing.clock import VirtualClock
     from bridge.testing.conformance import REQUIREMENTS, check_server
@@ -66,7 +66,7 @@ _PLACES = {
     "EVERY_SPACE": "bridge.testing.envs",
     "End": "bridge.testing.link",
     "FailingEnv": "bridge.testing.envs",
-    "Inspector": "bridge.client.inspector",
+    "Inspector": "bridge.client.world.inspector",
     "Link": "bridge.testing.link",
     "LinkStats": "bridge.testing.link",
     "LocalRuntime": "bridge.testing.runtime",

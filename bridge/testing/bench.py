@@ -18,12 +18,12 @@ import numpy as np
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import samples
-from bridge.testing.wire import NoAnswerError, Stream, StreamEndedError, describe
+from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe
 
-__all__ = ["CHECKS", "Agent", "Bench", "Check", "Failed", "Options", "Skip", "check", "unused"]
+__all__ = ["CHECKS", "Bench", "Check", "CheckedAgent", "Failed", "Options", "Skip", "check", "unused"]
 
 UNKNOWN_NAME = "conformance check: no such name"
-"""What no server has as a world, a setting or a property."""
+"""A name that no server has as a world, a setting or a property."""
 QUIET = 0.25
 """Seconds in which an answer that must not come yet would come."""
 
@@ -45,7 +45,7 @@ class Skip(Exception):  # noqa: N818 - the outcome of a check
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a conformance run is told about the server."""
+    """The options of a conformance run."""
 
     timeout: float = 10.0
     """Seconds that one answer may take."""
@@ -94,10 +94,10 @@ def unused(uids: Mapping[int, Any], start: int = 987_654_321) -> int:
     return start
 
 
-class Agent:
+class CheckedAgent:
     """A connection that sends the checks' requests and tracks the state of its sequence."""
 
-    def __init__(self, stream: Stream, bench: Bench) -> None:
+    def __init__(self, stream: ProcessStream, bench: Bench) -> None:
         self.stream, self.bench = stream, bench
         self.specs = pb.ActionObservationSpecs()
         self.running = False
@@ -271,15 +271,15 @@ class Bench:
             raise Skip("the server does not create worlds")
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[Agent]:
+    def connection(self) -> Iterator[CheckedAgent]:
         """Open a connection; close it in the end."""
         with self._open() as stream:
-            yield Agent(stream, self)
+            yield CheckedAgent(stream, self)
 
-    def _open(self) -> Stream:
+    def _open(self) -> ProcessStream:
         deadline = time.monotonic() + min(self.options.timeout, 5.0)
         while True:
-            stream = Stream(self.channel, self.metadata, self.options.timeout)
+            stream = ProcessStream(self.channel, self.metadata, self.options.timeout)
             if not self.one_connection:
                 return stream
             # The one before may not be over yet for a server that takes one at a time.
@@ -291,22 +291,22 @@ class Bench:
             except StreamEndedError:
                 stream.close()
                 if time.monotonic() >= deadline:
-                    return Stream(self.channel, self.metadata, self.options.timeout)
+                    return ProcessStream(self.channel, self.metadata, self.options.timeout)
                 threading.Event().wait(0.02)
 
-    def kill(self, agent: Agent) -> None:
+    def kill(self, agent: CheckedAgent) -> None:
         """Break a connection, as when its client dies."""
         agent.stream.close()
         self._killed = True
 
-    def create(self, agent: Agent) -> str:
+    def create(self, agent: CheckedAgent) -> str:
         """Create a world on a connection, and return its name."""
         request = pb.CreateWorldRequest(settings=self.options.create_settings)
         answer: pb.CreateWorldResponse = agent.good("to CreateWorld", create_world=request)
         return answer.world_name
 
     @contextlib.contextmanager
-    def world(self, agent: Agent, *, new: bool = False) -> Iterator[str]:
+    def world(self, agent: CheckedAgent, *, new: bool = False) -> Iterator[str]:
         """Return the name of a world to join: a new one if the server can create worlds, destroyed at the end.
 
         Raises:
@@ -327,7 +327,7 @@ class Bench:
         else:
             yield ""
 
-    def destroy(self, agent: Agent, name: str) -> None:
+    def destroy(self, agent: CheckedAgent, name: str) -> None:
         """Leave and destroy a world, ignoring the answers; `tidy` retries what failed."""
         try:
             if self.hung:
@@ -345,14 +345,14 @@ class Bench:
                 for name in names:
                     self._destroyed(agent, name)
 
-    def _destroyed(self, agent: Agent, name: str) -> None:
+    def _destroyed(self, agent: CheckedAgent, name: str) -> None:
         answer = agent.ask(destroy_world=pb.DestroyWorldRequest(world_name=name))
         # Refused, perhaps because an agent that is gone is still there for the server: try again later.
         if answer.WhichOneof("payload") == "error" and answer.error.code != Code.NOT_FOUND:
             self.left_over.append(name)
 
     @contextlib.contextmanager
-    def joined(self, *, new: bool = False) -> Iterator[Agent]:
+    def joined(self, *, new: bool = False) -> Iterator[CheckedAgent]:
         """Open a connection that has joined a world; leave it and close in the end."""
         with self.connection() as agent, self.world(agent, new=new) as world:
             self._join_soon(agent, world)
@@ -363,7 +363,7 @@ class Bench:
                     with contextlib.suppress(Failed):
                         agent.ask(leave_world=pb.LeaveWorldRequest())
 
-    def _join_soon(self, agent: Agent, world: str) -> None:
+    def _join_soon(self, agent: CheckedAgent, world: str) -> None:
         # A server may need a moment to see that an earlier agent of its one world has died.
         deadline = time.monotonic() + (min(self.options.timeout, 2.0) if self._killed else 0.0)
         while True:

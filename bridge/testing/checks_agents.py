@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing.bench import QUIET, UNKNOWN_NAME, Agent, Bench, Failed, Skip, check
+from bridge.testing.bench import QUIET, UNKNOWN_NAME, Bench, CheckedAgent, Failed, Skip, check
 from bridge.testing.wire import NoAnswerError, StreamEndedError, describe
 
 __all__: list[str] = []
@@ -13,14 +13,14 @@ def _request(world: str | None) -> pb.EnvironmentRequest:
     return pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest(world_name=world or ""))
 
 
-def _done(caller: Agent, why: str) -> None:
+def _done(caller: CheckedAgent, why: str) -> None:
     """Check that the ResetWorld sent before now succeeds."""
     answer = caller.take("reset_world")
     if answer.WhichOneof("payload") == "error":
         raise Failed(f"a reset_world answer {why}", describe(answer))
 
 
-def _wait(caller: Agent, why: str) -> None:
+def _wait(caller: CheckedAgent, why: str) -> None:
     """Check that the ResetWorld sent before is not answered yet."""
     try:
         answer = caller.stream.receive(QUIET)
@@ -114,7 +114,7 @@ def several_agents(bench: Bench) -> None:
         _goes_on(bench, first, second, join)
 
 
-def _together(first: Agent, second: Agent, why: str, *, first_step: bool = False) -> None:
+def _together(first: CheckedAgent, second: CheckedAgent, why: str, *, first_step: bool = False) -> None:
     """Send a Step on both connections, then read both: a world may wait for all of its agents."""
     starts = []
     for agent in (first, second):
@@ -130,7 +130,7 @@ def _together(first: Agent, second: Agent, why: str, *, first_step: bool = False
             raise Failed(f"RUNNING {why}", describe(answer))
 
 
-def _goes_on(bench: Bench, first: Agent, second: Agent, join: pb.JoinWorldRequest) -> None:
+def _goes_on(bench: Bench, first: CheckedAgent, second: CheckedAgent, join: pb.JoinWorldRequest) -> None:
     """Check that the remaining agent gets answers, possibly only after another has joined."""
     actions = first.lawful() if first.running else {}
     first.stream.send(pb.EnvironmentRequest(step=pb.StepRequest(actions=actions)))

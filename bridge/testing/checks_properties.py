@@ -8,7 +8,7 @@ from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.testing import samples
-from bridge.testing.bench import UNKNOWN_NAME, Agent, Bench, Failed, Skip, check
+from bridge.testing.bench import UNKNOWN_NAME, Bench, CheckedAgent, Failed, Skip, check
 from bridge.testing.wire import describe
 
 __all__: list[str] = []
@@ -18,7 +18,7 @@ MOST = 300
 """Properties that are looked at."""
 
 
-def _ask(agent: Agent, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse | pb.Status:
+def _ask(agent: CheckedAgent, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse | pb.Status:
     """Send a property request; return its answer, or the error."""
     extension = any_pb2.Any(type_url=f"{PREFIX}PropertyRequest", value=request.SerializeToString())
     answer = agent.ask(extension=extension)
@@ -45,14 +45,14 @@ def _write(key: str, value: pb.Tensor) -> properties_pb2.PropertyRequest:
     return properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=value))
 
 
-def _good(agent: Agent, what: str, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+def _good(agent: CheckedAgent, what: str, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
     answer = _ask(agent, request)
     if isinstance(answer, pb.Status):
         raise Failed(f"an answer to {what}", describe(pb.EnvironmentResponse(error=answer)))
     return answer
 
 
-def _bad(agent: Agent, what: str, request: properties_pb2.PropertyRequest, code: Code) -> None:
+def _bad(agent: CheckedAgent, what: str, request: properties_pb2.PropertyRequest, code: Code) -> None:
     answer = _ask(agent, request)
     if not isinstance(answer, pb.Status):
         raise Failed(f"the error {code.name} to {what}", f"a {answer.WhichOneof('payload')} answer")
@@ -60,7 +60,7 @@ def _bad(agent: Agent, what: str, request: properties_pb2.PropertyRequest, code:
         raise Failed(f"the error {code.name} to {what}", describe(pb.EnvironmentResponse(error=answer)))
 
 
-def _tree(agent: Agent) -> list[properties_pb2.PropertySpec]:
+def _tree(agent: CheckedAgent) -> list[properties_pb2.PropertySpec]:
     """List everything from the root down, at most MOST of it.
 
     Raises:
@@ -104,7 +104,7 @@ def readable(bench: Bench) -> None:
             _read_all(agent)
 
 
-def _read_all(agent: Agent) -> None:
+def _read_all(agent: CheckedAgent) -> None:
     for spec in _tree(agent):
         if not spec.is_readable:
             continue

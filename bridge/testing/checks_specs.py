@@ -11,15 +11,15 @@ import numpy as np
 
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import samples
-from bridge.testing.bench import Agent, Bench, Failed, Skip, check
+from bridge.testing.bench import Bench, CheckedAgent, Failed, Skip, check
 from bridge.testing.wire import describe
 
-__all__ = ["Rollout", "rollout"]
+__all__ = ["PlayedWorld", "rollout"]
 
 
 @dataclasses.dataclass
-class Rollout:
-    """What was seen while a world was played with lawful actions, all observations requested."""
+class PlayedWorld:
+    """A record of a world that was played with lawful actions, all observations requested."""
 
     steps: int = 0
     ends: int = 0
@@ -41,23 +41,23 @@ class Rollout:
             raise Failed(*self.problems[kind])
 
 
-def rollout(bench: Bench) -> Rollout:
+def rollout(bench: Bench) -> PlayedWorld:
     """Play once for all checks that need a rollout: to the second end of a sequence, or for the maximum of steps."""
     if "rollout" not in bench.cache:
-        bench.cache["rollout"] = fresh = Rollout()
+        bench.cache["rollout"] = fresh = PlayedWorld()
         with bench.joined() as agent:
             agent.lawful()  # a Skip here means that there is nothing to look at
             try:
                 _play(bench, agent, fresh)
             except Failed as failure:
                 fresh.error = str(failure)
-    played: Rollout = bench.cache["rollout"]
+    played: PlayedWorld = bench.cache["rollout"]
     if bench.unlawful:
         raise Skip(bench.unlawful)
     return played
 
 
-def _play(bench: Bench, agent: Agent, played: Rollout) -> None:
+def _play(bench: Bench, agent: CheckedAgent, played: PlayedWorld) -> None:
     uids = sorted(agent.specs.observations)
     deadline = time.monotonic() + max(bench.options.timeout, 5.0)
     ended = False
@@ -92,7 +92,7 @@ def _play(bench: Bench, agent: Agent, played: Rollout) -> None:
         played.terminations += state == pb.TERMINATED
 
 
-def _look(agent: Agent, step: pb.StepResponse, played: Rollout) -> None:
+def _look(agent: CheckedAgent, step: pb.StepResponse, played: PlayedWorld) -> None:
     """Compare each observation with its spec; record the first problem of each kind."""
     for uid, tensor in step.observations.items():
         spec = agent.specs.observations.get(uid)
@@ -120,7 +120,7 @@ def _look(agent: Agent, step: pb.StepResponse, played: Rollout) -> None:
                 played.problems.setdefault("terminal discount", ("discount 0.0 with TERMINATED", f"{values[0]}"))
 
 
-def _in_range(spec: pb.TensorSpec, values: samples.Array, name: str, played: Rollout) -> None:
+def _in_range(spec: pb.TensorSpec, values: samples.Array, name: str, played: PlayedWorld) -> None:
     for which, beyond in (("min", np.less), ("max", np.greater)):
         edge = samples.bound(spec, which)
         if edge is None:

@@ -6,7 +6,7 @@ import math
 
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import samples
-from bridge.testing.bench import Agent, Bench, Failed, Skip, check, unused
+from bridge.testing.bench import Bench, CheckedAgent, Failed, Skip, check, unused
 from bridge.testing.checks_specs import rollout
 from bridge.testing.wire import describe
 
@@ -15,7 +15,7 @@ __all__: list[str] = []
 # D-9: the first Step of a sequence.
 
 
-def _first(agent: Agent, when: str) -> None:
+def _first(agent: CheckedAgent, when: str) -> None:
     """Send a first Step with an unknown action and all observations requested."""
     uids = sorted(agent.specs.observations)
     answer = agent.step(f"{when}, its actions ignored", agent.nonsense(), uids)
@@ -83,22 +83,22 @@ def requested(bench: Bench) -> None:
 # D-11: actions.
 
 
-def _changed(agent: Agent, uid: int, tensor: pb.Tensor) -> dict[int, pb.Tensor]:
+def _changed(agent: CheckedAgent, uid: int, tensor: pb.Tensor) -> dict[int, pb.Tensor]:
     return {**agent.lawful(), uid: tensor}
 
 
-def _refused(agent: Agent, uid: int, tensor: pb.Tensor, what: str) -> None:
+def _refused(agent: CheckedAgent, uid: int, tensor: pb.Tensor, what: str) -> None:
     agent.to_running()
     agent.bad_step(f"to the action {agent.specs.actions[uid].name!r} {what}", _changed(agent, uid, tensor))
     agent.must_be_running(f"after the action {agent.specs.actions[uid].name!r} {what}")
 
 
-def _accepted(agent: Agent, uid: int, tensor: pb.Tensor, what: str) -> None:
+def _accepted(agent: CheckedAgent, uid: int, tensor: pb.Tensor, what: str) -> None:
     agent.to_running()
     agent.step(f"to the action {agent.specs.actions[uid].name!r} {what}", _changed(agent, uid, tensor))
 
 
-def _actions(agent: Agent) -> dict[int, pb.TensorSpec]:
+def _actions(agent: CheckedAgent) -> dict[int, pb.TensorSpec]:
     if not agent.specs.actions:
         raise Skip("the world has no actions")
     agent.lawful()

@@ -7,7 +7,7 @@ from google.protobuf import any_pb2
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import samples
-from bridge.testing.bench import UNKNOWN_NAME, Agent, Bench, Failed, Skip, check, unused
+from bridge.testing.bench import UNKNOWN_NAME, Bench, CheckedAgent, Failed, Skip, check, unused
 from bridge.testing.wire import NoAnswerError, StreamEndedError, describe
 
 __all__: list[str] = []
@@ -16,7 +16,9 @@ AHEAD = 100
 """Steps that are sent ahead."""
 
 
-def _sent_ahead(agent: Agent, requests: list[tuple[pb.EnvironmentRequest, set[str]]]) -> list[pb.EnvironmentResponse]:
+def _sent_ahead(
+    agent: CheckedAgent, requests: list[tuple[pb.EnvironmentRequest, set[str]]]
+) -> list[pb.EnvironmentResponse]:
     """Send everything, then read: as many answers, each of an expected kind, and nothing more."""
     for request, _ in requests:
         agent.stream.send(request)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import samples
-from bridge.testing.bench import QUIET, UNKNOWN_NAME, Agent, Bench, Failed, Skip, check
+from bridge.testing.bench import QUIET, UNKNOWN_NAME, Bench, CheckedAgent, Failed, Skip, check
 from bridge.testing.wire import NoAnswerError, StreamEndedError, describe
 
 __all__: list[str] = []
@@ -18,7 +18,7 @@ def _unknown_setting() -> dict[str, pb.Tensor]:
 
 
 @contextlib.contextmanager
-def _second_world(bench: Bench, agent: Agent) -> Iterator[str]:
+def _second_world(bench: Bench, agent: CheckedAgent) -> Iterator[str]:
     bench.need_create()
     answer = agent.ask(create_world=pb.CreateWorldRequest(settings=bench.options.create_settings))
     if answer.WhichOneof("payload") == "error":

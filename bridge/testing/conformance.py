@@ -32,7 +32,7 @@ from bridge.testing import (
 )
 from bridge.testing.bench import CHECKS, Bench, Check, Failed, Options, Skip
 from bridge.testing.report import CheckResult, Report, Status
-from bridge.testing.wire import NoAnswerError, Stream, StreamEndedError, describe, open_channel
+from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe, open_channel
 from bridge.transport.address import Address, parse_address
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.transport.remedies import remedy
@@ -67,10 +67,10 @@ REQUIREMENTS: dict[str, str] = {
     "D-22": "several agents in one world",
     "D-25": "requests sent ahead",
 }
-"""What is looked at, by the ids of the requirements; docs/conformance.md says what of each can be seen from outside."""
+"""The checks, by the ids of the requirements; docs/conformance.md says what of each can be seen from outside."""
 
 TEXTS = ("", "a", "0")
-"""What is tried where an action is a text: specs do not say which texts are allowed."""
+"""The texts to try where an action is a text: specs do not say which are allowed."""
 
 
 def check_server(
@@ -152,7 +152,7 @@ def check_server(
     metadata = () if shown is None else (("authorization", f"Bearer {shown}"),)
     with _open(address, timeout) as channel:
         _see_that_somebody_is_there(channel, metadata, address, timeout)
-        results = _Run(Bench(channel, metadata, options), strict).all(chosen)
+        results = _CheckRun(Bench(channel, metadata, options), strict).all(chosen)
     titles = {requirement: title for requirement, title in REQUIREMENTS.items() if not only or requirement in only}
     return Report(address.url, titles, tuple(results))
 
@@ -202,7 +202,7 @@ def _see_that_somebody_is_there(
     Raises:
         ConnectError: There is no connection.
     """
-    with Stream(channel, metadata, timeout) as stream:
+    with ProcessStream(channel, metadata, timeout) as stream:
         try:
             stream.ask(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()))
         except StreamEndedError as error:
@@ -253,7 +253,7 @@ def _tensors(settings: Mapping[str, Any]) -> dict[str, pb.Tensor]:
     return out
 
 
-class _Run:
+class _CheckRun:
     """The checks one after another, after a look at what kind of server it is."""
 
     def __init__(self, bench: Bench, strict: bool) -> None:

@@ -33,7 +33,7 @@ __all__ = [
 
 
 class TestFailure(Exception):  # noqa: N818 - it is a failure on purpose, not an error class of the library
-    """What `FailingEnv` raises."""
+    """The error of `FailingEnv`."""
 
     __test__ = False  # not a test case, whatever its name starts with
 

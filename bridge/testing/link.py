@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What a link does to a packet. The default is a perfect link.
+    """The faults of a link. The default is a perfect link.
 
     Raises:
         SettingError: A time is negative or not finite, or a probability is not in 0 to 1.
@@ -69,7 +69,7 @@ class Conditions:
 
 @dataclasses.dataclass
 class LinkStats:
-    """What a link has done so far, in packets."""
+    """The counters of a link, in packets."""
 
     sent: int = 0
     """Given to `send`."""

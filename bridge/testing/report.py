@@ -1,4 +1,4 @@
-"""What a conformance run found, and how it is printed."""
+"""The report of a conformance run, and how it is printed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class CheckResult:
     requirement: str
     """The requirement's id, e.g. `D-9`."""
     name: str
-    """What is checked, in words."""
+    """The requirement, in words."""
     status: Status
     """How it came out."""
     reason: str = ""
     """Why it failed (what was expected and what came) or was skipped; empty where it passed."""
     notes: tuple[str, ...] = ()
-    """What is lawful but could be better; with `strict` these are failures."""
+    """Remarks on what is lawful but could be better; with `strict` these are failures."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
+        """True if nothing failed."""
         return not self.failures
 
     @property

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from bridge.worlds.scheduling import Pending, Scheduler
+from bridge.worlds.scheduling import PendingResult, Scheduler
 
 __all__ = ["LocalRuntime"]
 
@@ -74,13 +74,13 @@ class LocalRuntime:
         if file in self._selector.get_map():
             self._selector.unregister(file)
 
-    def run(self, coroutine: Coroutine[Pending[Any], None, T]) -> T:
+    def run(self, coroutine: Coroutine[PendingResult[Any], None, T]) -> T:
         """Run a coroutine to its end, waiting for timers where it does; return its result.
 
         Raises:
             TimeoutError: It still waited after `deadline` seconds.
         """
-        result: Pending[T] = Pending()
+        result: PendingResult[T] = PendingResult()
         self.scheduler.start(coroutine, result.finish)
         self.run_until(lambda: result.done)
         return _result_of(result)
@@ -111,7 +111,7 @@ class LocalRuntime:
         self.scheduler.run()
 
 
-def _result_of(pending: Pending[T]) -> T:
+def _result_of(pending: PendingResult[T]) -> T:
     try:
         pending.__await__().send(None)
     except StopIteration as stop:

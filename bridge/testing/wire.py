@@ -16,7 +16,7 @@ import grpc
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["METHOD", "NoAnswerError", "Stream", "StreamEndedError", "describe", "open_channel"]
+__all__ = ["METHOD", "NoAnswerError", "ProcessStream", "StreamEndedError", "describe", "open_channel"]
 
 METHOD = "/dm_env_rpc.v1.Environment/Process"
 
@@ -73,7 +73,7 @@ def open_channel(
     return grpc.secure_channel(target, credentials, options)
 
 
-class Stream:
+class ProcessStream:
     """One call of `Process`: one connection, in the protocol's words. Close it, or use it in a `with` block.
 
     Args:
@@ -155,7 +155,7 @@ class Stream:
         self._requests.put(None)
         self._reader.join(self.timeout)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> ProcessStream:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""What a URL says.
+"""Parses URLs.
 
 `grpc://HOST:PORT`, `grpcs://HOST:PORT` (TLS) or bare `HOST:PORT`. An optional path is the environment id
 (`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
@@ -30,6 +30,11 @@ from bridge.version import __version__
 __all__ = ["Address", "is_loopback", "parse_address", "secret_url"]
 
 SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
+_OTHERS = (
+    " (make_remote and make_vec_remote also take perlert, openenv and openenvs, make_vec_remote file, grpc+dns, "
+    "grpcs+dns and listen)"
+)
+_DIALED = "dialed"
 _DEFAULT_PORTS = {"ws": 80, "wss": 443}
 _REPLACED = {"tcp": "grpc", "tcps": "grpcs"}
 
@@ -55,9 +60,9 @@ class Address:
     path: str = ""
     """The socket's path for `unix`."""
     credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
-    """What is shown there; no part of the URL."""
+    """The credentials for the server; no part of the URL."""
     compression: Compression | None = None
-    """What the server is to compress its answers with; None: nothing."""
+    """The compression that the server is asked for; None: no compression."""
     client_version: str = __version__
     """The version of this package that the client says it has; empty where it asks for a client of another package."""
 
@@ -68,12 +73,17 @@ class Address:
 
     @property
     def tls(self) -> bool:
-        """Whether what travels is encrypted, and the server proves who it is."""
+        """True if what travels is encrypted, and the server proves who it is."""
         return self.scheme in ("grpcs", "wss")
 
     @property
+    def dialed(self) -> bool:
+        """True if the server has dialed in: `host` is its name, and `port` the number of the listener."""
+        return self.scheme == _DIALED
+
+    @property
     def websocket(self) -> bool:
-        """Whether it is spoken over WebSocket."""
+        """True if it is spoken over WebSocket."""
         return self.scheme in _DEFAULT_PORTS
 
     @property
@@ -83,7 +93,7 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """What gRPC calls the server in its header fields: that name, where one was given, and the port."""
+        """The server's name in gRPC's header fields: the name of its certificate, if one was given, and the port."""
         name = self.credentials.tls_server_name
         if self.path:
             return "localhost"
@@ -125,8 +135,8 @@ def parse_address(url: str) -> Address:
         raise AddressError(url, str(error)) from error
     if (new := _REPLACED.get(parts.scheme)) is not None:
         raise AddressError(url, f"{parts.scheme}:// is not supported any more; use {new}://{url.partition('://')[2]}")
-    if parts.scheme not in SCHEMES:
-        raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}")
+    if parts.scheme not in (*SCHEMES, _DIALED):
+        raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}{_OTHERS}")
     local = parts.scheme == "unix"
     if local and (parts.netloc or not parts.path.strip("/")):
         raise AddressError(url, "a Unix socket is named by its absolute path: unix:///PATH, with three slashes")

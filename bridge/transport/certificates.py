@@ -24,7 +24,7 @@ __all__ = ["DAYS", "FILES", "add_cert_parser", "make_certificates", "register", 
 DAYS = 365
 """Days that a certificate holds unless told otherwise."""
 FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key")
-"""What is made."""
+"""The files that are made."""
 
 _EPILOG = """examples:
   bridge cert --out certs --name gpu-box.lan --name 192.168.1.20

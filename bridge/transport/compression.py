@@ -29,7 +29,7 @@ class Inflater(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Whether the end of the compressed data was reached."""
+        """True if the end of the compressed data was reached."""
 
     def take(self, data: bytes | bytearray, most: int) -> bytes:
         """Return at most `most` further bytes; `data` is the whole message at first, and empty after that.

@@ -1,4 +1,4 @@
-"""What lets a client in: the token, and PEM certificates and keys, from values, files, options or the environment.
+"""Credentials: the token, and PEM certificates and keys, from values, files, options or the environment.
 
 A secret is never shown: `repr` of all that holds one is without it, and so are the messages of errors.
 """
@@ -80,7 +80,7 @@ class Token:
 
 
 TokenLike: TypeAlias = "str | Token"
-"""What `token=` takes."""
+"""The types that `token=` takes."""
 Pem: TypeAlias = "str | os.PathLike[str] | bytes"
 """A PEM file's path, or what is in it."""
 
@@ -240,7 +240,7 @@ class TLS:
 
 @dataclasses.dataclass(frozen=True)
 class ClientCredentials:
-    """What a client shows, and by what it knows its server."""
+    """The secrets that a client shows, and the certificates by which it knows its server."""
 
     token: Token | None = None
     """Shown to the server; None: no token."""
@@ -253,7 +253,7 @@ class ClientCredentials:
     tls_server_name: str | None = None
     """The name that the server's certificate must hold; None: the URL's host."""
     from_environment: bool = dataclasses.field(default=False, repr=False)
-    """Whether the token is that of the environment variable."""
+    """True if the token is that of the environment variable."""
 
     @classmethod
     def of(
@@ -297,7 +297,7 @@ class ClientCredentials:
 
     @property
     def has_tls(self) -> bool:
-        """Whether something is given that only TLS uses."""
+        """True if something is given that only TLS uses."""
         return any(item is not None for item in (self.tls_ca, self.tls_certificate, self.tls_server_name))
 
     def keywords(self) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def _check_server_name(name: Any) -> None:
 _OPTIONS = {
     "token": (
         "TEXT",
-        "the token that the server requires; other users of this machine can see it in `ps`",
+        "the token that the server requires; other users of this machine can see it in the list of processes",
     ),
     "token_file": ("FILE", f"a file that holds the token (default: the environment variable {TOKEN_VARIABLE})"),
     "tls_ca": ("FILE", "for grpcs://: the CA that signed the server's certificate (default: the system's CAs)"),

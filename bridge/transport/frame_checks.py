@@ -1,4 +1,4 @@
-"""What single frames of HTTP/2 must look like (RFC 9113, section 6), whatever the connection's state."""
+"""Checks single frames of HTTP/2 (RFC 9113, section 6), whatever the connection's state."""
 
 from __future__ import annotations
 

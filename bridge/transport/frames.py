@@ -147,7 +147,7 @@ class HeadersReceived:
     fields: dict[str, str]
     """Values by name; those of a name that came several times are joined by `, ` (RFC 9110, section 5.3)."""
     end_stream: bool
-    """Whether the peer sends nothing more on the stream."""
+    """True if the peer sends nothing more on the stream."""
 
 
 class StreamEnded:
@@ -161,7 +161,7 @@ class StreamReset:
     code: int
     """HTTP/2's error code."""
     reason: str | None = None
-    """What the peer did wrong, where this end reset the stream; None: the peer did."""
+    """The peer's mistake, if this end reset the stream; None: the peer reset it."""
 
 
 Event: TypeAlias = Any
@@ -169,11 +169,11 @@ Event: TypeAlias = Any
 
 
 class DataReader(Protocol):
-    """What the user of a connection makes of the bytes of one stream. Events are added as `(stream, event)`."""
+    """Makes events of the bytes of one stream. They are added as `(stream, event)`."""
 
     @property
     def receives_large(self) -> bool:
-        """Whether most of something large is still to come."""
+        """True if most of something large is still to come."""
 
     def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
         """Take `data[start:stop]`."""
@@ -219,12 +219,12 @@ class Stream:
         self.owner: Any = None
         """Whose it is: for the user of the connection."""
         self.reader: DataReader | None = None
-        """What takes its bytes; None: they are dropped."""
+        """The reader that takes its bytes; None: they are dropped."""
         self.headers_received = False
         self.remote_closed = False
-        """Whether the peer sends nothing more."""
+        """True if the peer sends nothing more."""
         self.local_closed = False
-        """Whether this end sends nothing more, once `pending` is sent."""
+        """True if this end sends nothing more, once `pending` is sent."""
         self.trailers: list[tuple[str, str]] | None = None
         """Header fields that end it after what is `pending`."""
         self.recv_window = recv_window
@@ -233,9 +233,9 @@ class Stream:
         self.send_window = 0
         """Bytes that may be sent beyond the initial window of the peer's settings."""
         self.pending: deque[memoryview] = deque()
-        """What the peer has no window for yet."""
+        """Bytes that the peer has no window for yet."""
         self.expected_bytes: int | None = None
-        """What is left of `content-length`; None: there was none."""
+        """The bytes left of `content-length`; None: there was none."""
 
     def discard(self) -> None:
         """Drop what comes from now on, and what is incomplete."""
@@ -258,7 +258,7 @@ class StreamTable(dict[int, Stream]):
         """The largest number of a stream that was opened."""
         self._max_open = max_open
         self._closed: OrderedDict[int, bool] = OrderedDict()
-        """Whether this end reset a stream, so that what the peer had sent on it before it knew is to be ignored."""
+        """True if this end reset a stream, so that what the peer had sent on it before it knew is to be ignored."""
 
     def is_idle(self, number: int) -> bool:
         """Return whether a number is of a stream that was never opened."""
@@ -273,7 +273,7 @@ class StreamTable(dict[int, Stream]):
 
     @property
     def full(self) -> bool:
-        """Whether the peer may open no further stream for now."""
+        """True if the peer may open no further stream for now."""
         return len(self) >= self._max_open
 
     def open(self, stream: Stream) -> Stream:

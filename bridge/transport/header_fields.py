@@ -52,7 +52,7 @@ class HeaderReader:
         self.number: int | None = None
         """The stream of a block whose rest is still to come; None: there is none."""
         self.end_stream = False
-        """Whether that block ends its stream."""
+        """True if that block ends its stream."""
         self._block = bytearray()
         self._continuations = 0
         self._decoder = hpack.Decoder(max_header_list_size=max_bytes)

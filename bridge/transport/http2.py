@@ -61,7 +61,7 @@ class Http2(Http2Receiver):
             sender=sender,
         )
         self.outgoing = sender.outgoing
-        """What is to be sent; `data_to_send` takes it."""
+        """Bytes to send; `data_to_send` takes them."""
         self.send_data = sender.send_data
         """Sends bytes of a stream: `Http2Sender.send_data`."""
         settings = [
@@ -83,7 +83,7 @@ class Http2(Http2Receiver):
 
     @property
     def has_data_to_send(self) -> bool:
-        """Whether something is to be sent."""
+        """True if something is to be sent."""
         return bool(self.outgoing)
 
     def open_stream(self, fields: Fields) -> Stream:

@@ -102,21 +102,21 @@ class Http2Receiver:
         self.goaway_received: str | None = None
         """Why the peer takes no further streams, where it has said so; those it has may go on."""
         self.goaway_sent = False
-        """Whether this end takes no further streams."""
+        """True if this end takes no further streams."""
         self.pongs = 0
         """How many pings were answered."""
         self.replies = 0
         """How many frames this end has sent only because the peer did."""
         self.settings_received = False
-        """Whether the peer is known to speak HTTP/2."""
+        """True if the peer is known to speak HTTP/2."""
         self.resets = 0
         """How many streams were reset by the peer, or by this end for what the peer did."""
         self.max_peer_streams = 1 << 31
         """How many streams the peer takes at a time, as far as is known."""
         self.error: Http2Error | None = None
-        """What is wrong with the bytes after those that `receive_data` returned the events of."""
+        """The error in the bytes after those whose events `receive_data` returned."""
         self.paused = False
-        """Whether `receive_data(b"")` is to be called once the events are handled: there are further bytes."""
+        """True if `receive_data(b"")` is to be called once the events are handled: there are further bytes."""
         self._headers = HeaderReader(max_header_bytes)
         self._preface = not client
         self._rest = b""
@@ -155,7 +155,7 @@ class Http2Receiver:
 
     @property
     def receives_large(self) -> bool:
-        """Whether the bytes of a large message are being received: a large frame may hold any number of small ones."""
+        """True if the bytes of a large message are being received: a large frame may hold any number of small ones."""
         frame = self.frame
         return frame is not None and frame.stream.reader is not None and frame.stream.reader.receives_large
 

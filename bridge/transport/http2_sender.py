@@ -49,7 +49,7 @@ class Http2Sender:
         self._max_frame_size = MIN_FRAME_SIZE
         self._waiting: set[Stream] = set()
         self.widened = False
-        """Whether streams that wait may go on: `take_widened` returns them."""
+        """True if streams that wait may go on: `take_widened` returns them."""
         self._widest = 0
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:

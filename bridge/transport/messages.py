@@ -46,7 +46,7 @@ class TooLarge:
 
 @dataclasses.dataclass(frozen=True)
 class MalformedMessage:
-    """What came is no message; nothing more is read from the stream."""
+    """The bytes are no message; nothing more is read from the stream."""
 
     reason: str
 
@@ -81,8 +81,8 @@ class MessageReader:
 
     Args:
         max_message_bytes: The largest message to take.
-        admit: Called with each number of bytes before memory is taken for them, and with as many less than none where
-            their message will not be complete; where it raises RequestError, a `RefusedMessage` comes in its place.
+        admit: Called with a number of bytes before memory is taken for them, and with its negative where their message
+            will not be complete; where it raises RequestError, a `RefusedMessage` comes in its place.
             Small messages are not counted. None: the peer is trusted.
     """
 
@@ -101,7 +101,7 @@ class MessageReader:
 
     @property
     def receives_large(self) -> bool:
-        """Whether most of a large message is to come, whatever the size of the frames that it comes in."""
+        """True if most of a large message is to come, whatever the size of the frames that it comes in."""
         return self._size - self._have >= MIN_FRAME_SIZE and (self._body is not None or self._refused is not None)
 
     def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What to do about a connection that did not come about, by what the library below says of it."""
+"""Advice for a connection that failed, by the error of the library below."""
 
 from __future__ import annotations
 

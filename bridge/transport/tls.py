@@ -160,11 +160,11 @@ class Tls:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
         self._guard = threading.Lock()
         self.ready = False
-        """Whether the handshake is done, as seen from here."""
+        """True if the handshake is done, as seen from here."""
 
     @property
-    def owes(self) -> bool:
-        """Whether something is to be sent by itself: a handshake's message, or an alert."""
+    def has_output(self) -> bool:
+        """True while a message of the handshake, or an alert, waits to be sent."""
         return self._outgoing.pending > 0
 
     def receive(self, data: bytes) -> bytes:

@@ -28,6 +28,7 @@ export class Stream {
     }
     this.#socket = new WebSocket(`${scheme}//${location.host}${PATH}`, names);
     this.#socket.binaryType = "arraybuffer";
+    /** @type {Promise<void>} */
     this.opened = new Promise((resolve, reject) => {
       this.#socket.onopen = () => resolve();
       this.#socket.onclose = ({code, reason}) => {

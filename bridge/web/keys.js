@@ -15,6 +15,7 @@ export class Keyboard {
   // controls: what the property `world.controls` says.
   constructor(controls) {
     this.controls = controls;
+    this.storedAs = `keys ${JSON.stringify(controls)}`; // before any of them is changed
     this.held = new Set();
   }
 
@@ -107,6 +108,12 @@ export class Keyboard {
       return this.#ends().map(([axis, end]) => [[axis[end]], `${axis.name}: ${controls[end === "less" ? "low" : "high"][axis.index]}`]);
     }
     return [];
+  }
+
+  // What a key does alone, in words for those who hear them.
+  meaning(name) {
+    const found = this.legend().find(([keys]) => keys.length === 1 && keys[0] === name);
+    return found ? `${found[1]} (${name})` : name;
   }
 
   // Change which key an entry of the legend has.

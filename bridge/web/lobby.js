@@ -1,12 +1,12 @@
 // A PERLERT lobby behind a gateway: who is in it, a slot with a name, ready, the run by keys, and its result.
 
 import {Stream} from "./client.js";
+import {$, pause, replaceKeepingFocus} from "./dom.js";
 import {Keyboard} from "./keys.js";
 import {Numbers} from "./observations.js";
 import {request, tensor, textTensor, values} from "./wire.js";
 
 const BOOL = 9;
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const RUNS = ["joining", "playing"];
 
 // The text of an action, as PERLERT has it.
@@ -104,6 +104,7 @@ export class Lobby {
     }
   }
 
+  /** @type {(value?: any) => void} */
   #wake = () => {};
 
   #stopPlaying() {
@@ -143,7 +144,6 @@ export class Lobby {
   }
 
   #draw(panel, state, run) {
-    const focused = document.activeElement?.dataset?.slot;
     const title = element("h3", `Lobby ${state.lobby}`);
     const table = document.createElement("table");
     table.append(...state.slots.map((slot) => this.#row(slot, state)));
@@ -174,8 +174,7 @@ export class Lobby {
     if (words && !RUNS.includes(state.state)) parts.push(element("p", words, {className: "note"}));
     if (RUNS.includes(state.state)) parts.push(element("p", "PERLERT carries no pictures: here are the numbers that the agent sees.", {className: "note"}));
     parts.push(element("div", "", {className: "numbers"}));
-    panel.replaceChildren(...parts);
-    if (focused) panel.querySelector(`[data-slot="${CSS.escape(focused)}"]`)?.focus();
+    replaceKeepingFocus(panel, "slot", parts);
   }
 
   #row(slot, state) {
@@ -187,7 +186,7 @@ export class Lobby {
       const button = element("button", slot.kind === "spectator" ? "Watch" : "Register");
       button.dataset.slot = slot.key;
       button.onclick = () => {
-        const field = document.getElementById("lobby-name");
+        const field = $("lobby-name");
         if (field) this.#page.rename(field.value.trim());
         if (slot.kind === "spectator") this.#ready = true;
         this.#take(slot.key);

@@ -1,7 +1,8 @@
 // A match: who sits where, who is ready, the countdown, and what came of a round. It shows what the server says of a
 // match, in words of `world.match` (docs/protocol.md), and tells the rest of the page when the person is ready.
 
-const $ = (id) => document.getElementById(id);
+import {$, replaceKeepingFocus, works} from "./dom.js";
+
 const PACE = {countdown: 100, starting: 100, running: 300, gathering: 300};
 
 function element(kind, name, text) {
@@ -96,7 +97,7 @@ export class MatchView {
   }
 
   #pressed(event) {
-    const typing = ["INPUT", "SELECT", "TEXTAREA", "BUTTON", "A"].includes(event.target.tagName);
+    const typing = works(event, "BUTTON", "A");
     if (event.key !== "Enter" || event.repeat || typing || event.ctrlKey || event.metaKey || event.altKey) return;
     if (!this.#mayBeReady || this.#own.ready) return;
     event.preventDefault();
@@ -126,10 +127,9 @@ export class MatchView {
   // Seats
 
   #showSeats() {
-    const focused = document.activeElement?.dataset?.seat;
     const {seats = [], state, result} = this.#match ?? {};
     $("seats").hidden = !this.#match;
-    $("seats").replaceChildren(...seats.map((seat) => {
+    replaceKeepingFocus($("seats"), "seat", seats.map((seat) => {
       const item = element("li", seat.seat === this.#seat ? "mine" : "");
       item.classList.toggle("won", Boolean(result?.winners.includes(seat.seat)));
       const place = element("small", "", seat.seat);
@@ -141,7 +141,6 @@ export class MatchView {
       item.append(this.#mark(seat));
       return item;
     }));
-    if (focused !== undefined) $("seats").querySelector(`[data-seat="${CSS.escape(focused)}"]`)?.focus();
   }
 
   // What stands below a name: whether it is ready, or a button that takes the seat.
@@ -198,6 +197,7 @@ export class MatchView {
     $("ready").hidden = !this.#mayBeReady;
     $("ready").textContent = own?.ready ? "Not ready" : result ? "Rematch" : "Ready";
     $("ready").classList.toggle("primary", !own?.ready);
+    if (own && result) panel.scrollIntoView({block: "nearest"}); // on a small screen, the list of seats may have moved it
     this.#count();
   }
 

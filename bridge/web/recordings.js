@@ -1,10 +1,9 @@
 // Recordings: the switch of a world's recording, the list of recorded episodes, and the bar that steers a replay.
 
 import {Stream} from "./client.js";
+import {$, pause, replaceKeepingFocus, works} from "./dom.js";
 import {request, textTensor} from "./wire.js";
 
-const $ = (id) => document.getElementById(id);
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const NOTHING = "This server records nothing. Start it with --record FOLDER, in Python record=\"FOLDER\", to keep every episode.";
 const GATEWAY = "A gateway keeps no recordings. Start the server itself with --web --record FOLDER, and open its own page.";
 const NO_WORLD = "No world is shown that can be recorded. Press Play, or choose one on the left.";
@@ -47,6 +46,7 @@ export class Recordings {
   #stream = null; // the stream that steers a replay
   #shown = null; // the name of the world that it steers
   #wanted = null; // what is to be written next
+  /** @type {(value?: any) => void} */
   #wake = () => {};
   #dragging = false;
   #state = null;
@@ -72,7 +72,7 @@ export class Recordings {
     $("player-close").onclick = () => page.leave();
     document.addEventListener("keydown", (event) => {
       if (event.key !== " " || !this.#state || document.querySelector("dialog[open]")) return;
-      if (["INPUT", "SELECT", "TEXTAREA", "BUTTON"].includes(event.target.tagName) && event.target.id !== "player-seek") return;
+      if (works(event, "BUTTON") && event.target !== $("player-seek")) return;
       event.preventDefault();
       this.#steer({paused: !this.#state.paused});
     });
@@ -133,10 +133,11 @@ export class Recordings {
     $("recordings-hint").textContent = "Reading the recordings…";
     const stream = (this.#listing = new Stream(this.#page.token()));
     try {
-      for (let found = {reading: true}; found.reading && $("recordings").open; ) {
-        found = JSON.parse(await stream.property("server.recordings"));
+      while ($("recordings").open) {
+        const found = JSON.parse(await stream.property("server.recordings"));
         this.#list(found);
-        if (found.reading) await pause(200);
+        if (!found.reading) return;
+        await pause(200);
       }
     } catch (error) {
       if (error.code !== 1) $("recordings-hint").textContent = error.message.split("\n")[0];
@@ -149,8 +150,7 @@ export class Recordings {
     const kept = episodes.filter((episode) => episode.steps > 0);
     const words = kept.length ? "The newest first. Choose one to watch it again." : "No episode has been recorded yet.";
     $("recordings-hint").textContent = problem || (reading && !kept.length ? "Reading the recordings…" : words);
-    const focused = document.activeElement?.dataset?.episode;
-    $("recordings-list").replaceChildren(...kept.map((episode) => {
+    replaceKeepingFocus($("recordings-list"), "episode", kept.map((episode) => {
       const button = document.createElement("button");
       button.dataset.episode = episode.episode;
       button.disabled = Boolean(episode.obstacle);
@@ -169,7 +169,6 @@ export class Recordings {
       item.append(button);
       return item;
     }));
-    if (focused) $("recordings-list").querySelector(`[data-episode="${CSS.escape(focused)}"]`)?.focus();
   }
 
   async #show(episode) {

@@ -1,1 +1,1 @@
-"""What a server publishes: worlds that agents join."""
+"""Worlds: environments that a server publishes, and that agents join."""

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from bridge.encoding import values
 from bridge.errors import Code, RequestError, TensorError
-from bridge.worlds.kinds import Batch, Known, layers_of, local_lanes
+from bridge.worlds.kinds import BatchVector, Known, layers_of, local_lanes
 
 __all__ = ["find_attribute", "list_attributes"]
 
@@ -49,14 +49,14 @@ def find_attribute(env: Known, name: str) -> None:
 
 def _layers(env: Known) -> Sequence[Any]:
     """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
-    if not isinstance(env, VectorEnv) or isinstance(env, Batch):
+    if not isinstance(env, VectorEnv) or isinstance(env, BatchVector):
         return list(layers_of(env))
     lanes = local_lanes(env)
     return list(layers_of(lanes[0])) if lanes else []
 
 
 def _travels(value: Any) -> bool:
-    """Whether the values codec can encode a value, without copying large ones.
+    """True if the values codec can encode a value, without copying large ones.
 
     None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.
     """

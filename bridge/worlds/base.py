@@ -12,18 +12,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import gymnasium
-import numpy as np
 
-from bridge.encoding import values
 from bridge.encoding.names import GYMNASIUM
 from bridge.encoding.properties import PropertyTree
-from bridge.encoding.tensors import Array, Spec, fill_tensor, unpack_tensor
-from bridge.errors import Code, RequestError, SettingError, StartError, TensorError, UnsupportedSpaceError
+from bridge.encoding.tensors import Array, Spec, fill_tensor
+from bridge.errors import Code, RequestError, SettingError, StartError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.resets import ResetBook, ResetOrder
 from bridge.worlds.rewards import explain_lane_failure
 from bridge.worlds.scheduling import Scheduler
+from bridge.worlds.settings import read_bool, read_text, refuse_unknown
 
 __all__ = [
     "DEFAULT_PLAYER",
@@ -32,6 +31,7 @@ __all__ = [
     "World",
     "WorldCounts",
     "answer_to",
+    "constructed",
     "environment_failure",
     "failures_in",
     "in_environment",
@@ -43,7 +43,7 @@ T = TypeVar("T")
 DEFAULT_PLAYER = "agent"
 """Who acts where the client does not say."""
 OTHER_WORLD = "create another world, if the server has room for one (its limit is max_worlds)"
-"""What a client can do where a world is full. A world does not know how many more its server makes."""
+"""The advice for a client where a world is full. A world does not know how many more its server makes."""
 _FLAGS = ("discount", "terminated", "truncated")
 _PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
 _EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
@@ -115,7 +115,7 @@ class Agent(abc.ABC):
     # The same in the parts that pay where the same few requests come again and again.
 
     keeps_actions = False
-    """Whether what `decode` returned may be applied any number of times."""
+    """True if what `decode` returned may be applied any number of times."""
 
     def decode(self, actions: Mapping[int, Array]) -> Any:
         """Return what `apply` takes for the actions that `step` takes; raises as `step` for those that are none."""
@@ -178,9 +178,7 @@ class World(abc.ABC):
     lingers: float | None = None
     """Seconds after which it goes where nobody is in; None: it waits for the server's `idle_timeout`."""
     title: str | None = None
-    """What to call it to a person; None: as the source of the server's worlds."""
-    shows: Mapping[str, Any] | None = None
-    """What of a recording it shows again, for the page; None: it is no replay."""
+    """Its name, as a person reads it; None: the name of the source of the server's worlds."""
 
     @abc.abstractmethod
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
@@ -209,14 +207,14 @@ class World(abc.ABC):
             RequestError: As `join`; INVALID_ARGUMENT where `player` is not `agent` or `person`, with a name or without,
                 or `gymnasium` no bool.
         """
-        whole = read_bool(settings[GYMNASIUM], GYMNASIUM, "JoinWorld") if GYMNASIUM in settings else ours
+        whole = read_bool(settings, GYMNASIUM, "JoinWorld", ours)
         own = ("player", GYMNASIUM)
         agent = (join or self.join)({name: tensor for name, tensor in settings.items() if name not in own})
         if not whole:
             agent.hide_gymnasium()
         if "player" in settings:
             try:
-                agent.unwrapped.player = read_text(settings["player"], "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
+                agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
             except RequestError:
                 agent.leave()
                 raise
@@ -229,21 +227,21 @@ class World(abc.ABC):
 
     @property
     def has_players(self) -> bool:
-        """Whether it has agents that are more than spectators, which do not keep it alive."""
+        """True if it has agents that are more than spectators, which do not keep it alive."""
         return self.agents > 0
 
     @property
     def seats(self) -> Mapping[str, bool]:
-        """Whether somebody plays, for each agent that can be played, by its name."""
+        """True if somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.agents > 0}
 
-    def describe_match(self) -> dict[str, Any] | None:
-        """Return what a page shows of the match that is played in it; None: there is none."""
-        return None
+    def describe(self) -> dict[str, Any]:
+        """Return what a page shows of it beside its name, title and seats."""
+        return {}
 
     @property
     def alive(self) -> bool:
-        """Whether it can still be joined; a world that ended by itself cannot."""
+        """True if it can still be joined; a world that ended by itself cannot."""
         return True
 
     def counts(self) -> WorldCounts:
@@ -389,6 +387,31 @@ def answer_to(where: str, error: BaseException) -> RequestError:
     return environment_failure(where, error)
 
 
+def constructed(title: str, kwargs: Mapping[str, Any], make: Callable[[], T], misfit: Callable[[], str | None]) -> T:
+    """Return what `make` makes, or say whether the arguments or the environment are at fault.
+
+    Args:
+        title: The environment, for the message.
+        kwargs: The arguments, for the message.
+        make: Calls its constructor.
+        misfit: Asked after a TypeError: what the constructor takes; None: it takes the arguments, or nobody knows.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT, it does not take the arguments; else as `answer_to`.
+    """
+    try:
+        return make()
+    except RequestError:
+        raise
+    except (Exception, SystemExit) as error:
+        # Other errors are the environment's own, also a TypeError, and are told with their traceback.
+        wrong = misfit() if isinstance(error, TypeError) else None
+        if wrong is None:
+            raise answer_to("its construction", error) from error
+        text = f"{title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}"
+        raise RequestError(Code.INVALID_ARGUMENT, text) from error
+
+
 def misfit(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
     """Return a sentence with what a callable takes, where it does not take some keyword arguments; None: it does."""
     try:
@@ -396,81 +419,6 @@ def misfit(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | 
     except TypeError:
         return f"It takes {signature}"
     return None
-
-
-def read_bytes(settings: Mapping[str, pb.Tensor], name: str) -> Any:
-    """Decode a setting that travels in the values codec, or return None where it is not given."""
-    if name not in settings:
-        return None
-    tensor = settings[name]
-    if tensor.WhichOneof("payload") != "uint8s":
-        raise TensorError(f"expected the setting {name!r} as uint8 bytes of the values codec")
-    return values.decode_request(tensor.uint8s.array)
-
-
-def read_text(tensor: pb.Tensor, name: str, request: str, pattern: re.Pattern[str], expected: str) -> str:
-    """Return a setting that is a text.
-
-    Args:
-        tensor: Its value.
-        name: Its name, for the message.
-        request: What it came with, for the message.
-        pattern: What it must match as a whole.
-        expected: The same in words.
-
-    Raises:
-        RequestError: INVALID_ARGUMENT: it is no text, or another one.
-    """
-    try:
-        text = unpack_tensor(tensor, name)[()]
-    except TensorError as error:
-        raise RequestError(Code.INVALID_ARGUMENT, f"bad {request} settings: {error}") from error
-    if not isinstance(text, str) or not pattern.fullmatch(text):
-        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be {expected}, got {text!r:.100}")
-    return text
-
-
-def read_bool(tensor: pb.Tensor, name: str, request: str) -> bool:
-    """Return a setting that is a bool.
-
-    Args:
-        tensor: Its value.
-        name: Its name, for the message.
-        request: What it came with, for the message.
-
-    Raises:
-        RequestError: INVALID_ARGUMENT: it is none.
-    """
-    try:
-        value = unpack_tensor(tensor, name)
-    except TensorError as error:
-        raise RequestError(Code.INVALID_ARGUMENT, f"bad {request} settings: {error}") from error
-    if value.dtype != np.bool_ or value.shape != ():
-        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be a bool, got {value!r:.100}")
-    return bool(value)
-
-
-# Settings that other worlds than the one at hand take.
-_ELSEWHERE = {
-    "role": "real-time worlds, served with fps=",
-    "wait": "real-time worlds, served with fps=",
-    "restart": "real-time worlds, served with fps=",
-    "together": "real-time worlds of several agents",
-    "reset_mask": "worlds of lanes, served with num_envs=",
-    "agent": "worlds of several agents, of serve_parallel",
-}
-
-
-def refuse_unknown(settings: Mapping[str, pb.Tensor], known: Sequence[str], request: str) -> None:
-    """Raise INVALID_ARGUMENT where a setting is none of `known`."""
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
-        allowed = ", ".join(known) or "none"
-        hints = "".join(f"; {name} is for {_ELSEWHERE[name]}" for name in unknown if name in _ELSEWHERE)
-        raise RequestError(
-            Code.INVALID_ARGUMENT,
-            f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}{hints}",
-        )
 
 
 def fill_observations(response: pb.StepResponse, observations: Mapping[int, Array]) -> None:

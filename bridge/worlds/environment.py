@@ -25,7 +25,7 @@ T = TypeVar("T")
 Call: TypeAlias = Coroutine[Any, None, T]
 """A call of an environment, to be awaited."""
 Result: TypeAlias = tuple[Any, ...]
-"""What `reset` or `step` of the user's environment returned, followed by the living agents if it has several."""
+"""The result of `reset` or `step` of the user's environment, followed by the living agents if it has several."""
 Spaces: TypeAlias = tuple[Space[Any], Space[Any]]
 """Observation space and action space."""
 
@@ -44,7 +44,7 @@ class StepTimes:
 
 @dataclasses.dataclass(frozen=True)
 class EnvFacts:
-    """What a world knows of an environment without calling it. It can be pickled."""
+    """The facts about an environment that a world needs without calling it. They can be pickled."""
 
     kind: str
     """The class of the environment, for messages."""
@@ -59,9 +59,11 @@ class EnvFacts:
     autoreset: AutoresetMode | None = None
     """When a lane that ended begins anew; None: it has no lanes, or does not say."""
     resets_lanes: bool = False
-    """Whether some lanes can be reset alone, by the option `reset_mask`, each with a seed of its own."""
+    """True if some lanes can be reset alone, by the option `reset_mask`, each with a seed of its own."""
     steps_lanes: bool = False
-    """Whether each lane can be stepped by itself."""
+    """True if each lane can be stepped by itself."""
+    name: str = ""
+    """How the metadata of an environment of several agents call it, such as `simple_tag_v3`."""
 
     @property
     def observation_space(self) -> Space[Any]:
@@ -80,7 +82,7 @@ class EnvFacts:
 
 
 class Lane(Protocol):
-    """What a world resets and steps: an environment, or one lane of it."""
+    """A part that a world resets and steps: an environment, or one lane of it."""
 
     @property
     def facts(self) -> EnvFacts:
@@ -94,11 +96,11 @@ class Lane(Protocol):
 
 
 class Environment(Lane, Protocol):
-    """What every world needs of its environment."""
+    """An environment, as every world uses it."""
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """What a world can step separately: each lane, or the environment itself; empty: lanes are stepped together."""
+        """The parts to step separately: each lane, or the environment itself; empty: lanes are stepped together."""
 
     @property
     def times(self) -> StepTimes:
@@ -106,7 +108,7 @@ class Environment(Lane, Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """What clients are to be told of what it returned; whoever tells them takes it."""
+        """Remarks for clients on what it returned; whoever tells them takes them."""
 
     @property
     def ended(self) -> RequestError | None:
@@ -133,7 +135,7 @@ class Environment(Lane, Protocol):
 
 
 class LaneOwner(Protocol):
-    """What has lanes that can be reset and stepped one by one."""
+    """An environment whose lanes can be reset and stepped one by one."""
 
     @property
     def facts(self) -> EnvFacts:
@@ -184,7 +186,7 @@ class EnvironmentProxy:
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """What a world can step separately; a single environment is this one."""
+        """The parts that a world can step separately; of a single environment, this one."""
         return self.inner.lanes if self.facts.num_envs is not None else [self]
 
     @property

@@ -26,6 +26,7 @@ from bridge.pb import bridge_pb2
 from bridge.worlds.attributes import find_attribute, list_attributes
 from bridge.worlds.base import failures_in
 from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
+from bridge.worlds.controls import LANES_HAVE_NO_KEYS, controls_of
 from bridge.worlds.environment import EnvFacts, Result
 from bridge.worlds.kinds import (
     GymEnv,
@@ -42,7 +43,6 @@ from bridge.worlds.kinds import (
 )
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.worlds.rewards import prepare_lanes
-from bridge.worlds.watching.controls import LANES_HAVE_NO_KEYS, controls_of
 
 __all__ = ["EnvHost", "Host", "LanesHost", "ParallelHost", "host_of", "refuse_private"]
 
@@ -51,7 +51,7 @@ E = TypeVar("E", bound=Known)
 
 
 class Host(abc.ABC, Generic[E]):
-    """What all kinds of environments have in common.
+    """The common part of all kinds of environments.
 
     Args:
         env: The environment, owned by this object from here on.
@@ -64,7 +64,7 @@ class Host(abc.ABC, Generic[E]):
         self.lanes: Sequence[Host[Any]] = ()
         """The environments that can be stepped one by one, where they are several."""
         self.notes: list[str] = []
-        """What clients are to be told of what it returned."""
+        """Remarks for clients on what it returned."""
 
     def reset(self, seed: Any, options: Any) -> Result:
         """Reset it, as a local caller would: not every `reset` takes both."""

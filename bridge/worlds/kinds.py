@@ -26,7 +26,7 @@ from bridge.errors import SettingError
 from bridge.worlds.environment import EnvFacts, Spaces
 
 __all__ = [
-    "Batch",
+    "BatchVector",
     "GymEnv",
     "Known",
     "Lanes",
@@ -53,7 +53,7 @@ _MISSING = object()
 
 
 class ParallelEnv(Protocol):
-    """What a world needs of a PettingZoo ParallelEnv."""
+    """A PettingZoo ParallelEnv, as far as a world uses it."""
 
     possible_agents: list[Any]
     agents: list[Any]
@@ -78,11 +78,11 @@ class ParallelEnv(Protocol):
 
 
 Known = GymEnv | Lanes | ParallelEnv
-"""What `recognise` returns."""
+"""The result of `recognise`."""
 
 
 class _Unregistered:
-    """What environments have in common that are of none of Gymnasium's classes.
+    """The common part of environments that are of none of Gymnasium's classes.
 
     Args:
         env: The environment.
@@ -126,7 +126,7 @@ class _Unregistered:
         return True
 
 
-class Batch(_Unregistered, Lanes):
+class BatchVector(_Unregistered, Lanes):
     """A batched simulator that is no `VectorEnv`, as one."""
 
     def __init__(self, env: Any) -> None:
@@ -160,7 +160,7 @@ def recognise(env: object) -> Known:
     if isinstance(env, VectorEnv) and not lacking:
         return env
     if not lacking and steps and not _is_unbatched(env):
-        return Batch(env)
+        return BatchVector(env)
     if isinstance(env, gymnasium.Env):
         return env
     needed = (*_OF_ALL, *(_OF_LANES if len(lacking) < len(_OF_LANES) else ("observation_space", "action_space")))
@@ -174,14 +174,14 @@ def recognise(env: object) -> Known:
 
 
 def _is_unbatched(env: object) -> bool:
-    """Whether a wrapper makes a simulator of one lane an ordinary environment, as ManiSkill's CPUGymWrapper does."""
+    """True if a wrapper makes a simulator of one lane an ordinary environment, as ManiSkill's CPUGymWrapper does."""
     if not isinstance(env, gymnasium.Wrapper) or all(name in dir(env) for name in _OF_LANES):
         return False
     return bool(env.action_space == read_attribute(env, "single_action_space"))
 
 
 def is_parallel(env: object) -> TypeGuard[ParallelEnv]:
-    """Whether an object is an environment of several agents; a class is not."""
+    """True if an object is an environment of several agents; a class is not."""
     several = hasattr(env, "possible_agents") and not isinstance(env, (gymnasium.Env, VectorEnv))
     return several and not inspect.isclass(env)
 
@@ -220,7 +220,7 @@ def call_simulator(env: Lanes, name: str, args: Sequence[Any], kwargs: Mapping[s
     if call is not _MISSING:
         value = call(name, *args, **kwargs)
     elif (value := read_attribute(env, name)) is _MISSING:
-        served = env.env if isinstance(env, Batch) else env  # a user has never heard of Batch
+        served = env.env if isinstance(env, BatchVector) else env  # a user has never heard of Batch
         raise AttributeError(f"{type(served).__name__!r} object has no attribute {name!r}")
     elif callable(value):
         value = value(*args, **kwargs)
@@ -275,7 +275,7 @@ def facts_of(env: Known) -> EnvFacts:
         pair = _published(env.observation_space, env.action_space)
         return EnvFacts(kind, pair, reward_space=_reward_space_of(env))
     agents = {agent: _published(env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents}
-    return EnvFacts(kind, next(iter(agents.values())), agents)
+    return EnvFacts(kind, next(iter(agents.values())), agents, name=str(metadata_of(env).get("name") or ""))
 
 
 def _published(observation_space: Space[Any], action_space: Space[Any]) -> Spaces:

@@ -55,7 +55,7 @@ def join_infos(infos: Mapping[int, Mapping[str, Any]], lanes: int) -> dict[str, 
 
 
 def _uniform(infos: list[Mapping[str, Any]]) -> bool:
-    """Whether each key's values are of one type over all dicts that have it."""
+    """True if each key's values are of one type over all dicts that have it."""
     kinds: dict[str, Any] = {}
     nested: dict[str, list[Mapping[str, Any]]] = {}
     for info in infos:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from bridge.encoding.seeds import unpack_seeds
-from bridge.encoding.tensors import Array, unpack_tensor
+from bridge.encoding.tensors import Array
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import failures_in
 from bridge.worlds.environment import Environment
 from bridge.worlds.scheduling import Scheduler
+from bridge.worlds.settings import Settings, read_reset, reading
 from bridge.worlds.single import AgentsWorld, EnvAgent, EnvWorld
 
 __all__ = ["VectorAgent", "VectorWorld"]
@@ -32,30 +32,30 @@ class VectorAgent(EnvAgent):
         self._kind, self._separable = facts.kind, facts.resets_lanes
         self._resets_at_once = facts.autoreset is not AutoresetMode.NEXT_STEP
 
-    def _read_seed(self, array: Array) -> Any:
-        """An integer seeds lane i with itself + i; a list gives each lane's, -1 for none."""
-        seeds = unpack_seeds(array, self._count)
-        if self._separable or isinstance(seeds, int):
+    def read_settings(self, settings: Settings) -> tuple[Any, Any]:
+        """Return the seed and the options that Reset settings give.
+
+        An integer seeds lane i with itself + i; a list gives each lane's, -1 for none.
+        """
+        asked = read_reset(settings, self.SETTINGS, self._count)
+        with reading("Reset"):
+            seed, options = self._seed_of(asked.seed), asked.options
+            if asked.mask is None or asked.mask.all():
+                return seed, options
+            if not self._separable:
+                raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")
+            return seed, {**(options or {}), "reset_mask": asked.mask}
+
+    def _seed_of(self, seeds: int | list[int | None] | None) -> int | list[int | None] | None:
+        if self._separable or not isinstance(seeds, list):
             return seeds
         # Other vector environments take one integer, from which they seed all lanes.
         first = seeds[0]
         if first is not None and seeds == [first + lane for lane in range(len(seeds))]:
             return first
         if any(seed is not None for seed in seeds):
-            raise TensorError(f"{self._kind} takes one integer seed; expected consecutive seeds, got {array!r:.80}")
+            raise TensorError(f"{self._kind} takes one integer seed; expected consecutive seeds, got {seeds!r:.80}")
         return None
-
-    def _read_mask(self, settings: Mapping[str, pb.Tensor], options: dict[str, Any] | None) -> dict[str, Any] | None:
-        if "reset_mask" not in settings:
-            return options
-        mask = unpack_tensor(settings["reset_mask"], "reset_mask")
-        if mask.shape != (self._lanes,) or mask.dtype != np.bool_ or not mask.any():
-            raise TensorError(f"expected a reset_mask of {self._lanes} bools, one of them True, got {mask!r:.80}")
-        if mask.all():
-            return options
-        if not self._separable:
-            raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")
-        return {**(options or {}), "reset_mask": mask}
 
     @property
     def ended_lanes(self) -> Array | None:

@@ -42,7 +42,7 @@ class LocalEnv:
         self.times = StepTimes()
         self.notes = host.notes
         self.lanes: Sequence[Lane] = [self]
-        """What a world can step separately."""
+        """The parts that a world can step separately."""
         if host.facts.num_envs is not None:
             self.lanes = [LaneOf(self, lane) for lane in range(len(host.lanes))]
 

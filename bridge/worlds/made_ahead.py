@@ -9,7 +9,7 @@ from gymnasium import Space
 
 from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError, TensorError
-from bridge.worlds.scheduling import Pending
+from bridge.worlds.scheduling import PendingResult
 
 __all__ = ["MadeAhead"]
 
@@ -27,18 +27,18 @@ class MadeAhead(Generic[R, E]):
     """Holds at most one environment until a world takes it. Of a robot or an emulator there is but one."""
 
     def __init__(self) -> None:
-        self._making: Pending[None] | None = None
+        self._making: PendingResult[None] | None = None
         """Done once an environment has been made, or could not be."""
         self._made: tuple[R, E] | None = None
-        """What was asked for, and the environment."""
+        """The request, and the environment."""
 
     async def make(
         self,
         request: R,
         making: Coroutine[Any, Any, E],
         spaces: Callable[[E], Iterable[tuple[Space[Any], str]]],
-    ) -> None:
-        """Make the environment, and check that its spaces travel.
+    ) -> E:
+        """Make the environment, check that its spaces travel, and return it; it stays held here.
 
         Args:
             request: What it answers to, as `take` gives it.
@@ -48,12 +48,13 @@ class MadeAhead(Generic[R, E]):
         Raises:
             RequestError: It could not be made, or has a space that does not travel.
         """
-        done = self._making = Pending()
+        done = self._making = PendingResult()
         try:
             made = await making
             self._made = (request, made)
             for space, name in spaces(made):
                 Layout(space, name)
+            return made
         except TensorError as error:
             await self.close()
             text = f"this environment has a space that does not travel: {error}"

@@ -18,6 +18,8 @@ __all__ = ["RANDOM", "Policy", "as_policy", "by_name", "check_policies", "policy
 Policy: TypeAlias = Callable[[Any], Any]
 """Observation in, action out."""
 
+_TIMEOUT = 2.0
+
 RANDOM = "random"
 """Stands for a policy that takes any action that is allowed."""
 
@@ -42,17 +44,24 @@ def by_name(what: str, given: Any, names: Sequence[str], of: str) -> dict[str, A
 
 
 def as_policy(what: str, given: Any, space: spaces.Space[Any]) -> Policy:
-    """Return the policy that is given, or a random one for `"random"`.
+    """Return the policy that is given, the one that a URL names, or a random one for `"random"`.
 
     Args:
         what: The keyword that it is given by, for the message.
-        given: A policy, or `"random"`.
+        given: A policy, the URL of one, or `"random"`.
         space: The action space.
 
     Raises:
-        SettingError: It is neither.
+        SettingError: It is none of these.
+        AddressError: The URL cannot be read.
     """
     _check(what, given)
+    if isinstance(given, str) and given != RANDOM:
+        from bridge.policies.remote_policy import RemotePolicy  # it needs an extra
+
+        # Nobody tells a policy in a seat where episodes begin, so no rest of a chunk may be kept; and a world that
+        # other agents play in does not wait for a server to come back.
+        return RemotePolicy(given, execution_horizon=1, timeout=_TIMEOUT, reconnect=0.0)
     if isinstance(given, str):
         return partial(_random_action, space)
     policy: Policy = given
@@ -67,8 +76,11 @@ def check_policies(what: str, given: Any) -> None:
 
 
 def _check(what: str, policy: Any) -> None:
-    if not (callable(policy) or (isinstance(policy, str) and policy == RANDOM)):
-        raise SettingError(f'expected {what} as policies (observation to action) or "random", got {policy!r:.80}')
+    named = isinstance(policy, str) and (policy == RANDOM or policy.startswith(("ws://", "wss://")))
+    if not (callable(policy) or named):
+        raise SettingError(
+            f'expected {what} as policies (observation to action), their ws:// URLs or "random", got {policy!r:.80}'
+        )
 
 
 def _random_action(space: spaces.Space[Any], observation: Any) -> Any:
@@ -80,6 +92,8 @@ def policy_name(given: Any) -> str:
     """Return what to call a policy to a person."""
     if isinstance(given, str) and given == RANDOM:
         return RANDOM
+    if isinstance(given, str):
+        return "policy"
     named = given.func if isinstance(given, partial) else given
     if not (inspect.isroutine(named) or inspect.isclass(named)):
         named = type(named)

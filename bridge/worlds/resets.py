@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.worlds.scheduling import Pending
+from bridge.worlds.scheduling import PendingResult
 
 __all__ = ["ResetBook", "ResetOrder"]
 
@@ -25,8 +25,8 @@ class ResetOrder:
         self.asked = len(agents)
         """How many agents were to be told when it began."""
         self.cancelled = False
-        """Whether the client that waits has gone."""
-        self.finished: Pending[None] = Pending()
+        """True if the client that waits has gone."""
+        self.finished: PendingResult[None] = PendingResult()
         """Done once all were told, or nobody waits any longer."""
         self.told()
 
@@ -66,15 +66,15 @@ class ResetBook:
         self._cross_off(agent)
 
     def is_running(self, agent: Any) -> bool:
-        """Whether an agent is in a sequence."""
+        """True if an agent is in a sequence."""
         return agent in self._running
 
     def is_due(self, agent: Any) -> bool:
-        """Whether an agent's next Step is to be answered INTERRUPTED."""
+        """True if an agent's next Step is to be answered INTERRUPTED."""
         return any(agent in order.agents for order in self.orders)
 
     def take(self, agent: Any) -> bool:
-        """Whether this Step of the agent is to be answered INTERRUPTED; it is told so once."""
+        """True if this Step of the agent is to be answered INTERRUPTED; it is told so once."""
         if not self.orders or not self.is_due(agent):
             return False
         self._cross_off(agent)

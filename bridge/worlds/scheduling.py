@@ -1,7 +1,7 @@
 """Waiting without threads: coroutines, the results that they wait for, and timers.
 
 A request that has to wait (for an environment in another thread or process, for other agents, for a clock) is a
-coroutine that awaits a `Pending` result. The producer calls `set_result` or `set_error`, and the scheduler
+coroutine that awaits a `PendingResult` result. The producer calls `set_result` or `set_error`, and the scheduler
 resumes the coroutine. Nothing here waits by itself: an event loop calls `run` again and again.
 
 All methods are called by the thread that runs the event loop at that time, unless their docstring says otherwise.
@@ -15,21 +15,21 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Executor", "Pending", "Runtime", "Scheduler", "Task", "Timer", "gather"]
+__all__ = ["Executor", "PendingResult", "Runtime", "Scheduler", "Task", "Timer", "gather"]
 
 T = TypeVar("T")
 # Cancelled timers that may wait until they are due, however few timers there are.
 _MOST_CANCELLED = 100
 
 
-class Pending(Generic[T]):
+class PendingResult(Generic[T]):
     """A result that is not there yet. Any number of coroutines may `await` it."""
 
     __slots__ = ("_callbacks", "_error", "_result", "done")
 
     def __init__(self) -> None:
         self.done = False
-        """Whether the result, or the error, is there."""
+        """True if the result, or the error, is there."""
         self._result: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -66,7 +66,7 @@ class Pending(Generic[T]):
         else:
             self._callbacks.append(callback)
 
-    def __await__(self) -> Generator[Pending[Any], None, T]:
+    def __await__(self) -> Generator[PendingResult[Any], None, T]:
         if not self.done:
             yield self
         if self._error is not None:
@@ -104,7 +104,7 @@ class Task:
     def __init__(
         self,
         scheduler: Scheduler,
-        coroutine: Coroutine[Pending[Any], None, T],
+        coroutine: Coroutine[PendingResult[Any], None, T],
         done: Callable[[T | None, BaseException | None], None],
     ) -> None:
         self._scheduler = scheduler
@@ -124,7 +124,7 @@ class Task:
             return False
         return True
 
-    def wait_for(self, pending: Pending[Any]) -> None:
+    def wait_for(self, pending: PendingResult[Any]) -> None:
         """Go on once a result is there."""
         pending.add_done_callback(self._resume)
 
@@ -132,11 +132,11 @@ class Task:
         self._scheduler.call_soon(self.step)
 
 
-async def gather(scheduler: Scheduler, coroutines: Iterable[Coroutine[Pending[Any], None, T]]) -> list[T]:
+async def gather(scheduler: Scheduler, coroutines: Iterable[Coroutine[PendingResult[Any], None, T]]) -> list[T]:
     """Run coroutines side by side; return their results in order once all have ended, or raise the first error."""
-    waiting: list[Pending[T]] = []
+    waiting: list[PendingResult[T]] = []
     for coroutine in coroutines:
-        waiting.append(Pending())
+        waiting.append(PendingResult())
         scheduler.start(coroutine, waiting[-1].finish)
     results, problem = [], None
     for pending in waiting:
@@ -177,7 +177,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._cancelled = 0
         self.is_inside: Callable[[], bool] = lambda: False
-        """Whether the calling thread is the one that calls the environments, and so must not wait for the scheduler."""
+        """True if the calling thread is the one that calls the environments, and so must not wait for the scheduler."""
 
     def now(self) -> float:
         """Return the time, in seconds."""
@@ -211,7 +211,7 @@ class Scheduler:
 
     def start(
         self,
-        coroutine: Coroutine[Pending[Any], None, T],
+        coroutine: Coroutine[PendingResult[Any], None, T],
         done: Callable[[T | None, BaseException | None], None],
     ) -> None:
         """Run a coroutine, at once until it waits for the first time; `done` gets its result or its exception."""

@@ -10,9 +10,8 @@ from gymnasium import Space
 
 from bridge.encoding import values
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
-from bridge.encoding.seeds import unpack_seed
 from bridge.encoding.spaces import Layout
-from bridge.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -24,13 +23,12 @@ from bridge.worlds.base import (
     WorldCounts,
     answer_to,
     failures_in,
-    read_bytes,
-    refuse_unknown,
 )
 from bridge.worlds.environment import Environment
 from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
+from bridge.worlds.settings import read_reset, refuse_unknown
 
 __all__ = ["AgentsWorld", "EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
 
@@ -40,13 +38,13 @@ NO_INFO = values.encode_info({}, values.Notes())
 
 
 class AgentsWorld(Protocol):
-    """What an agent needs of its world."""
+    """The world, as an agent uses it."""
 
     episodes: int
 
     @property
     def env(self) -> Environment:
-        """What is stepped."""
+        """The environment that is stepped."""
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
@@ -102,22 +100,8 @@ class EnvAgent(Agent):
 
     def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[Any, Any]:
         """Return the seed and the options that Reset settings give."""
-        refuse_unknown(settings, self.SETTINGS, "Reset")
-        try:
-            seed = self._read_seed(unpack_tensor(settings["seed"], "seed")) if "seed" in settings else None
-            options = read_bytes(settings, "options")
-            if not isinstance(options, (dict, type(None))):
-                raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
-            options = self._read_mask(settings, options)
-        except TensorError as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
-        return seed, options
-
-    def _read_seed(self, array: Array) -> Any:
-        return unpack_seed(array)
-
-    def _read_mask(self, settings: Mapping[str, pb.Tensor], options: dict[str, Any] | None) -> dict[str, Any] | None:
-        return options
+        asked = read_reset(settings, self.SETTINGS, None)
+        return asked.seed, asked.options
 
     async def begin(self) -> int:
         """Reset the environment with the settings that wait."""
@@ -293,12 +277,12 @@ class EnvWorld(World):
     """
 
     allows_takeover = True
-    """Whether people may act in an agent's place."""
+    """True if people may act in an agent's place."""
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler) -> None:
         super().__init__(name, scheduler)
         self.env: Environment = env
-        """What is stepped; observers put themselves in its place."""
+        """The environment that is stepped; observers put themselves in its place."""
         self.taken_over: Mapping[Any, str] = {}
         """The people whose actions the step at hand takes in place of an agent's, by agent or lane."""
         self.episodes = 0
@@ -309,7 +293,7 @@ class EnvWorld(World):
 
     @property
     def alive(self) -> bool:
-        """Whether the world can be joined; False once its environment's process has ended."""
+        """True if the world can be joined; False once its environment's process has ended."""
         return self.env.ended is None
 
     @property
@@ -353,7 +337,7 @@ class EnvWorld(World):
 
     @property
     def begun(self) -> bool:
-        """Whether its environment was ever reset."""
+        """True if its environment was ever reset."""
         return bool(self.env.times.reset.count)
 
     @property
@@ -370,6 +354,15 @@ class EnvWorld(World):
         """Return how much it has done; a call that failed counts as a step too."""
         lanes = self.env.facts.num_envs or 1
         return WorldCounts(lanes, self.env.times.step.count * lanes, self.episodes)
+
+    def describe(self) -> dict[str, Any]:
+        """Return its lanes, whether it has begun, and whether it is recorded; None: nothing could record it."""
+        recording = self.env.properties().get("world.recording")
+        return {
+            "lanes": self.env.facts.num_envs,
+            "begun": self.begun,
+            "recording": None if recording is None else recording == "on",
+        }
 
     def refuse_if_over(self) -> None:
         """Raise where the world is destroyed, or its environment has ended by itself."""

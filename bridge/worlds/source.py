@@ -7,6 +7,7 @@ import fnmatch
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import cloudpickle
@@ -15,11 +16,10 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from bridge.encoding.tensors import unpack_tensor
-from bridge.errors import Code, RequestError, SettingError, TensorError
+from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.arrays import Arrays
-from bridge.worlds.base import World, answer_to, misfit, read_bytes, refuse_unknown
+from bridge.worlds.base import World, constructed, misfit
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
@@ -29,21 +29,24 @@ from bridge.worlds.local import LaneGroup, LocalEnv, adopt
 from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.scheduling import Runtime, gather
+from bridge.worlds.scheduling import Runtime, Scheduler, gather
+from bridge.worlds.settings import Settings, read_kwargs, read_scalar
 from bridge.worlds.single import GymWorld
 from bridge.worlds.timed import TimeAction
 
-__all__ = ["EnvLike", "EnvRecipe", "EnvSource", "WorldRequest"]
+__all__ = ["EnvLike", "EnvRecipe", "EnvSource", "WorldKind", "WorldSettings"]
 
 EnvLike: TypeAlias = "str | EnvSpec | Callable[..., Any] | Sequence[str]"
-"""What `serve_gym` takes as its environment."""
+"""The types that `serve_gym` takes as its environment."""
 
+WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
+"""Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
 MODES = ("sync", "async", "vector_entry_point")
 
 
 @dataclasses.dataclass(frozen=True)
-class WorldRequest:
-    """What a CreateWorld request asks for, read and checked."""
+class WorldSettings:
+    """The settings of a CreateWorld request, read and checked."""
 
     env_id: str | None
     num_envs: int
@@ -52,7 +55,7 @@ class WorldRequest:
 
     @property
     def single(self) -> bool:
-        """Whether the world is of one environment rather than of lanes."""
+        """True if the world is of one environment rather than of lanes."""
         return self.num_envs == 1 and self.vectorization_mode == "sync"
 
 
@@ -63,7 +66,7 @@ class EnvRecipe:
     factory: Callable[..., Any] | None
     """Returns an Env or a VectorEnv."""
     spec: EnvSpec | None
-    """What to make where there is no factory."""
+    """The id of the environment to make, if there is no factory."""
     patterns: tuple[str, ...] = ()
     """The ids that a client may choose from where there is neither."""
     num_envs: int = 1
@@ -109,7 +112,7 @@ class EnvRecipe:
 
     @property
     def title(self) -> str:
-        """What to call it to a person."""
+        """Its name, as a person reads it."""
         if self.factory is not None:
             return getattr(self.factory, "__name__", type(self.factory).__name__)
         return ", ".join(self.patterns) or (self.spec.id if self.spec else "")
@@ -118,7 +121,7 @@ class EnvRecipe:
         """Return a recipe that calls a client's function in place of what is served."""
         return EnvRecipe(factory, None, max_lanes=self.max_lanes, time_action=self.time_action, arrays=self.arrays)
 
-    def pickled(self, request: WorldRequest | None) -> bytes:
+    def pickled(self, request: WorldSettings | None) -> bytes:
         """Pickle the recipe for another process, in which nothing is registered that was registered here."""
         recipe = self
         if request is not None and request.env_id is not None and self.factory is None:
@@ -126,35 +129,21 @@ class EnvRecipe:
         data: bytes = cloudpickle.dumps((recipe, request))
         return data
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> WorldRequest:
+    def read(self, settings: Mapping[str, pb.Tensor]) -> WorldSettings:
         """Read CreateWorld settings.
 
         Raises:
             RequestError: INVALID_ARGUMENT for unknown or bad settings, NOT_FOUND for an environment not served here.
         """
-        plain = {name: tensor for name, tensor in settings.items() if not name.startswith("kwargs.")}
-        refuse_unknown(plain, (*EnvSource.SETTINGS, "kwargs.NAME"), "CreateWorld")
-        try:
-            env_id = _text(settings, "env_id")
-            render_mode = _text(settings, "render_mode")
-            mode = _text(settings, "vectorization_mode") or self.vectorization_mode
-            num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
-            given = read_bytes(settings, "kwargs") or {}
-            if not isinstance(given, dict):
-                raise TensorError(f"expected kwargs to be a dict, got {given!r:.80}")
-            kwargs = {**self.kwargs, **given}
-            for name, tensor in settings.items():
-                if name.startswith("kwargs."):
-                    kwargs[name.removeprefix("kwargs.")] = _python(unpack_tensor(tensor, name))
-        except TensorError as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
+        kwargs = read_kwargs(settings, EnvSource.SETTINGS, self.kwargs)
+        env_id = _text(settings, "env_id")
+        mode = _text(settings, "vectorization_mode") or self.vectorization_mode
+        num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
         if mode not in MODES:
             raise RequestError(
                 Code.INVALID_ARGUMENT, f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}"
             )
-        if render_mode:
-            kwargs["render_mode"] = render_mode
-        return WorldRequest(self._resolve(env_id), num_envs, mode, kwargs)
+        return WorldSettings(self._resolve(env_id), num_envs, mode, kwargs)
 
     def _resolve(self, env_id: str | None) -> str | None:
         """Find the environment that a client names among those that are served."""
@@ -176,28 +165,16 @@ class EnvRecipe:
             raise RequestError(Code.NOT_FOUND, f"the environment {env_id!r} is not served here; {offer}")
         return env_id
 
-    def make_env(self, request: WorldRequest) -> GymEnv | Lanes:
+    def make_env(self, request: WorldSettings) -> GymEnv | Lanes:
         """Make the environment of a world.
 
         Raises:
             RequestError: It could not be made.
         """
-        try:
-            return self._make(request)
-        except RequestError:
-            raise
-        except (Exception, SystemExit) as error:
-            # Other errors are the environment's own, also a TypeError, and are told with their traceback.
-            wrong = self._misfit(request) if isinstance(error, TypeError) else None
-            if wrong is None:
-                raise answer_to("its construction", error) from error
-            raise RequestError(
-                Code.INVALID_ARGUMENT,
-                f"{request.env_id or self.title} could not be made with env_kwargs={dict(request.kwargs)}: {error}. "
-                f"{wrong}",
-            ) from error
+        title = request.env_id or self.title
+        return constructed(title, request.kwargs, lambda: self._make(request), lambda: self._misfit(request))
 
-    def _make(self, request: WorldRequest) -> GymEnv | Lanes:
+    def _make(self, request: WorldSettings) -> GymEnv | Lanes:
         kwargs = dict(request.kwargs)
         if self.factory is not None:
             return self._make_by_factory(self.factory, request, kwargs)
@@ -248,7 +225,7 @@ class EnvRecipe:
         return self.arrays.wrap(env)
 
     def _make_by_factory(
-        self, factory: Callable[..., Any], request: WorldRequest, kwargs: dict[str, Any]
+        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, Any]
     ) -> GymEnv | Lanes:
         num_envs = request.num_envs
         if self.time_action is not None:
@@ -284,7 +261,7 @@ class EnvRecipe:
             f"{self.title} returns a vector environment of {count} lanes, so num_envs cannot be given",
         )
 
-    def _misfit(self, request: WorldRequest) -> str | None:
+    def _misfit(self, request: WorldSettings) -> str | None:
         """Return what the environment's constructor takes, where it does not take the arguments; None: it does."""
         arguments = dict(request.kwargs)
         constructor: Any = self.factory
@@ -320,6 +297,8 @@ class EnvSource:
         thread_safe: Each world has a thread of its own, in real time each of its lanes.
         isolation: The limits of each world's process; None: environments run in this process.
         allow_env_factories: Whether a client may send the environment's factory, which needs `isolation`.
+        kind: Makes its worlds in lock-step; None: one agent steps the environment, or all lanes.
+        traits: What a page shows of all its worlds.
 
     Raises:
         SettingError: Something of this cannot be served, such as an id that is not registered.
@@ -341,9 +320,16 @@ class EnvSource:
         thread_safe: bool = False,
         isolation: Isolation | None = None,
         allow_env_factories: bool = False,
+        kind: WorldKind | None = None,
+        traits: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if time_action is not None and not isinstance(time_action, TimeAction):
             raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
+        if kind is not None and (realtime is not None or not callable(kind)):
+            raise SettingError(
+                "expected world to be a callable that makes a world of its name, its environment and its scheduler, in "
+                f"place of fps=, got {kind!r:.80}"
+            )
         if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
             raise SettingError(f"expected num_envs from 1 to max_lanes={max_lanes}, got {num_envs!r}")
         if vectorization_mode not in MODES:
@@ -363,7 +349,10 @@ class EnvSource:
         self._thread_safe = thread_safe
         self._isolation = isolation
         self._factories = allow_env_factories
-        self._ahead: MadeAhead[WorldRequest, Environment] = MadeAhead()
+        self._kind = kind
+        self.traits = traits
+        """What a page shows of all its worlds."""
+        self._ahead: MadeAhead[WorldSettings, Environment] = MadeAhead()
         if isolation is not None:
             isolation.check(self.title, lambda: self._recipe.pickled(None))
 
@@ -379,12 +368,12 @@ class EnvSource:
 
     @property
     def title(self) -> str:
-        """What to call it to a person."""
+        """Its name, as a person reads it."""
         return self._recipe.title
 
     @property
     def factory(self) -> Callable[..., Any] | None:
-        """What makes its environments; None: their ids say it."""
+        """The factory of its environments; None: they are made by their ids."""
         return self._recipe.factory
 
     def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
@@ -406,17 +395,20 @@ class EnvSource:
             "time_action": None if recipe.time_action is None else dataclasses.asdict(recipe.time_action),
         }
 
-    async def prepare(self, runtime: Runtime) -> None:
+    async def prepare(self, runtime: Runtime) -> Environment | None:
         """Make the environment of the first world ahead, where there is one to choose: what it lacks shows at once.
+
+        Returns:
+            The environment, which the first world takes; None: there are several to choose from.
 
         Raises:
             RequestError: It could not be made, or has a space that does not travel.
         """
         if len(self.env_ids) > 1:
-            return
+            return None
         request = self._recipe.read({})
         making = self._make_env("", self._recipe, request, None, runtime)
-        await self._ahead.make(
+        return await self._ahead.make(
             request, making, lambda env: zip(env.facts.spaces, ("observation", "action"), strict=True)
         )
 
@@ -440,7 +432,7 @@ class EnvSource:
             if self._realtime is not None:
                 world: World = RealtimeWorld(name, env, runtime.scheduler, self._realtime)
             else:
-                kind = GymWorld if env.facts.num_envs is None else VectorWorld
+                kind = self._kind or (GymWorld if env.facts.num_envs is None else VectorWorld)
                 world = kind(name, env, runtime.scheduler)
             world.title = request.env_id
             return world
@@ -452,7 +444,7 @@ class EnvSource:
             raise
 
     async def _make_env(
-        self, name: str, recipe: EnvRecipe, request: WorldRequest, factory: bytes | None, runtime: Runtime
+        self, name: str, recipe: EnvRecipe, request: WorldSettings, factory: bytes | None, runtime: Runtime
     ) -> Environment:
         """Make the environment of a world, in this process or in one of its own."""
         isolation = self._isolation
@@ -466,7 +458,7 @@ class EnvSource:
         return await adopt(partial(recipe.make_env, request), runtime.executor)
 
     async def _make_lanes(
-        self, name: str, recipe: EnvRecipe, request: WorldRequest, factory: bytes | None, runtime: Runtime
+        self, name: str, recipe: EnvRecipe, request: WorldSettings, factory: bytes | None, runtime: Runtime
     ) -> LaneGroup:
         """Make the lanes of a real-time world one by one, each in a thread or a process of its own."""
         if request.vectorization_mode != "sync":
@@ -537,30 +529,21 @@ def _find(env_id: str) -> EnvSpec:
         raise SettingError(f"cannot serve {env_id!r}: {error} {remedy}") from None
 
 
-def _text(settings: Mapping[str, pb.Tensor], name: str) -> str | None:
-    if name not in settings:
-        return None
-    value = unpack_tensor(settings[name], name)[()]
-    if not isinstance(value, str):
-        raise TensorError(f"expected the setting {name!r} to be a string, got {value!r:.80}")
+def _text(settings: Settings, name: str) -> str | None:
+    value = read_scalar(settings, name, "CreateWorld")
+    if value is not None and not isinstance(value, str):
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name!r} to be a string, got {value!r:.80}")
     return value
 
 
-def _count(settings: Mapping[str, pb.Tensor], name: str, most: int) -> int | None:
-    if name not in settings:
+def _count(settings: Settings, name: str, most: int) -> int | None:
+    value = read_scalar(settings, name, "CreateWorld")
+    if value is None:
         return None
-    value = unpack_tensor(settings[name], name)[()]
     if not isinstance(value, np.integer) or not 1 <= value <= most:
-        raise TensorError(f"expected the setting {name!r} to be an integer from 1 to {most}, got {value!r:.80}")
+        text = f"expected the setting {name!r} to be an integer from 1 to {most}, got {value!r:.80}"
+        raise RequestError(Code.INVALID_ARGUMENT, text)
     return int(value)
-
-
-def _python(array: Any) -> Any:
-    """A scalar as Python's own type, so that an environment's arguments look as they do locally."""
-    if array.shape == ():
-        value = array[()]
-        return value.item() if isinstance(value, np.generic) else value
-    return array
 
 
 def _some(names: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 MOST = 65536
@@ -310,8 +311,8 @@ def main() -> None:
             for lazy in module.__all__:
                 with contextlib.suppress(ImportError):  # an extra that is not installed
                     getattr(module, lazy)
-    threads = os.listdir("/proc/self/task")
-    assert len(threads) == 1, "a process with threads cannot be forked safely"
+    threads = [comm.read_text().strip() for comm in Path("/proc/self/task").glob("*/comm")]
+    assert len(threads) == 1, f"a process with threads cannot be forked safely: {threads}"
     gc.freeze()  # a collection would touch, and so copy, each page in each process
     control.send(b"ready")
     job = nursery(control)

@@ -35,8 +35,9 @@ class Nursery:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             descriptor = theirs.fileno()
-            # A numerical library with threads of its own could not be forked safely.
-            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+            # Libraries with threads of their own could not be forked safely: the allocator of pyarrow has one, too.
+            alone = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+            environment = {**os.environ, **alone, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
             command = [sys.executable, "-c", "from tests.network.agent import main; main()", str(descriptor)]
             self._process = subprocess.Popen(command, pass_fds=[descriptor], env=environment, cwd=ROOT)
         self._socket.settimeout(120.0)

@@ -46,7 +46,7 @@ def person(url):
         page = chromium.new_context(viewport={"width": 1280, "height": 800}).new_page()
         page.set_default_timeout(TIMEOUT)
         problems = []
-        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("pageerror", lambda error: problems.append(str(error.stack or error)))
         page.goto(url)
         page.click("#begin")
         says(page, "#badge", "playing")

@@ -1,4 +1,4 @@
-"""The programs in `examples` that train with PyTorch, run as a user runs them, for a few thousand steps."""
+"""The programs in `examples` that need PyTorch, run as a user runs them, for a few thousand steps."""
 
 from __future__ import annotations
 
@@ -30,3 +30,28 @@ def test_others_train(name: str, steps: str) -> None:
     returns = [float(found) for found in re.findall(r"mean return ([\d.]+)", run(name, "--steps", steps))]
     assert len(returns) >= 3
     assert returns[-1] > returns[0]
+
+
+def test_a_served_network_is_evaluated() -> None:
+    assert re.match(r"5 episodes, \d+ steps in .* s\nreturn ", run("policy_torch.py", "--episodes", "5"))
+
+
+def test_a_served_model_of_stable_baselines3_is_evaluated() -> None:
+    out = run("policy_sb3.py", "--steps", "6000", "--episodes", "8")
+    assert float(re.search(r"^return +([\d.]+) \(95 %", out, re.MULTILINE)[1]) > 25.0  # 22 is random
+
+
+def test_a_saved_model_is_served(tmp_path: Path) -> None:
+    policies, models = pytest.importorskip("bridge.policies"), pytest.importorskip("stable_baselines3")
+    model = models.PPO("MlpPolicy", "CartPole-v1", seed=1, device="cpu")
+    model.save(tmp_path / "model.zip")
+    command = [sys.executable, EXAMPLES / "policy_sb3.py", "--model", tmp_path / "model.zip"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            observations = model.observation_space.sample()[None].repeat(3, axis=0)
+            with policies.RemotePolicy(process.stdout.readline().split()[-1]) as policy:
+                actions = policy(observations, slots=range(3))
+            assert actions.tolist() == model.predict(observations, deterministic=True)[0].tolist()
+        finally:
+            process.kill()
+            process.stdout.read()

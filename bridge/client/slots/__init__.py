@@ -1,1 +1,4 @@
-"""The slots of a vector environment: where their worlds are, and what becomes of a slot whose world is lost."""
+"""The slots of an environment: where their worlds are, what becomes of a slot whose world is lost, and the pool.
+
+`slot`, `endpoint`, `placement` and `policy` decide, without input or output; `pool` and `vector_pool` wait and execute.
+"""

@@ -1,4 +1,4 @@
-"""What a client knows of an endpoint of a directory, without input or output: one table, and when to try again.
+"""The state of an endpoint of a directory, without input or output: one table, and when to try again.
 
 An endpoint is *untried* until an attempt to join a world there has ended. It is *up* once one was joined, and stays so
 while its worlds answer. Four kinds of trouble are told apart, because each ends in another way:
@@ -44,7 +44,7 @@ class EndpointState(enum.Enum):
 
 
 class EndpointEvent(enum.Enum):
-    """What was seen of it."""
+    """An event of an endpoint."""
 
     JOINED = "world joined"
     OBSERVED = "first observation of an episode"
@@ -128,7 +128,7 @@ def event_of(error: RemoteError) -> EndpointEvent:
 
 @dataclasses.dataclass
 class EndpointRecord:
-    """What is known of one endpoint, and when a world may be tried there; times are monotonic seconds."""
+    """The state of one endpoint, and when a world may be tried there; times are monotonic seconds."""
 
     state: EndpointState = EndpointState.UNTRIED
     """Assigned by `handle` alone."""
@@ -147,7 +147,7 @@ class EndpointRecord:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What to prefer endpoints by: those that are well first, and the last to fail last."""
+        """The key to sort endpoints by: those that are well first, and the last to fail last."""
         return self.state not in _WELL, -math.inf if self.state in _WELL else self.failed_at
 
     def tried(self, now: float, patience: float) -> None:

@@ -11,7 +11,7 @@ from bridge.client.endpoints import Endpoint, EndpointWatch
 from bridge.client.slots.back_off import pause
 from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.client.slots.slot import Member
-from bridge.client.world_request import WorldRequest
+from bridge.client.world.world_request import WorldRequest
 from bridge.errors import RemoteError, SettingError, shown_url
 from bridge.logs import LimitedLog
 
@@ -19,7 +19,7 @@ __all__ = ["Load", "Placement"]
 
 
 class Load:
-    """What endpoints carry now.
+    """Counts the worlds on each endpoint.
 
     Args:
         members: The worlds that have a place.

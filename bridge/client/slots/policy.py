@@ -1,4 +1,4 @@
-"""What becomes of slots whose servers are lost, drain, fail, or have too many of them, without input or output.
+"""Decides what becomes of slots whose servers are lost, drain, fail, or have too many of them, without input or output.
 
 Events go in by methods, each with the time. Decisions come out of `check` and `before_episode`, which are generators:
 the pool executes each decision before the next one is made, because what is free then depends on it.
@@ -72,7 +72,7 @@ class Begin(NamedTuple):
 
     member: Member
     new_world: bool
-    """Whether the world is new, and so has no lanes to leave as they are."""
+    """True if the world is new, and so has no lanes to leave as they are."""
 
 
 class GiveUp(NamedTuple):
@@ -101,13 +101,13 @@ class SlotPolicy:
     look_at: float = math.inf
     """When to look next for servers that drain; never, where there is nowhere else to go."""
     lanes_leave: bool = False
-    """Whether a world of lanes is to change over."""
+    """True if a world of lanes is to change over."""
     even_at: float = 0.0
     """When to look next for an uneven spread."""
 
     @property
     def moves(self) -> bool:
-        """Whether there may be other servers."""
+        """True if there may be other servers."""
         return self.look_at != math.inf
 
     def everybody(self) -> list[Member]:
@@ -180,7 +180,7 @@ class SlotPolicy:
     def _is_late(self, member: Member, now: float) -> bool:
         """Tell whether an answer is late: a server that is silent is waited for less where there are others."""
         if now > member.deadline:
-            return True
+            return now > member.deadline + member.remote.allowance
         silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
         return silent and self.placement is not None and self.placement.any_well(member.endpoint)
 

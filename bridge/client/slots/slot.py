@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
-    from bridge.client.events import StepAnswered
-    from bridge.client.remote import Remote
+    from bridge.client.world.events import StepAnswered
+    from bridge.client.world.remote import Remote
     from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
@@ -85,7 +85,7 @@ class SlotPhase(enum.Enum):
 
 
 class SlotEvent(enum.Enum):
-    """What changes the state."""
+    """An event that changes the state."""
 
     CONNECT = "connection begun"
     JOINED = "world joined"
@@ -224,7 +224,7 @@ class Member:
     endpoint: str | None = None
     """The key of its endpoint in a directory; None: there is none."""
     single: bool = True
-    """Whether it is a single environment rather than lanes, as far as is known."""
+    """True if it is a single environment rather than lanes, as far as is known."""
     phase: SlotPhase = SlotPhase.OFFLINE
     slots: slice = dataclasses.field(init=False)
     """Its slots in a batch."""
@@ -239,11 +239,11 @@ class Member:
     last: StepAnswered | None = None
     """The last Step's answer that was handed out."""
     seeds: Sequence[int | None] = ()
-    """What the last reset with a seed gave to each of its slots."""
+    """The seed of each slot, by the last reset with one."""
     episodes: int = 0
     """Episodes that were asked for since."""
     reseeds: bool = False
-    """Whether its world is another one than the one that got the seeds."""
+    """True if its world is another one than the one that got the seeds."""
     settings: Mapping[str, pb.Tensor] | None = None
     """Of the Reset that its next episode begins with."""
     error: RemoteError | None = None
@@ -251,7 +251,7 @@ class Member:
     refusal: RemoteError | None = None
     """Why its last Reset, or Step, was refused; None: it was not, or its world is another one since."""
     complaint: str = ""
-    """What the user was told last of a world that does not fit."""
+    """The last message to the user about a world that does not fit."""
     failures: int = 0
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0
@@ -304,17 +304,17 @@ class Member:
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """True if there is nothing to wait for."""
         return self.phase in SETTLED
 
     @property
     def fails_every_reset(self) -> bool:
-        """Whether its environment raised in each of the last attempts to reset it."""
+        """True if its environment raised in each of the last attempts to reset it."""
         return isinstance(self.refusal, EnvironmentFailedError) and self.failures >= _RESET_ATTEMPTS
 
     @property
     def away(self) -> bool:
-        """Whether its remote was lost, which its loop was told, and has no observation since."""
+        """True if its remote was lost, which its loop was told, and has no observation since."""
         return self.away_since is not None and self.phase not in SETTLED
 
     @property

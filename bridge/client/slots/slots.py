@@ -1,15 +1,15 @@
-"""What is behind the slots of a vector environment, and what becomes of it in a copy and in a forked process."""
+"""The parts behind the slots of a vector environment, and their life in a copy and in a forked process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bridge.client.attributes import SlotAttributes
-from bridge.client.stepper import Stepper
-from bridge.client.turns import Turns
-from bridge.client.vector_pool import VectorPool
-from bridge.client.world_request import WorldInfo, WorldRequest
+from bridge.client.slots.attributes import SlotAttributes
+from bridge.client.slots.stepper import Stepper
+from bridge.client.slots.turns import Turns
+from bridge.client.slots.vector_pool import VectorPool
+from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.forks import forget_in_child
 
 __all__ = ["Slots"]
@@ -25,18 +25,18 @@ class Slots:
     """
 
     stepper: Stepper
-    """What steps the slots, once the worlds are joined."""
+    """Steps the slots, once the worlds are joined."""
 
     def __init__(self, pool: VectorPool) -> None:
         self.pool = pool
-        """What waits for the remotes."""
+        """Waits for the remotes."""
         self._begin_anew(closed=False)
         forget_in_child(self)
 
     def _begin_anew(self, *, closed: bool) -> None:
         """Have no call pending."""
         self.attributes = SlotAttributes(self.pool)
-        """What calls methods, and reads and sets attributes."""
+        """Calls methods, and reads and sets attributes."""
         self.turns = Turns(self.pool.turn, self.attributes.abandon, closed=closed)
         """Which call runs, and which is pending."""
 

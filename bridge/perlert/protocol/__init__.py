@@ -1,1 +1,1 @@
-"""What travels: the grammar of datagrams, the texts in their fields, our profile, and the pre-shared key."""
+"""The wire: the grammar of datagrams, the texts in their fields, our profile, and the pre-shared key."""

@@ -110,7 +110,7 @@ class _Channel:
 
 
 class Opened(NamedTuple):
-    """What became of a datagram: the message in it, or what to send back."""
+    """The result of opening a datagram: the message in it, or the reply to send back."""
 
     message: bytes | None = None
     reply: bytes | None = None
@@ -170,7 +170,7 @@ class ClientSeal:
         self._key, self._first = key, _derive(key, b"", b"hello")
         self._id = os.urandom(16)
         self.connected = False
-        """Whether the server has answered."""
+        """True if the server has answered."""
         self._head = b""
         self._channel: _Channel | None = None
         self._sent: deque[bytes] = deque(maxlen=256)

@@ -1,4 +1,4 @@
-"""What two ends of this package agree on inside the draft's free fields, so that a plain peer never notices.
+"""The profile of this package inside the draft's free fields, which a plain peer never notices.
 
     TAG      NAME+b1                             I have the profile: what is my token?
              NAME+b1.TOKEN.SEQ.WORD[.FORMER]     I received it; WORD is `r` (ready), `w` (not ready) or `l` (I leave)
@@ -46,7 +46,7 @@ _DTYPE = re.compile("bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 class Claim(NamedTuple):
-    """What a TAG says: the name in the lobby, whether the client has the profile, and the token that it returns."""
+    """The fields of a TAG: the name in the lobby, whether the client has the profile, and the token that it returns."""
 
     name: str
     profiled: bool = False
@@ -73,7 +73,7 @@ def parse_tag(tag: str) -> Claim:
 
 
 class Offer(NamedTuple):
-    """What the server tells a client of ours; without `fps` it is not yet all that it has to say."""
+    """The server's offer to a client of this package; without `fps` it is incomplete."""
 
     token: str
     """Goes into every registration and action."""
@@ -152,7 +152,7 @@ def split_action(action: str) -> tuple[str, int, int, str] | None:
 
 
 class Extra(NamedTuple):
-    """What the profile adds to an S5.
+    """The profile's additions to an S5.
 
     The token is the client's, so that nobody else can end its episode. `ack` is the newest action that was applied, 0
     for none; `got` counts the action datagrams with the token that arrived, `sent` the S5 sent to this client, this one

@@ -1,4 +1,4 @@
-"""What goes through the pipe between a world and its environment's process: the same code at both ends.
+"""The messages in the pipe between a world and its environment's process: the same code at both ends.
 
 Observations and actions travel as the arrays of their spaces' layouts, everything else in the values codec. Agents are
 sent as indices, because their ids may be of any type.
@@ -36,6 +36,7 @@ def facts_to_values(facts: EnvFacts) -> dict[str, Any]:
         "autoreset": None if facts.autoreset is None else facts.autoreset.name,
         "resets_lanes": facts.resets_lanes,
         "steps_lanes": facts.steps_lanes,
+        "name": facts.name,
     }
 
 

@@ -43,7 +43,7 @@ class IsolatedEnv:
         )
         self._codec = codec_of(facts)
         self.lanes: Sequence[Lane] = [self]
-        """What a world can step separately."""
+        """The parts that a world can step separately."""
         if facts.num_envs is not None:
             self.lanes = [LaneOf(self, lane) for lane in range(facts.num_envs)] if facts.steps_lanes else []
             self._lane_codec = codec_of(facts.of_lane)

@@ -26,7 +26,7 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.isolated.child import LENGTH, main
 from bridge.worlds.isolated.program import Program
-from bridge.worlds.scheduling import Pending, Runtime, Timer
+from bridge.worlds.scheduling import PendingResult, Runtime, Timer
 
 __all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
 
@@ -40,7 +40,7 @@ _CHUNK = 1 << 18
 _LOOK = 0.01
 """Seconds between two looks at a process that is ending, where the event loop cannot wait for it."""
 _WAITS_FOR_PROCESSES = os.name == "posix"
-"""Whether the event loop can wait for a process: on Windows `select` takes sockets alone, and a sentinel is none."""
+"""True if the event loop can wait for a process: on Windows `select` takes sockets alone, and a sentinel is none."""
 _starting = threading.Lock()
 
 
@@ -53,7 +53,7 @@ class Isolation:
     max_world_bytes: int | None = None
     """Bytes of memory that it may allocate (where the system can limit that: Linux); None: no limit of ours."""
     own_program: bool = False
-    """Whether it begins without the main module of this program, which `multiprocessing` would import. It has no limit
+    """True if it begins without the main module of this program, which `multiprocessing` would import. It has no limit
     of memory, and no client's factory then."""
 
     @classmethod
@@ -104,10 +104,10 @@ class _Ask:
     def __init__(self, message: bytes, where: str, limit: float | None) -> None:
         self.message = message
         self.where = where
-        """What the environment does meanwhile, for messages; empty: nothing."""
+        """The call that the environment is in, for messages; empty: none."""
         self.limit = limit
         """Seconds that the answer may take; None: for ever."""
-        self.answer: Pending[bytes] = Pending()
+        self.answer: PendingResult[bytes] = PendingResult()
 
 
 class WorldProcess:
@@ -136,7 +136,7 @@ class WorldProcess:
         self._killed: tuple[Code, str] | None = None
         """Why we killed it, until it is gone."""
         self._closing = False
-        self._gone: Pending[None] = Pending()
+        self._gone: PendingResult[None] = PendingResult()
         self.facts: dict[str, Any] = {}
         """The description of the environment that the process gave."""
 

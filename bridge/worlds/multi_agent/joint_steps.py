@@ -24,7 +24,7 @@ __all__ = ["JointStepTable", "MissingAgent", "MultiAgentOptions", "Participant",
 
 
 class MissingAgent(str, enum.Enum):
-    """What a world does where an agent is missing."""
+    """Says what a world does while an agent is missing."""
 
     WAIT = "wait"
     """Wait for it, or for another client that joins as it, up to the deadline; then the Steps of those who wait are
@@ -40,7 +40,7 @@ class MultiAgentOptions:
     """How the agents of a world are coordinated."""
 
     missing_agent: MissingAgent | str = MissingAgent.WAIT
-    """What is done where an agent is missing."""
+    """Says what is done while an agent is missing."""
     agent_timeout: float = 30.0
     """Seconds that a Step waits for the other agents."""
     default_action: Callable[[Any, Any, Any], Any] | None = None
@@ -67,15 +67,15 @@ class Participant:
 
     name: str
     agent: Any
-    """What the world's `ResetBook` knows it by."""
+    """Its number in the world's `ResetBook`."""
     sequence: int = -1
     """The sequence that it last took part in."""
     playing: bool = False
-    """Whether an action of it is expected."""
+    """True if an action of it is expected."""
     outcome: int | None = None
     """How its sequence ended, until a Step has told."""
     absent: bool = False
-    """Whether the sequence that it asked for began without it."""
+    """True if the sequence that it asked for began without it."""
     observation: Any = None
     info: Any = None
     reward: float = 0.0
@@ -83,7 +83,7 @@ class Participant:
     terminated: bool = False
     truncated: bool = False
     cut_off: bool = False
-    """Whether the Step that is answered now tells that the sequence was ended from outside."""
+    """True if the Step that is answered now tells that the sequence was ended from outside."""
 
     def receive(self, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
         """Take a transition; rewards that no Step has told yet add up."""
@@ -124,7 +124,7 @@ class _Wait:
     participant: Participant
     deadline: float
     begins: bool
-    """Whether it is the first of a sequence."""
+    """True if it is the first of a sequence."""
     action: Any = None
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.encoding.space_json import space_to_json
-from bridge.encoding.tensors import unpack_tensor
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.controls import controls_of_space, known_agent_names
 from bridge.worlds.environment import Spaces
-from bridge.worlds.watching.controls import controls_of_space
+from bridge.worlds.settings import read_scalar
 
 __all__ = ["Members"]
 
@@ -21,9 +21,11 @@ class Members:
 
     Args:
         agents: The spaces of each, by the environment's own ids.
+        name: How the environment's metadata call it.
     """
 
-    def __init__(self, agents: Mapping[Any, Spaces]) -> None:
+    def __init__(self, agents: Mapping[Any, Spaces], name: str) -> None:
+        self._name = name
         self.ids: dict[str, Any] = {str(agent): agent for agent in agents}
         """The environment's own id of each agent, by its name."""
         self._names = {agent: name for name, agent in self.ids.items()}
@@ -44,10 +46,7 @@ class Members:
         Raises:
             RequestError: INVALID_ARGUMENT, it names no agent of the environment.
         """
-        try:
-            wanted = unpack_tensor(settings["agent"], "agent")[()] if "agent" in settings else None
-        except TensorError as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+        wanted = read_scalar(settings, "agent")
         if wanted is not None and (not isinstance(wanted, str) or wanted not in self.ids):
             raise RequestError(
                 Code.INVALID_ARGUMENT,
@@ -84,6 +83,9 @@ class Members:
         """Return what one agent adds to the tree below `world`."""
         observation_space, action_space = self.spaces[name]
 
+        def controls() -> str:
+            return controls_of_space(action_space, names=known_agent_names(self._name, action_space))
+
         def leaf(key: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
             return Property(f"world.{key}", kind, description, read)
 
@@ -94,6 +96,6 @@ class Members:
                 leaf("agents", ENCODED, "the names of all agents", lambda: list(self.ids)),
                 leaf("observation_space", TEXT, exact, lambda: space_to_json(observation_space)),
                 leaf("action_space", TEXT, exact, lambda: space_to_json(action_space)),
-                leaf("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of_space(action_space)),
+                leaf("controls", TEXT, "what keys do for a person, as JSON", controls),
             ]
         )

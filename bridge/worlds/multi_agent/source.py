@@ -6,15 +6,15 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import cloudpickle
 import gymnasium
 
-from bridge.encoding.tensors import unpack_tensor
-from bridge.errors import Code, RequestError, SettingError, TensorError
+from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import World, answer_to, misfit, read_bytes, refuse_unknown
+from bridge.worlds.base import World, constructed, misfit
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
@@ -23,14 +23,16 @@ from bridge.worlds.local import adopt
 from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.world import MultiAgentWorld
-from bridge.worlds.policies import RANDOM, by_name, check_policies
+from bridge.worlds.policies import by_name, check_policies
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.realtime.match import MatchOptions
-from bridge.worlds.realtime.match_world import MatchWorld
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld, check_default_action
-from bridge.worlds.scheduling import Executor, Runtime
+from bridge.worlds.scheduling import Executor, Runtime, Scheduler
+from bridge.worlds.settings import read_kwargs
 
-__all__ = ["ParallelRecipe", "ParallelSource"]
+__all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
+
+WorldKind: TypeAlias = Callable[[str, Environment, Scheduler, Executor, RealtimeOptions], World]
+"""Makes a world of real time, given its name, its environment, what runs its frames and its policies, and how."""
 
 
 def _maker(env_id: str) -> Callable[..., Any]:
@@ -53,7 +55,7 @@ class ParallelRecipe:
     factory: Callable[..., Any] | None
     """Returns a ParallelEnv or an AECEnv; None: there is one environment, which was made already."""
     title: str
-    """What to call it to a person."""
+    """Its name, as a person reads it."""
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def pickled(self, kwargs: Mapping[str, Any] | None) -> bytes:
@@ -67,19 +69,7 @@ class ParallelRecipe:
         Raises:
             RequestError: INVALID_ARGUMENT for unknown or bad settings.
         """
-        plain = {name: tensor for name, tensor in settings.items() if not name.startswith("kwargs.")}
-        refuse_unknown(plain, (*ParallelSource.SETTINGS, "kwargs.NAME"), "CreateWorld")
-        try:
-            kwargs = {**self.kwargs, **(read_bytes(settings, "kwargs") or {})}
-            for name, tensor in settings.items():
-                array = unpack_tensor(tensor, name)
-                if name.startswith("kwargs."):
-                    kwargs[name.removeprefix("kwargs.")] = array.item() if array.shape == () else array
-                elif name == "render_mode":
-                    kwargs[name] = str(array[()])
-        except (TensorError, TypeError) as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
-        return kwargs
+        return read_kwargs(settings, ParallelSource.SETTINGS, self.kwargs)
 
     def make_env(self, kwargs: Mapping[str, Any]) -> ParallelEnv:
         """Make the environment of a world.
@@ -89,19 +79,8 @@ class ParallelRecipe:
         """
         if self.factory is None:
             raise RequestError(Code.FAILED_PRECONDITION, f"{self.title} was made already")
-        try:
-            return as_parallel(self.factory(**kwargs))
-        except RequestError:
-            raise
-        except (Exception, SystemExit) as error:
-            # Other errors are the environment's own, also a TypeError, and are told with their traceback.
-            wrong = self._misfit(kwargs) if isinstance(error, TypeError) else None
-            if wrong is None:
-                raise answer_to("its construction", error) from error
-            raise RequestError(
-                Code.INVALID_ARGUMENT,
-                f"{self.title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}",
-            ) from error
+        factory = self.factory
+        return constructed(self.title, kwargs, lambda: as_parallel(factory(**kwargs)), lambda: self._misfit(kwargs))
 
     def _misfit(self, kwargs: Mapping[str, Any]) -> str | None:
         """Return what the factory takes, where it does not take the arguments; None: it does, or nobody knows."""
@@ -143,8 +122,8 @@ class ParallelSource:
         isolation: What the process of each world may use; None: environments live in this process.
         realtime: How its worlds run on by themselves, whatever `options` say; None: in lock-step.
         thread_safe: Each world has a thread of its own.
-        match: In real time, times of the matches that its worlds are; None: they are none. Where no policy and no
-            default action is given, agents act at random that no client plays.
+        kind: Makes its worlds of real time.
+        traits: What a page shows of all its worlds.
 
     Raises:
         SettingError: It is none of these, or cannot be sent to another process.
@@ -161,17 +140,16 @@ class ParallelSource:
         *,
         realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
-        match: MatchOptions | None = None,
+        kind: WorldKind = RealtimeMultiAgentWorld,
+        traits: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if realtime is not None:
             realtime.check()
             check_default_action(realtime.default_action)
             check_policies("agents", realtime.agents)
-            if match is not None:
-                match.check()
-                if realtime.agents is None and realtime.default_action is None:
-                    realtime = dataclasses.replace(realtime, agents=RANDOM)
-        self._match = match
+        self._kind = kind
+        self.traits = traits
+        """The properties of all its worlds for the page."""
         self._options = options or MultiAgentOptions()
         self._isolation = isolation
         self._realtime = realtime
@@ -209,7 +187,7 @@ class ParallelSource:
 
     @property
     def single(self) -> bool:
-        """Whether there is one environment, and so at most one world."""
+        """True if there is one environment, and so at most one world."""
         return self.recipe.factory is None
 
     @property
@@ -218,23 +196,18 @@ class ParallelSource:
         return None if self._realtime is None else self._realtime.fps
 
     @property
-    def match(self) -> bool:
-        """Whether matches are played in its worlds."""
-        return self._match is not None
-
-    @property
     def env_ids(self) -> list[str]:
         """No ids: there is one kind of environment."""
         return []
 
     @property
     def title(self) -> str:
-        """What to call it to a person."""
+        """Its name, as a person reads it."""
         return self.recipe.title
 
     @property
     def factory(self) -> Callable[..., Any] | None:
-        """What makes its environments; None: there is one, which was made already."""
+        """The factory of its environments; None: there is one environment, which was made already."""
         return self.recipe.factory
 
     def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
@@ -253,15 +226,19 @@ class ParallelSource:
             "kwargs": self.recipe.read(settings),
         }
 
-    async def prepare(self, runtime: Runtime) -> None:
+    async def prepare(self, runtime: Runtime) -> Environment | None:
         """Make the environment of the first world ahead, unless it was made already: what it lacks shows at once.
+
+        Returns:
+            The environment, which the first world takes; None: it was made already.
 
         Raises:
             RequestError: It could not be made, or has a space that does not travel.
         """
-        if not self.single:
-            kwargs = self.recipe.read({})
-            await self._ahead.make(kwargs, self._make_env("", kwargs, runtime), _Made.spaces)
+        if self.single:
+            return None
+        kwargs = self.recipe.read({})
+        return (await self._ahead.make(kwargs, self._make_env("", kwargs, runtime), _Made.spaces)).env
 
     async def close(self) -> None:
         """Close the environment that was made ahead, where no world has taken it."""
@@ -278,10 +255,8 @@ class ParallelSource:
         if made is None:
             made = await self._make_env(name, kwargs, runtime, None if not self.single else self._take(settings))
         try:
-            if self._realtime is not None and self._match is not None:
-                return MatchWorld(name, made.env, runtime.scheduler, made.executor, self._realtime, self._match)
             if self._realtime is not None:
-                return RealtimeMultiAgentWorld(name, made.env, runtime.scheduler, made.executor, self._realtime)
+                return self._kind(name, made.env, runtime.scheduler, made.executor, self._realtime)
             return MultiAgentWorld(name, made.env, runtime.scheduler, made.executor, self._options)
         except BaseException:
             await made.close()

@@ -16,7 +16,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.worlds.base import OTHER_WORLD, Agent, in_environment, refuse_unknown
+from bridge.worlds.base import OTHER_WORLD, Agent, in_environment
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.multi_agent.joint_steps import (
@@ -29,7 +29,8 @@ from bridge.worlds.multi_agent.joint_steps import (
 )
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.resets import ResetOrder
-from bridge.worlds.scheduling import Executor, Pending, Scheduler, Timer
+from bridge.worlds.scheduling import Executor, PendingResult, Scheduler, Timer
+from bridge.worlds.settings import refuse_unknown
 from bridge.worlds.single import EnvAgent, EnvWorld
 
 __all__ = ["MultiAgent", "MultiAgentWorld"]
@@ -123,9 +124,9 @@ class MultiAgentWorld(EnvWorld):
         self._executor = executor
         self._options = options
         self._default_action = options.default_action or default_action
-        self._members = Members(env.facts.agents)
+        self._members = Members(env.facts.agents, env.facts.name)
         self.table = JointStepTable(name, list(self._members), options, self.resets)
-        self._pending: dict[Participant, Pending[int]] = {}
+        self._pending: dict[Participant, PendingResult[int]] = {}
         self._timer: Timer | None = None
 
     # Agents
@@ -137,7 +138,7 @@ class MultiAgentWorld(EnvWorld):
 
     @property
     def seats(self) -> Mapping[str, bool]:
-        """Whether somebody plays, for each agent of the environment."""
+        """True if somebody plays, for each agent of the environment."""
         return {name: name in self.table.participants for name in self._members}
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
@@ -195,7 +196,7 @@ class MultiAgentWorld(EnvWorld):
 
     async def answer_to(self, participant: Participant) -> int:
         """Wait until the table answers the Step of an agent; return its state."""
-        pending = self._pending[participant] = Pending()
+        pending = self._pending[participant] = PendingResult()
         self.advance()
         return await pending
 

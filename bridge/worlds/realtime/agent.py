@@ -11,16 +11,15 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from bridge.encoding import values
 from bridge.encoding.names import TIMING
 from bridge.encoding.properties import TEXT, Property, PropertyTree
-from bridge.encoding.seeds import unpack_seeds
 from bridge.encoding.spaces import Layout
-from bridge.encoding.tensors import Array, Spec, unpack_tensor
-from bridge.errors import Code, RequestError, TensorError
+from bridge.encoding.tensors import Array, Spec
+from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import read_bytes, refuse_unknown
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
-from bridge.worlds.realtime.loop import Observer, Phase
+from bridge.worlds.realtime.loop import LoopAgent, Phase
+from bridge.worlds.settings import read_reset
 from bridge.worlds.single import EnvAgent
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ __all__ = ["WAITS", "RealtimeAgent"]
 _FRAME_DEADLINE = 10.0
 _MOST_HELD = 2.0
 WAITS = ("now", "next_frame", "new_frame")
-"""What a Step may wait for; the first is the default."""
+"""The events that a Step may wait for; the first is the default."""
 
 
 class RealtimeAgent(EnvAgent):
@@ -39,7 +38,7 @@ class RealtimeAgent(EnvAgent):
 
     Args:
         world: What it is in.
-        observer: What it is to be told.
+        loop_agent: What it is to be told.
         wait: What its Steps wait for: `now`, `next_frame` or `new_frame`.
         observation_space: Of one environment.
         action_space: Of one environment.
@@ -49,7 +48,7 @@ class RealtimeAgent(EnvAgent):
     def __init__(
         self,
         world: ClockedWorld,
-        observer: Observer,
+        loop_agent: LoopAgent,
         wait: str,
         observation_space: Any,
         action_space: Any,
@@ -57,7 +56,7 @@ class RealtimeAgent(EnvAgent):
     ) -> None:
         super().__init__(world, observation_space, action_space, lanes)
         self._real = world
-        self._observer = observer
+        self._loop_agent = loop_agent
         self._wait = wait
         shape = () if lanes is None else (lanes,)
         self._first_extra = len(self.observations) + 1
@@ -84,16 +83,16 @@ class RealtimeAgent(EnvAgent):
     @property
     def player(self) -> str:
         """Who acts through it, for a recording."""
-        return self._observer.name
+        return self._loop_agent.name
 
     @player.setter
     def player(self, name: str) -> None:
-        self._observer.name = name
+        self._loop_agent.name = name
 
     @property
     def spectator(self) -> bool:
-        """Whether its actions and resets change nothing."""
-        return not self._observer.player
+        """True if its actions and resets change nothing."""
+        return not self._loop_agent.player
 
     @property
     def world(self) -> ClockedWorld:
@@ -117,37 +116,21 @@ class RealtimeAgent(EnvAgent):
         self._partial = self._first_extra + 3 in uids
         self._acts_only = list(uids) == [self._first_extra + 2]
 
-    def _read_seed(self, array: Array) -> Any:
-        if self._lanes is None:
-            return super()._read_seed(array)
-        seeds = unpack_seeds(array, self._lanes)
-        return [seeds + lane for lane in range(self._lanes)] if isinstance(seeds, int) else seeds
-
     SETTINGS = ("seed", "options", "restart", "reset_mask")
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
-        self._real.ask_reset(self._observer, *self.read_reset(settings))
+        self._real.ask_reset(self._loop_agent, *self.read_reset(settings))
         self._ended = False
 
     def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
         """Return the lanes to reset, a seed for each, the options, and whether running episodes end."""
-        count = self._lanes or 1
-        refuse_unknown(settings, self.SETTINGS if self._lanes else self.SETTINGS[:3], "Reset")
-        try:
-            seed = self._read_seed(unpack_tensor(settings["seed"], "seed")) if "seed" in settings else None
-            options = read_bytes(settings, "options")
-            if not isinstance(options, (dict, type(None))):
-                raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
-            restart = bool(unpack_tensor(settings["restart"], "restart")) if "restart" in settings else True
-            mask = np.ones(count, np.bool_)
-            if "reset_mask" in settings:
-                mask = unpack_tensor(settings["reset_mask"], "reset_mask")
-                if mask.shape != (count,) or mask.dtype != np.bool_ or not mask.any():
-                    raise TensorError(f"expected a reset_mask of {count} bools, one of them True, got {mask!r:.80}")
-        except TensorError as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"bad Reset settings: {error}") from error
-        return mask, seed if isinstance(seed, list) else [seed] * count, options, restart
+        count, known = self._lanes or 1, self.SETTINGS if self._lanes else self.SETTINGS[:3]
+        asked = read_reset(settings, known, self._lanes)
+        seeds: Sequence[int | None] = asked.seed if isinstance(asked.seed, list) else [None] * count
+        if isinstance(asked.seed, int):
+            seeds = range(asked.seed, asked.seed + count)
+        return np.ones(count, np.bool_) if asked.mask is None else asked.mask, list(seeds), asked.options, asked.restart
 
     async def begin(self) -> int:
         """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
@@ -163,11 +146,11 @@ class RealtimeAgent(EnvAgent):
 
     def _take_first(self) -> list[Taken | None]:
         """Enter the running episodes; lanes that it is in repeat their observation, reward 0."""
-        loop, observer = self._real.loop, self._observer
+        loop, loop_agent = self._real.loop, self._loop_agent
         taken: list[Taken | None] = []
-        for index, (lane, buffer) in enumerate(zip(observer.lanes, observer.buffers, strict=True)):
+        for index, (lane, buffer) in enumerate(zip(loop_agent.lanes, loop_agent.buffers, strict=True)):
             if not buffer.reading:
-                taken.append(loop.take(observer, index))
+                taken.append(loop.take(loop_agent, index))
             elif buffer.closing is not None:
                 ended, at = buffer.closing
                 taken.append(Taken(ended.observation, ended.info, 0.0, 0, False, False, at, ended.episode))
@@ -179,11 +162,11 @@ class RealtimeAgent(EnvAgent):
 
     async def _wait_for_lanes(self) -> None:
         """Return once the agent's lanes have something to tell: all of them, or one where it takes the rest later."""
-        loop, buffers = self._real.loop, self._observer.buffers
+        loop, buffers = self._real.loop, self._loop_agent.buffers
 
         def ready() -> bool:
             there = [
-                bool(buffer.reading) or loop.may_enter(self._observer, index) for index, buffer in enumerate(buffers)
+                bool(buffer.reading) or loop.may_enter(self._loop_agent, index) for index, buffer in enumerate(buffers)
             ]
             if self._lanes is None and buffers[0].error is not None and not there[0]:
                 error, buffers[0].error = buffers[0].error, None
@@ -208,7 +191,7 @@ class RealtimeAgent(EnvAgent):
         if not actions:  # the last one goes on
             self._real.refuse_if_over()
         else:
-            self.act(actions, received, [buffer.reading for buffer in self._observer.buffers])
+            self.act(actions, received, [buffer.reading for buffer in self._loop_agent.buffers])
         loop = self._real.loop
         if self._acts_only:
             self._timing[..., :2] = received, self._real.now()
@@ -219,12 +202,12 @@ class RealtimeAgent(EnvAgent):
             await self._wait_for_news()
         if self._lanes is not None and not self._partial:
             await self._wait_for_lanes()
-        buffer = self._observer.buffers[0]
+        buffer = self._loop_agent.buffers[0]
         if self._lanes is None and buffer.closing is not None and buffer.closing[0].error is not None:
             error = buffer.closing[0].error
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
-        self._collect([loop.take(self._observer, index) for index in range(len(self._observer.lanes))], received)
+        self._collect([loop.take(self._loop_agent, index) for index in range(len(self._loop_agent.lanes))], received)
         if self._lanes is not None:
             return pb.RUNNING
         self._ended = bool(self._terminated or self._truncated)
@@ -243,19 +226,19 @@ class RealtimeAgent(EnvAgent):
         """
         action = self._action(actions)
         self._real.refuse_if_over()
-        if not self._observer.player:
+        if not self._loop_agent.player:
             return
         for index, own in enumerate([action] if self._lanes is None else iterate(self._batched_actions, action)):
             if episodes[index]:
-                self._real.loop.act(self._observer, index, own, received, episodes[index])
+                self._real.loop.act(self._loop_agent, index, own, received, episodes[index])
 
     def interrupt(self) -> None:
         """Report the last observations of the episodes that a ResetWorld ends."""
         self._real.carry_out_reset()
         now = self._real.now()
-        buffers = self._observer.buffers
+        buffers = self._loop_agent.buffers
         self._collect(
-            [self._real.loop.take(self._observer, i) if buffer.reading else None for i, buffer in enumerate(buffers)],
+            [self._real.loop.take(self._loop_agent, i) if buffer.reading else None for i, buffer in enumerate(buffers)],
             now,
         )
         self._truncated[...] = True
@@ -265,17 +248,17 @@ class RealtimeAgent(EnvAgent):
 
     def abandon(self) -> None:
         """Give up the episodes that it is in."""
-        for buffer in self._observer.buffers:
+        for buffer in self._loop_agent.buffers:
             buffer.abandon()
 
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
         self._real.acting.leave(self)
-        self._real.dismiss(self._observer)
+        self._real.dismiss(self._loop_agent)
 
     async def _wait_for_frame(self) -> None:
         """Return once each lane that the agent is in has had a frame, or its episode ended."""
-        lanes, buffers = self._observer.lanes, self._observer.buffers
+        lanes, buffers = self._loop_agent.lanes, self._loop_agent.buffers
         before = [lane.frames for lane in lanes]
 
         def passed() -> bool:
@@ -290,14 +273,15 @@ class RealtimeAgent(EnvAgent):
 
     async def _wait_for_news(self) -> None:
         """Return once a frame has passed that the agent was not told of, or an episode ended; at most after 2 s."""
-        loop, observer = self._real.loop, self._observer
+        loop, loop_agent = self._real.loop, self._loop_agent
 
         def told() -> bool:
-            pairs = list(zip(observer.lanes, observer.buffers, strict=True))
+            pairs = list(zip(loop_agent.lanes, loop_agent.buffers, strict=True))
             if any(lane.busy and lane.phase is Phase.RUNNING for lane, _ in pairs):  # the frame is not complete
                 return any(buffer.unseen > 1 for _, buffer in pairs)
             return any(
-                buffer.closing is not None or (buffer.unseen > 0 if buffer.reading else loop.may_enter(observer, index))
+                buffer.closing is not None
+                or (buffer.unseen > 0 if buffer.reading else loop.may_enter(loop_agent, index))
                 for index, (_, buffer) in enumerate(pairs)
             )
 
@@ -309,7 +293,7 @@ class RealtimeAgent(EnvAgent):
 
     def _collect(self, taken: list[Taken | None], received: float) -> None:
         """Turn what was taken from the buffers into what `observe` gives."""
-        loop, buffers, now = self._real.loop, self._observer.buffers, self._real.now()
+        loop, buffers, now = self._real.loop, self._loop_agent.buffers, self._real.now()
         self._episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
         infos: dict[int, Any] = {}
         for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
@@ -319,7 +303,7 @@ class RealtimeAgent(EnvAgent):
             self._terminated[at] = item is not None and item.terminated
             self._truncated[at] = item is not None and item.truncated
             self._frames[at] = item.frames if item else 0
-            lane = self._observer.lanes[index]
+            lane = self._loop_agent.lanes[index]
             self._timing[at] = (
                 received,
                 now,
@@ -353,7 +337,7 @@ class RealtimeAgent(EnvAgent):
 
     def _missing(self, index: int) -> Any:
         """Return a placeholder for the observation of a resetting lane."""
-        last = self._observer.lanes[index].observation
+        last = self._loop_agent.lanes[index].observation
         if last is not None:
             return last
         if self._placeholder is None:

@@ -1,4 +1,4 @@
-"""What all real-time worlds have in common: a clock that runs frames, and agents that wait for what they bring.
+"""The common part of all real-time worlds: a clock that runs frames, and agents that wait for their results.
 
 A loop decides what happens when; `ClockedWorld` gives it timers, and tells agents that wait.
 """
@@ -17,20 +17,20 @@ import numpy as np
 
 from bridge.clock import Clock
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
-from bridge.encoding.tensors import Array, unpack_tensor
-from bridge.errors import Code, RequestError, SettingError, TensorError
+from bridge.encoding.tensors import Array
+from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
 from bridge.worlds.environment import Environment
 from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.resets import ResetOrder
-from bridge.worlds.scheduling import Pending, Scheduler, Timer
+from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.worlds.single import EnvWorld
 
-__all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept", "one_of"]
+__all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
@@ -50,12 +50,15 @@ class RealTime:
             stays in force.
         catch_up: Seconds of frames that are made up for when the server is late; later frames are dropped.
         reset_timeout: Seconds that the first Step of an agent waits for an episode to begin.
+        rest_when_empty: Stand still while nobody is in the world, neither a player nor a spectator; None: where the
+            server has a page (`web=True`) and the world is no match.
         clock: What the frames follow, such as `bridge.testing.VirtualClock()` in tests; None: the machine's clock.
     """
 
     max_action_age: float | None = None
     catch_up: float = 0.25
     reset_timeout: float = 60.0
+    rest_when_empty: bool | None = None
     clock: Clock | None = None
 
 
@@ -73,11 +76,13 @@ class RealtimeOptions(RealTime):
     """In a world of several agents: who plays those that no client does, before `default_action` is asked. A policy
     (observation to action), `"random"`, or a mapping of these by agent; None: nobody."""
     autoreset: bool = True
-    """Whether each episode begins by itself; False: the first and every later one waits for a reset."""
+    """True if each episode begins by itself; False: the first and every later one waits for a reset."""
 
     @classmethod
-    def of(cls, fps: float, default_action: Any, realtime: RealTime | None, agents: Any = None) -> RealtimeOptions:
-        """Read the keywords of `serve_gym` and `serve_parallel`.
+    def of(
+        cls, fps: float, default_action: Any, realtime: RealTime | None, agents: Any = None, *, rests: bool = False
+    ) -> RealtimeOptions:
+        """Read the keywords of `serve_gym` and `serve_parallel`; `rests` is the default of `rest_when_empty`.
 
         Raises:
             SettingError: A number is out of its range, or `realtime` is something else.
@@ -85,6 +90,8 @@ class RealtimeOptions(RealTime):
         if realtime is not None and not isinstance(realtime, RealTime):
             raise SettingError(f"expected realtime to be bridge.RealTime(…), got a {type(realtime).__name__}")
         options = cls(fps=fps, default_action=default_action, agents=agents, **vars(realtime or RealTime()))
+        if options.rest_when_empty is None:
+            options = dataclasses.replace(options, rest_when_empty=rests)
         options.check()
         return options
 
@@ -94,7 +101,12 @@ class RealtimeOptions(RealTime):
 
     def timing(self) -> dict[str, Any]:
         """Return the keywords of a `RealtimeLoop`."""
-        return {"max_action_age": self.max_action_age, "catch_up": self.catch_up, "autoreset": self.autoreset}
+        return {
+            "max_action_age": self.max_action_age,
+            "catch_up": self.catch_up,
+            "autoreset": self.autoreset,
+            "rest_when_empty": bool(self.rest_when_empty),
+        }
 
 
 class _Waiter:
@@ -106,7 +118,7 @@ class _Waiter:
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         self.ready = ready
-        self.pending: Pending[None] = Pending()
+        self.pending: PendingResult[None] = PendingResult()
         self.cancelled: RequestError | None = None
         """Why it waits for nothing any more: its client has gone."""
 
@@ -114,7 +126,8 @@ class _Waiter:
 class ClockedWorld(EnvWorld, abc.ABC):
     """A world that a clock drives.
 
-    It goes on as long as it exists, also without agents; its clock starts with the first Step of the first of them.
+    Its clock starts with the first Step of the first agent. It goes on as long as the world exists, also without
+    agents, unless it is to rest then: until the next one's first Step.
 
     Args:
         name: The world's name.
@@ -140,14 +153,14 @@ class ClockedWorld(EnvWorld, abc.ABC):
         self._timer: Timer | None = None
         self._stepping = 0
         """The environments that are in a frame's step."""
-        self._turning: Pending[None] | None = None
+        self._turning: PendingResult[None] | None = None
         """Done once the frames are run for which a virtual clock was turned."""
         self._waiters: dict[Agent, _Waiter] = {}
         self._ordered: tuple[Array, list[int | None], Any] | None = None
 
     @property
     def _over(self) -> bool:
-        """Whether the clock stands: the world is closed, or the process of its environment has ended."""
+        """True if the clock stands: the world is closed, or the process of its environment has ended."""
         return self._closed or self.env.ended is not None
 
     def now(self) -> float:
@@ -174,16 +187,16 @@ class ClockedWorld(EnvWorld, abc.ABC):
     @property
     def agents(self) -> int:
         """How many agents are in, spectators too."""
-        return len(self.loop.observers)
+        return len(self.loop.loop_agents)
 
     @property
     def has_players(self) -> bool:
-        """Whether somebody plays."""
-        return any(observer.player for observer in self.loop.observers)
+        """True if somebody plays."""
+        return any(loop_agent.player for loop_agent in self.loop.loop_agents)
 
     @property
     def seats(self) -> Mapping[str, bool]:
-        """Whether somebody plays."""
+        """True if somebody plays."""
         return {"agent": self.has_players}
 
     def counts(self) -> WorldCounts:
@@ -194,6 +207,10 @@ class ClockedWorld(EnvWorld, abc.ABC):
             len(lanes), sum(lane.frames for lane in lanes), sum(lane.episode for lane in lanes) - under_way
         )
 
+    def describe(self) -> dict[str, Any]:
+        """Return what a page shows of it."""
+        return {**super().describe(), "fps": self.options.fps}
+
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
         mask, seeds, options, _ = self._reset_reader().read_reset(settings)
@@ -203,12 +220,12 @@ class ClockedWorld(EnvWorld, abc.ABC):
 
     @abc.abstractmethod
     def ask_reset(
-        self, observer: Observer, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
     ) -> None:
         """Carry out an agent's Reset: give up its episodes, and where it is a player see to new ones.
 
         Args:
-            observer: The agent.
+            loop_agent: The agent.
             mask: Which of its lanes are meant, bool, one element a lane.
             seeds: A seed for each lane; None: none.
             options: For the environment's reset.
@@ -250,7 +267,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
 
     @property
     def others_play(self) -> bool:
-        """Whether an agent that waits for an episode waits for others to end theirs."""
+        """True if an agent that waits for an episode waits for others to end theirs."""
         return False
 
     async def wait_until(
@@ -280,7 +297,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
         """Wait until a waiter was ready once."""
         if waiter.cancelled is not None:
             raise waiter.cancelled
-        pending = waiter.pending = Pending()
+        pending = waiter.pending = PendingResult()
 
         def expire() -> None:
             text = reason()
@@ -375,7 +392,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
     async def _run_until(self, when: float) -> None:
         """Run every frame that is due by then, one after the other, each at its own time."""
         await self.settled()
-        turning = self._turning = Pending()
+        turning = self._turning = PendingResult()
         try:
             at: float | None = None
             while not self._over:
@@ -452,9 +469,9 @@ class ClockedWorld(EnvWorld, abc.ABC):
         self._changed()
         await self.env.close(self._destroyed())
 
-    def dismiss(self, observer: Observer) -> None:
+    def dismiss(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; the world goes on (D-16)."""
-        self.loop.leave(observer)
+        self.loop.leave(loop_agent)
 
     def clock_properties(self) -> PropertyTree:
         """Return what the clock adds to the tree below `world`."""
@@ -478,18 +495,3 @@ def kept(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(kept(item) for item in value)
     return value
-
-
-def one_of(settings: Mapping[str, pb.Tensor], name: str, choices: Sequence[str]) -> str:
-    """A setting that is one of a few words; the first is the default."""
-    if name not in settings:
-        return choices[0]
-    try:
-        value = unpack_tensor(settings[name], name)[()]
-    except TensorError as error:
-        raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
-    if value not in choices:
-        raise RequestError(
-            Code.INVALID_ARGUMENT, f"expected the setting {name} to be one of {', '.join(choices)}, got {value!r:.80}"
-        )
-    return str(value)

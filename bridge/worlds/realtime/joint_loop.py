@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridge.worlds.realtime.lane_buffer import Ended
-from bridge.worlds.realtime.loop import Event, Job, Lane, Observer, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import Job, LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop
 
 __all__ = ["DEFAULT", "JointLoop", "Transition"]
 
@@ -36,22 +36,22 @@ DEFAULT = _Default()
 
 @dataclasses.dataclass(frozen=True)
 class Transition:
-    """What a frame gives one agent."""
+    """The result of a frame for one agent."""
 
     observation: Any
     """An element of the agent's observation space."""
     reward: float = 0.0
     """Of this frame; 0.0 in the first frame of an episode."""
     terminated: bool = False
-    """Whether the agent's episode terminated in this frame."""
+    """True if the agent's episode terminated in this frame."""
     truncated: bool = False
-    """Whether the agent's episode was truncated in this frame."""
+    """True if the agent's episode was truncated in this frame."""
     info: Any = dataclasses.field(default_factory=dict)
     """The agent's info, a dict."""
 
     @property
     def ended(self) -> bool:
-        """Whether the agent's episode ended in this frame."""
+        """True if the agent's episode ended in this frame."""
         return self.terminated or self.truncated
 
 
@@ -81,13 +81,13 @@ class JointLoop(RealtimeLoop):
         **options: Any,
     ) -> None:
         super().__init__(1, fps, DEFAULT, **options)
-        self.parts: dict[str, Lane] = {name: Lane(Phase.RESETTING) for name in names}
+        self.parts: dict[str, LoopLane] = {name: LoopLane(Phase.RESETTING) for name in names}
         self.alive: list[str] = []
         """The agents that act in the next frame, in the environment's order."""
         self._may_repeat = may_repeat
 
     @property
-    def environment(self) -> Lane:
+    def environment(self) -> LoopLane:
         """The environment's episode."""
         return self.lanes[0]
 
@@ -96,7 +96,7 @@ class JointLoop(RealtimeLoop):
         waits = not self._autoreset and self.environment.phase is not Phase.RUNNING
         return None if waits else super().next_due()
 
-    def _choose(self, lane: Lane, now: float) -> dict[str, Any]:
+    def _choose(self, lane: LoopLane, now: float) -> dict[str, Any]:
         chosen = {}
         for name in self.alive:
             part = self.parts[name]
@@ -168,13 +168,13 @@ class JointLoop(RealtimeLoop):
         self.alive = list(alive)
         self._enter(seen, now)
         if any(part.phase is Phase.RUNNING for part in self.parts.values()):
-            lane.move(Event.STEPPED)
+            lane.move(LaneEvent.STEPPED)
         else:
-            lane.move(Event.ENDED)
+            lane.move(LaneEvent.ENDED)
             self._renew(lane)
         return told
 
-    def _break_off(self, lane: Lane, error: str, finished: bool) -> None:
+    def _break_off(self, lane: LoopLane, error: str, finished: bool) -> None:
         for part in self.parts.values():
             if part.phase is Phase.RUNNING or not finished:
                 # Of a reset that failed all agents are told; of a frame, those who were in the episode.
@@ -183,7 +183,7 @@ class JointLoop(RealtimeLoop):
                 )
                 self._finish(part, ended)
 
-    def _cut_off(self, lane: Lane) -> None:
+    def _cut_off(self, lane: LoopLane) -> None:
         for part in self.parts.values():
             if part.phase is Phase.RUNNING:
                 seen, info, length = part.observation, part.info, part.length
@@ -194,96 +194,98 @@ class JointLoop(RealtimeLoop):
         lane = self.environment
         if lane.phase is Phase.RUNNING:
             self._cut_off(lane)
-            lane.move(Event.ENDED)
+            lane.move(LaneEvent.ENDED)
             self._renew(lane)
 
-    def _finish(self, part: Lane, ended: Ended) -> None:
+    def _finish(self, part: LoopLane, ended: Ended) -> None:
         if part.phase is Phase.RUNNING:
-            part.move(Event.ENDED)
+            part.move(LaneEvent.ENDED)
         self._drop_action(part)
         self._end(part, ended)
 
     # Agents
 
-    def join_as(self, name: str, player: bool, *, follows: bool = False) -> Observer:
-        """Let a client in that plays an agent, or looks over its shoulder; `follows`: as for `Observer`."""
-        return self._admit(Observer([self.parts[name]], player, follows=follows))
+    def join_as(self, name: str, player: bool, *, follows: bool = False) -> LoopAgent:
+        """Let a client in that plays an agent, or looks over its shoulder; `follows`: as for `LoopAgent`."""
+        return self._admit(LoopAgent([self.parts[name]], player, follows=follows))
 
-    def player_of(self, name: str) -> Observer | None:
+    def player_of(self, name: str) -> LoopAgent | None:
         """Return who plays an agent; None: nobody."""
         part = self.parts[name]
-        return next((one for one in self.observers if one.player and one.lanes[0] is part), None)
+        return next((one for one in self.loop_agents if one.player and one.lanes[0] is part), None)
 
     def has_part(self, name: str) -> bool:
-        """Whether the running episode began with an agent, alive or not; True while none runs."""
+        """True if the running episode began with an agent, alive or not; True while none runs."""
         lane = self.environment
         return lane.phase is not Phase.RUNNING or self.parts[name].episode == lane.episode
 
-    def may_enter(self, observer: Observer, index: int) -> bool:
-        """Whether an episode runs that the agent has a part in, and which this player has not left."""
-        part, buffer = observer.lanes[index], observer.buffers[index]
-        return part.phase is Phase.RUNNING and (not observer.player or buffer.entered != part.episode)
+    def may_enter(self, loop_agent: LoopAgent, index: int) -> bool:
+        """True if an episode runs that the agent has a part in, and which this player has not left."""
+        part, buffer = loop_agent.lanes[index], loop_agent.buffers[index]
+        return part.phase is Phase.RUNNING and (not loop_agent.player or buffer.entered != part.episode)
 
-    def _holds(self, observer: Observer) -> bool:
-        """Whether the running episode goes on for a player: it is in it, or asked for it and is about to enter."""
-        (part,), (buffer,) = observer.lanes, observer.buffers
-        if not observer.player or part.phase is not Phase.RUNNING:
+    def _holds(self, loop_agent: LoopAgent) -> bool:
+        """True if the running episode goes on for a player: it is in it, or asked for it and is about to enter."""
+        (part,), (buffer,) = loop_agent.lanes, loop_agent.buffers
+        if not loop_agent.player or part.phase is not Phase.RUNNING:
             return False
-        return observer.follows or buffer.reading == part.episode or (observer.asked and self.may_enter(observer, 0))
+        return (
+            loop_agent.follows or buffer.reading == part.episode or (loop_agent.asked and self.may_enter(loop_agent, 0))
+        )
 
-    def _waits(self, observer: Observer) -> bool:
-        """Whether a player was in the running episode, which goes on without it."""
-        entered = observer.lanes[0].episode if observer.follows else observer.buffers[0].entered
-        return observer.player and entered == self.environment.episode and not self._holds(observer)
+    def _waits(self, loop_agent: LoopAgent) -> bool:
+        """True if a player was in the running episode, which goes on without it."""
+        entered = loop_agent.lanes[0].episode if loop_agent.follows else loop_agent.buffers[0].entered
+        return loop_agent.player and entered == self.environment.episode and not self._holds(loop_agent)
 
-    def ask(self, observer: Observer, seed: int | None, options: Any, restart: bool) -> None:
+    def ask(self, loop_agent: LoopAgent, seed: int | None, options: Any, restart: bool) -> None:
         """Take an agent's Reset: it gives up its episode.
 
         Args:
-            observer: The agent.
+            loop_agent: The agent.
             seed: For the next episode; None: none.
             options: For the next episode; None: none.
             restart: Whether it wants another episode than the running one.
         """
-        self.give_up(observer, restart)
-        if not observer.player:
+        self.give_up(loop_agent, restart)
+        if not loop_agent.player:
             return
         lane = self.environment
         seeded = seed is not None or bool(options)
         if seeded:
             lane.seed, lane.options = seed, options
         if lane.phase is Phase.RUNNING:
-            over = restart and not any(self._holds(other) for other in self.observers if other is not observer)
+            over = restart and not any(self._holds(other) for other in self.loop_agents if other is not loop_agent)
         else:  # a reset that is under way is for another seed
             over = lane.phase is Phase.FAILED or (seeded and not lane.asked)
         if over:
             self.ask_reset(0, lane.seed, lane.options)
 
-    def give_up(self, observer: Observer, restart: bool = True) -> None:
+    def give_up(self, loop_agent: LoopAgent, restart: bool = True) -> None:
         """Take an agent out of its episode; without `restart` it may enter the same one again."""
-        (part,), (buffer,) = observer.lanes, observer.buffers
+        (part,), (buffer,) = loop_agent.lanes, loop_agent.buffers
         buffer.abandon()
-        if observer.player:
+        if loop_agent.player:
             self._drop_action(part)
-            observer.asked = True
+            loop_agent.asked = True
             if not restart and part.phase is Phase.RUNNING:
                 buffer.entered = 0
 
-    def is_in_episode(self, observer: Observer) -> bool:
-        """Whether an agent has entered the episode that runs."""
-        (part,), (buffer,) = observer.lanes, observer.buffers
+    def is_in_episode(self, loop_agent: LoopAgent) -> bool:
+        """True if an agent has entered the episode that runs."""
+        (part,), (buffer,) = loop_agent.lanes, loop_agent.buffers
         return part.phase is Phase.RUNNING and buffer.reading == part.episode
 
-    def sit_out(self, observer: Observer) -> None:
+    def sit_out(self, loop_agent: LoopAgent) -> None:
         """Keep a player out of the episode that runs; it may enter the next one."""
-        observer.buffers[0].entered = self.environment.episode
+        loop_agent.buffers[0].entered = self.environment.episode
 
     def end_deserted(self) -> bool:
         """Cut the running episode off if all its players have left it and one waits for the next; return whether."""
         lane = self.environment
-        if not self._autoreset or lane.phase is not Phase.RUNNING or any(map(self._holds, self.observers)):
+        if not self._autoreset or lane.phase is not Phase.RUNNING or any(map(self._holds, self.loop_agents)):
             return False
-        if not any(map(self._waits, self.observers)):
+        if not any(map(self._waits, self.loop_agents)):
             return False
         self.ask_reset(0, lane.seed, lane.options)
         return True

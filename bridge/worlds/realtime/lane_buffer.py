@@ -29,9 +29,9 @@ class Ended:
     length: int
     """Its number of frames."""
     terminated: bool
-    """Whether the environment terminated it."""
+    """True if the environment terminated it."""
     truncated: bool
-    """Whether it was truncated, by the environment or because it was cut off."""
+    """True if it was truncated, by the environment or because it was cut off."""
     observation: Any
     """The final one."""
     info: Any
@@ -44,7 +44,7 @@ class Ended:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """What one Step reports of one lane."""
+    """The report of one Step on one lane."""
 
     observation: Any
     """The newest of the agent's episode, or the final one."""
@@ -65,7 +65,7 @@ class Taken:
 
 
 class LaneBuffer:
-    """What one agent has not been told yet of one lane."""
+    """The news of one lane that one agent has not been told yet."""
 
     def __init__(self) -> None:
         self.reading = 0

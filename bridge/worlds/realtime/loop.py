@@ -17,7 +17,7 @@ from bridge.errors import SettingError
 from bridge.samples import Samples
 from bridge.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
 
-__all__ = ["TRANSITIONS", "Event", "Job", "Lane", "Observer", "Phase", "RealtimeLoop"]
+__all__ = ["TRANSITIONS", "Job", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
 
 
 class Phase(enum.Enum):
@@ -31,8 +31,8 @@ class Phase(enum.Enum):
     """The environment raised; it is reset again after a pause."""
 
 
-class Event(enum.Enum):
-    """What happens to a lane."""
+class LaneEvent(enum.Enum):
+    """An event of a lane."""
 
     ASKED = "a new episode was asked for"
     BEGAN = "reset returned"
@@ -43,17 +43,17 @@ class Event(enum.Enum):
 
 
 _I, _S, _R, _F = Phase.IDLE, Phase.RESETTING, Phase.RUNNING, Phase.FAILED
-TRANSITIONS: Mapping[tuple[Phase, Event], Phase] = {
-    (_I, Event.ASKED): _S,
-    (_S, Event.ASKED): _S,
-    (_S, Event.BEGAN): _R,
-    (_S, Event.FAILED): _F,
-    (_R, Event.ASKED): _S,
-    (_R, Event.STEPPED): _R,
-    (_R, Event.ENDED): _S,  # U-4
-    (_R, Event.FAILED): _F,
-    (_F, Event.ASKED): _S,
-    (_F, Event.RETRIED): _S,
+TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
+    (_I, LaneEvent.ASKED): _S,
+    (_S, LaneEvent.ASKED): _S,
+    (_S, LaneEvent.BEGAN): _R,
+    (_S, LaneEvent.FAILED): _F,
+    (_R, LaneEvent.ASKED): _S,
+    (_R, LaneEvent.STEPPED): _R,
+    (_R, LaneEvent.ENDED): _S,  # U-4
+    (_R, LaneEvent.FAILED): _F,
+    (_F, LaneEvent.ASKED): _S,
+    (_F, LaneEvent.RETRIED): _S,
 }
 
 RETRY = (0.1, 10.0)
@@ -75,16 +75,16 @@ class Job:
 
 
 @dataclasses.dataclass(eq=False)
-class Lane:
+class LoopLane:
     """One environment and its running episode; or one agent's part in an environment of several (`JointLoop`)."""
 
     phase: Phase = Phase.IDLE
     episode: int = 0
     """The number of the running episode, or of the one that is being made."""
     busy: bool = False
-    """Whether a job is under way."""
+    """True if a job is under way."""
     asked: bool = False
-    """Whether a reset is still to be given out as a job."""
+    """True if a reset is still to be given out as a job."""
     seed: int | None = None
     options: Any = None
     observation: Any = None
@@ -99,7 +99,7 @@ class Lane:
     acted_at: float = -math.inf
     """When the agent's action came; -inf: there is none in this episode."""
     unused: bool = False
-    """Whether no frame has used it yet."""
+    """True if no frame has used it yet."""
     player: str = ""
     """Who the action came from."""
     applied_by: str = ""
@@ -111,14 +111,14 @@ class Lane:
     action_delay: float = 0.0
     """Seconds from the arrival of the last applied action to the frame that applied it."""
     buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
-    """What those who watch are to be told of it."""
+    """The news of it for those who watch."""
 
-    def move(self, event: Event) -> None:
+    def move(self, event: LaneEvent) -> None:
         """Follow the table."""
         self.phase = TRANSITIONS[self.phase, event]
 
 
-class Observer:
+class LoopAgent:
     """An agent that watches, or plays.
 
     Args:
@@ -127,16 +127,16 @@ class Observer:
         follows: Whether it is in every episode from its beginning, and is told nothing by its buffers.
     """
 
-    def __init__(self, lanes: Sequence[Lane], player: bool, *, follows: bool = False) -> None:
+    def __init__(self, lanes: Sequence[LoopLane], player: bool, *, follows: bool = False) -> None:
         self.player = player
         self.name = "agent"
         """Who it is, for a recording."""
         self.follows = follows
         self.asked = False
-        """Whether it asked for an episode that it has not entered yet."""
+        """True if it asked for an episode that it has not entered yet."""
         self.lanes = list(lanes)
         self.buffers = [LaneBuffer() for _ in lanes]
-        """What it is to be told, a buffer for each lane."""
+        """Its news, a buffer for each lane."""
 
 
 class RealtimeLoop:
@@ -152,6 +152,8 @@ class RealtimeLoop:
         max_action_age: Seconds that an action goes on at most; None: until the next one (U-13).
         catch_up: Seconds.
         autoreset: Whether a lane begins its next episode by itself (U-4); else `ask_reset` begins each.
+        rest_when_empty: Whether the clock stands while no agent is in: a page that nobody looks at would play on for
+            nobody.
 
     Raises:
         SettingError: A number is out of its range.
@@ -166,6 +168,7 @@ class RealtimeLoop:
         max_action_age: float | None = None,
         catch_up: float = 0.25,
         autoreset: bool = True,
+        rest_when_empty: bool = False,
     ) -> None:
         if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps <= 10000:
             raise SettingError(f"expected fps to be frames a second, above 0 and at most 10000, got {fps!r}")
@@ -173,7 +176,7 @@ class RealtimeLoop:
             if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
                 raise SettingError(f"expected {name} in finite seconds, 0 or more, got {value!r}")
         self.fps = float(fps)
-        self.lanes = [Lane() for _ in range(lanes)]
+        self.lanes = [LoopLane() for _ in range(lanes)]
         self.frames = 0
         """Frames that began."""
         self.overruns = 0
@@ -197,19 +200,23 @@ class RealtimeLoop:
         self._max_action_age = max_action_age
         self._catch_up = catch_up
         self._autoreset = autoreset
+        self._rests = rest_when_empty
         self._start: float | None = None
         self._index = 0
-        self._observers: list[Observer] = []
+        self._loop_agents: list[LoopAgent] = []
 
     # Time
 
     @property
     def started(self) -> bool:
-        """Whether the clock runs."""
+        """True if the clock runs."""
         return self._start is not None
 
     def start(self, now: float) -> None:
         """Let the clock run from now on, and every lane that has no episode begin one. Again: nothing."""
+        # A Reset of an agent that left since, or a ResetWorld of one that is not in: the next to come starts the clock.
+        if self._rests and not self._loop_agents:
+            return
         if self._start is None:
             self._start = now
             self._index = 1
@@ -218,12 +225,12 @@ class RealtimeLoop:
                     self.ask_reset(index)
 
     def next_due(self) -> float | None:
-        """Return when the next frame is due; None: the clock has not started."""
+        """Return when the next frame is due; None: the clock has not started, or rests."""
         return None if self._start is None else self._start + self._index / self.fps
 
     @property
     def reset_waits(self) -> bool:
-        """Whether `poll` would return a reset, whatever the time."""
+        """True if `poll` would return a reset, whatever the time."""
         return any(lane.asked and not lane.busy for lane in self.lanes)
 
     def poll(self, now: float) -> list[Job]:
@@ -231,7 +238,7 @@ class RealtimeLoop:
         jobs = []
         for index, lane in enumerate(self.lanes):
             if lane.phase is Phase.FAILED and self._autoreset and now >= lane.retry_at and not lane.busy:
-                lane.move(Event.RETRIED)
+                lane.move(LaneEvent.RETRIED)
                 lane.episode += 1
                 lane.asked = True
             if lane.asked and not lane.busy:
@@ -261,7 +268,7 @@ class RealtimeLoop:
         self.frames += 1
         return True
 
-    def _choose(self, lane: Lane, now: float) -> Any:
+    def _choose(self, lane: LoopLane, now: float) -> Any:
         """The agent's latest action of this episode, unless it is too old; else the default one (U-13)."""
         age, lane.applied_at = now - lane.acted_at, now
         if age == math.inf or (self._max_action_age is not None and age > self._max_action_age):
@@ -278,7 +285,7 @@ class RealtimeLoop:
 
     # What came of jobs
 
-    def _current(self, job: Job) -> Lane | None:
+    def _current(self, job: Job) -> LoopLane | None:
         lane = self.lanes[job.lane]
         lane.busy = False
         if lane.episode != job.episode or lane.asked:
@@ -295,8 +302,8 @@ class RealtimeLoop:
         lane.seed = lane.options = None
         self._begin_episode(lane, now, observation, info)
 
-    def _begin_episode(self, lane: Lane, now: float, observation: Any, info: Any) -> None:
-        lane.move(Event.BEGAN)
+    def _begin_episode(self, lane: LoopLane, now: float, observation: Any, info: Any) -> None:
+        lane.move(LaneEvent.BEGAN)
         lane.observation, lane.info, lane.observed_at = observation, info, now
         lane.reward, lane.length = 0.0, 0
         lane.acted_at, lane.unused = -math.inf, False
@@ -324,7 +331,7 @@ class RealtimeLoop:
             self._renew(lane)
 
     def _add_frame(
-        self, lane: Lane, now: float, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any
+        self, lane: LoopLane, now: float, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any
     ) -> None:
         """Add a frame to a lane's episode, and end that where the frame did."""
         # Told with the frames that it is of: the newest info may be told again, or come after such a frame.
@@ -336,75 +343,77 @@ class RealtimeLoop:
         for buffer in lane.buffers:
             buffer.frame(reward, intervention)
         if terminated or truncated:
-            lane.move(Event.ENDED)
+            lane.move(LaneEvent.ENDED)
             ended = Ended(lane.episode, lane.reward, lane.length, terminated, truncated, observation, info)
             self._end(lane, ended)
         else:
-            lane.move(Event.STEPPED)
+            lane.move(LaneEvent.STEPPED)
 
     def failed(self, job: Job, now: float, error: str) -> None:
         """The environment raised."""
         lane = self._current(job)
         if lane is None:
             return
-        lane.move(Event.FAILED)
+        lane.move(LaneEvent.FAILED)
         lane.failures += 1
         least, most = RETRY
         lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
         self._break_off(lane, error, job.kind == "step")
 
-    def _break_off(self, lane: Lane, error: str, finished: bool) -> None:
+    def _break_off(self, lane: LoopLane, error: str, finished: bool) -> None:
         """End what is left of an episode, because the environment raised."""
         ended = Ended(lane.episode, lane.reward, lane.length, False, True, lane.observation, {}, error, finished)
         self._end(lane, ended)
 
-    def _cut_off(self, lane: Lane) -> None:
+    def _cut_off(self, lane: LoopLane) -> None:
         """End a running episode, because a new one was asked for."""
         info, length = lane.info, lane.length
         self._end(lane, Ended(lane.episode, lane.reward, length, False, True, lane.observation, info, None, False))
 
-    def _end(self, lane: Lane, ended: Ended) -> None:
+    def _end(self, lane: LoopLane, ended: Ended) -> None:
         for buffer in lane.buffers:
             buffer.ended(ended, lane.observed_at)
 
-    def _renew(self, lane: Lane) -> None:
+    def _renew(self, lane: LoopLane) -> None:
         """Turn from an episode that is over to the next one."""
         self._drop_action(lane)
         lane.episode += 1
         lane.asked = self._autoreset
 
-    def _drop_action(self, lane: Lane) -> None:
+    def _drop_action(self, lane: LoopLane) -> None:
         if lane.unused:
             self.actions_dropped += 1
         lane.acted_at, lane.unused = -math.inf, False
 
     # Agents
 
-    def join(self, player: bool) -> Observer:
+    def join(self, player: bool) -> LoopAgent:
         """Let an agent in."""
-        return self._admit(Observer(self.lanes, player))
+        return self._admit(LoopAgent(self.lanes, player))
 
-    def _admit(self, observer: Observer) -> Observer:
-        self._observers.append(observer)
-        if not observer.follows:
-            for lane, buffer in zip(observer.lanes, observer.buffers, strict=True):
+    def _admit(self, loop_agent: LoopAgent) -> LoopAgent:
+        self._loop_agents.append(loop_agent)
+        if not loop_agent.follows:
+            for lane, buffer in zip(loop_agent.lanes, loop_agent.buffers, strict=True):
                 lane.buffers.append(buffer)
-        return observer
+        return loop_agent
 
-    def leave(self, observer: Observer) -> None:
+    def leave(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; the actions of a player go with it."""
-        if observer in self._observers:
-            self._observers.remove(observer)
-            for lane, buffer in zip(observer.lanes, observer.buffers, strict=True):
+        if loop_agent in self._loop_agents:
+            self._loop_agents.remove(loop_agent)
+            for lane, buffer in zip(loop_agent.lanes, loop_agent.buffers, strict=True):
                 if buffer in lane.buffers:
                     lane.buffers.remove(buffer)
-                if observer.player:
+                if loop_agent.player:
                     lane.acted_at, lane.unused = -math.inf, False
+            if self._rests and not self._loop_agents:
+                self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
 
     @property
-    def observers(self) -> Sequence[Observer]:
+    def loop_agents(self) -> Sequence[LoopAgent]:
         """The agents that are in."""
-        return self._observers
+        return self._loop_agents
 
     def ask_reset(self, index: int, seed: int | None = None, options: Any = None) -> None:
         """Have a lane begin an episode; one that runs is cut off (U-9)."""
@@ -413,45 +422,45 @@ class RealtimeLoop:
             self._cut_off(lane)
         if lane.phase is not Phase.RESETTING or lane.busy:  # else nothing is known by its number yet
             lane.episode += 1
-        lane.move(Event.ASKED)
+        lane.move(LaneEvent.ASKED)
         lane.seed, lane.options = seed, options
         lane.asked = True
         self._drop_action(lane)
 
-    def act(self, observer: Observer, index: int, action: Any, now: float, episode: int | None = None) -> bool:
+    def act(self, loop_agent: LoopAgent, index: int, action: Any, now: float, episode: int | None = None) -> bool:
         """Let a player's action go on from now; return whether its episode still runs (U-5).
 
         Args:
-            observer: The player.
+            loop_agent: The player.
             index: Which of its lanes the action is for.
             action: The action.
             now: When it came.
             episode: The number of the episode that it is for; None: the one that the player is in.
         """
-        lane = observer.lanes[index]
-        if not observer.player:
+        lane = loop_agent.lanes[index]
+        if not loop_agent.player:
             return False
-        here = observer.follows or observer.buffers[index].reading == lane.episode
+        here = loop_agent.follows or loop_agent.buffers[index].reading == lane.episode
         if lane.phase is not Phase.RUNNING or not here or (episode is not None and episode != lane.episode):
             self.actions_dropped += 1
             return False
         if lane.unused:
             self.actions_replaced += 1
-        lane.action, lane.acted_at, lane.unused, lane.player = action, now, True, observer.name
+        lane.action, lane.acted_at, lane.unused, lane.player = action, now, True, loop_agent.name
         return True
 
-    def may_enter(self, observer: Observer, index: int) -> bool:
-        """Whether a lane has an episode for an agent that is in none."""
-        return observer.lanes[index].phase is Phase.RUNNING
+    def may_enter(self, loop_agent: LoopAgent, index: int) -> bool:
+        """True if a lane has an episode for an agent that is in none."""
+        return loop_agent.lanes[index].phase is Phase.RUNNING
 
-    def take(self, observer: Observer, index: int) -> Taken | None:
+    def take(self, loop_agent: LoopAgent, index: int) -> Taken | None:
         """Give out what an agent is to be told of a lane; None: it is in no episode, and there is none for it."""
-        lane, buffer = observer.lanes[index], observer.buffers[index]
+        lane, buffer = loop_agent.lanes[index], loop_agent.buffers[index]
         if buffer.reading:
             return buffer.take(lane.observation, lane.info, lane.observed_at)
-        if not self.may_enter(observer, index):
+        if not self.may_enter(loop_agent, index):
             return None
-        observer.asked = False
+        loop_agent.asked = False
         return buffer.take_first(lane.episode, lane.observation, lane.info, lane.observed_at)
 
     def statistics(self) -> dict[str, Any]:

@@ -32,25 +32,26 @@ from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.worlds.base import OTHER_WORLD, Agent, failures_in, in_environment, refuse_unknown
+from bridge.worlds.base import OTHER_WORLD, Agent, failures_in, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.environment import Environment
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.policies import as_policy, by_name, policy_name
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept, one_of
+from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept
 from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop, Transition
-from bridge.worlds.realtime.loop import Job, Observer, Phase
+from bridge.worlds.realtime.loop import Job, LoopAgent, Phase
 from bridge.worlds.scheduling import Executor, Scheduler
+from bridge.worlds.settings import read_choice, refuse_unknown
 
-__all__ = ["Frame", "Player", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
+__all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
 _log = SafeLog(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """What happened to the environment, for those who subscribed to a world."""
+    """Steps and resets of the environment, for the subscribers of a world."""
 
     episode: int
     """The number of the environment's episode, from 1."""
@@ -59,7 +60,7 @@ class Frame:
     at: float
     """When, in seconds of the world's time."""
     transitions: Mapping[str, Transition]
-    """What each agent is told that was in the episode before this frame, by name, the last of its own with its end; of
+    """The news of each agent that was in the episode before this frame, by name, the last of its own with its end; of
     a reset, each agent's first observation."""
     alive: Sequence[str]
     """The agents that act in the next frame; empty: the episode is over."""
@@ -72,9 +73,9 @@ class RealtimeMultiAgent(RealtimeAgent):
 
     _real: RealtimeMultiAgentWorld
 
-    def __init__(self, world: RealtimeMultiAgentWorld, name: str, observer: Observer, wait: str) -> None:
+    def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent, wait: str) -> None:
         observation_space, action_space = world.members.spaces[name]
-        super().__init__(world, observer, wait, observation_space, action_space, None)
+        super().__init__(world, loop_agent, wait, observation_space, action_space, None)
         self.name = name
         self._absent_from = 0
 
@@ -109,13 +110,13 @@ class RealtimeMultiAgent(RealtimeAgent):
         return await super().answer_property(request)
 
 
-class Player:
+class PolicyPlayer:
     """An agent that a program of this process plays."""
 
-    def __init__(self, world: RealtimeMultiAgentWorld, name: str, observer: Observer) -> None:
+    def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent) -> None:
         self.name = name
         self._world = world
-        self._observer = observer
+        self._loop_agent = loop_agent
 
     def act(self, action: Any, at: float | None = None) -> bool:
         """Leave an action for the next frames.
@@ -128,13 +129,13 @@ class Player:
             Whether it counts: the agent is alive in a running episode.
         """
         loop = self._world.loop
-        return self._observer in loop.observers and loop.act(
-            self._observer, 0, action, self._world.now() if at is None else at
+        return self._loop_agent in loop.loop_agents and loop.act(
+            self._loop_agent, 0, action, self._world.now() if at is None else at
         )
 
     def leave(self) -> None:
         """Leave the agent to whoever enters next; a default action stands in. Again: nothing."""
-        self._world.dismiss(self._observer)
+        self._world.dismiss(self._loop_agent)
 
 
 class RealtimeMultiAgentWorld(ClockedWorld):
@@ -160,13 +161,13 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         self, name: str, env: Environment, scheduler: Scheduler, executor: Executor, options: RealtimeOptions
     ) -> None:
         check_default_action(options.default_action)
-        self.members = Members(env.facts.agents)
+        self.members = Members(env.facts.agents, env.facts.name)
         given = by_name("agents", options.agents, list(self.members), "agents")
         self._policies = {
             name: as_policy("agents", policy, self.members.spaces[name][1]) for name, policy in given.items()
         }
         self.stand_ins = {name: policy_name(policy) for name, policy in given.items()}
-        """What to call the policies that play agents while no client does, by the agent's name."""
+        """The names of the policies that play agents while no client does, by the agent's name."""
         loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
         self._executor = executor
@@ -178,12 +179,12 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     @property
     def seats(self) -> Mapping[str, bool]:
-        """Whether somebody plays, for each agent of the environment."""
+        """True if somebody plays, for each agent of the environment."""
         return {name: self.loop.player_of(name) is not None for name in self.members}
 
     @property
     def has_begun(self) -> bool:
-        """Whether the environment was ever reset."""
+        """True if the environment was ever reset."""
         return any(part.episode for part in self.loop.parts.values())
 
     def applied_by(self, lane: int) -> Any:
@@ -195,7 +196,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         return f"agent:{self.stand_ins[name]}" if name in self._policies and not self.is_played(name) else "default"
 
     def is_played(self, name: str) -> bool:
-        """Whether a client plays an agent in the episode that runs, so that its policy does not."""
+        """True if a client plays an agent in the episode that runs, so that its policy does not."""
         return self.loop.player_of(name) is not None
 
     def moment(self, lane: int) -> tuple[float, int, float]:
@@ -208,7 +209,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     @property
     def others_play(self) -> bool:
-        """Whether an agent that waits for an episode waits for others to end theirs."""
+        """True if an agent that waits for an episode waits for others to end theirs."""
         return self.loop.environment.phase is Phase.RUNNING
 
     # Clients
@@ -221,15 +222,15 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         if "seat" in settings:
             return self.acting.join(settings)
         refuse_unknown(settings, ("agent", "role", "wait"), "JoinWorld")
-        role = one_of(settings, "role", ROLES)
-        wait = one_of(settings, "wait", WAITS)
+        role = read_choice(settings, "role", ROLES)
+        wait = read_choice(settings, "wait", WAITS)
         wanted = self.members.read(settings)
         self.refuse_if_over()
         name = self._free(wanted) if role == "player" else wanted or next(iter(self.members))
         return self._agent_of(name, self.loop.join_as(name, role == "player"), wait)
 
-    def _agent_of(self, name: str, observer: Observer, wait: str) -> RealtimeMultiAgent:
-        return RealtimeMultiAgent(self, name, observer, wait)
+    def _agent_of(self, name: str, loop_agent: LoopAgent, wait: str) -> RealtimeMultiAgent:
+        return RealtimeMultiAgent(self, name, loop_agent, wait)
 
     def _free(self, wanted: str | None) -> str:
         remedy = f"join it with the setting role=spectator, or {OTHER_WORLD}"
@@ -240,14 +241,14 @@ class RealtimeMultiAgentWorld(ClockedWorld):
 
     def _reset_reader(self) -> RealtimeMultiAgent:
         name = next(iter(self.members))
-        return self._agent_of(name, Observer([self.loop.parts[name]], False), WAITS[0])
+        return self._agent_of(name, LoopAgent([self.loop.parts[name]], False), WAITS[0])
 
     def ask_reset(
-        self, observer: Observer, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
     ) -> None:
         """Take an agent's Reset: it leaves the running episode, which ends once no other player is in it."""
         self.refuse_if_over()
-        self.loop.ask(observer, seeds[0], options, restart)
+        self.loop.ask(loop_agent, seeds[0], options, restart)
         self._changed()
         self.start()
 
@@ -265,16 +266,16 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         self._together = number
         return {name: tensor for name, tensor in settings.items() if name not in left_out}
 
-    def dismiss(self, observer: Observer) -> None:
+    def dismiss(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; a default action stands in."""
-        self.loop.leave(observer)
+        self.loop.leave(loop_agent)
         if self.loop.end_deserted():
             self._changed()
             self.start()
 
     # Players of this process
 
-    def enter(self, name: str | None = None, by: str = "agent") -> Player:
+    def enter(self, name: str | None = None, by: str = "agent") -> PolicyPlayer:
         """Take an agent, the first that is free where none is named; `by` is who plays it, for a recording.
 
         Raises:
@@ -285,9 +286,9 @@ class RealtimeMultiAgentWorld(ClockedWorld):
             raise RequestError(Code.INVALID_ARGUMENT, f"expected one of the agents {known}, got {name!r:.80}")
         self.refuse_if_over()
         chosen = self._free(name)
-        observer = self.loop.join_as(chosen, True, follows=True)
-        observer.name = by
-        return Player(self, chosen, observer)
+        loop_agent = self.loop.join_as(chosen, True, follows=True)
+        loop_agent.name = by
+        return PolicyPlayer(self, chosen, loop_agent)
 
     def begin(self, seed: int | None = None, options: Any = None) -> None:
         """Begin an episode now, and let the clock run if it does not yet; a running episode is cut off."""

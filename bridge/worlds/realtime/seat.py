@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bridge.encoding.properties import PropertyTree
-from bridge.encoding.tensors import Array, Spec, unpack_tensor
-from bridge.errors import Code, RequestError, TensorError
+from bridge.encoding.tensors import Array, Spec
+from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import Agent, refuse_unknown
+from bridge.worlds.base import Agent
+from bridge.worlds.settings import read_scalar, refuse_unknown
 
 if TYPE_CHECKING:
     from bridge.worlds.realtime.agent import RealtimeAgent
@@ -48,10 +49,7 @@ class Seats:
             RequestError: INVALID_ARGUMENT for other settings beside it, NOT_FOUND where no agent has the key.
         """
         refuse_unknown(settings, ("seat",), "JoinWorld")
-        try:
-            key = unpack_tensor(settings["seat"], "seat")[()]
-        except TensorError as error:
-            raise RequestError(Code.INVALID_ARGUMENT, f"bad JoinWorld settings: {error}") from error
+        key = read_scalar(settings, "seat")
         agent = self._agents.get(key) if isinstance(key, str) else None
         if agent is None:
             text = "no agent of this world has this seat: expected what its property world.seat says, while it is in"
@@ -59,7 +57,7 @@ class Seats:
         return _ActingStream(self, agent)
 
     def holds(self, agent: RealtimeAgent) -> bool:
-        """Whether an agent is still in."""
+        """True if an agent is still in."""
         return agent in self._agents.values()
 
     def leave(self, agent: RealtimeAgent) -> None:

@@ -9,13 +9,14 @@ from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import OTHER_WORLD, Agent, failures_in, refuse_unknown
+from bridge.worlds.base import OTHER_WORLD, Agent, failures_in
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept, one_of
-from bridge.worlds.realtime.loop import Job, Observer, Phase, RealtimeLoop
+from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept
+from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
+from bridge.worlds.settings import read_choice, refuse_unknown
 
 __all__ = ["RealtimeWorld"]
 
@@ -53,17 +54,17 @@ class RealtimeWorld(ClockedWorld):
         loop = RealtimeLoop(len(env.lanes), options.fps, default, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
         self.single = env.facts.num_envs is None
-        """Whether it is of one environment, without lanes."""
+        """True if it is of one environment, without lanes."""
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame)."""
         if "seat" in settings:
             return self.acting.join(settings)
         refuse_unknown(settings, ("role", "wait"), "JoinWorld")
-        role = one_of(settings, "role", ROLES)
-        wait = one_of(settings, "wait", WAITS)
+        role = read_choice(settings, "role", ROLES)
+        wait = read_choice(settings, "wait", WAITS)
         self.refuse_if_over()
-        if role == "player" and any(observer.player for observer in self.loop.observers):
+        if role == "player" and any(loop_agent.player for loop_agent in self.loop.loop_agents):
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
                 f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
@@ -71,15 +72,15 @@ class RealtimeWorld(ClockedWorld):
             )
         return self._agent_of(self.loop.join(role == "player"), wait)
 
-    def _agent_of(self, observer: Observer, wait: str) -> RealtimeAgent:
+    def _agent_of(self, loop_agent: LoopAgent, wait: str) -> RealtimeAgent:
         lanes = None if self.single else len(self.loop.lanes)
-        return RealtimeAgent(self, observer, wait, *self.env.facts.spaces, lanes)
+        return RealtimeAgent(self, loop_agent, wait, *self.env.facts.spaces, lanes)
 
     def _reset_reader(self) -> RealtimeAgent:
-        return self._agent_of(Observer(self.loop.lanes, False), WAITS[0])
+        return self._agent_of(LoopAgent(self.loop.lanes, False), WAITS[0])
 
     def ask_reset(
-        self, observer: Observer, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
     ) -> None:
         """Give up an agent's episodes, and where it is the player have the lanes begin new ones.
 
@@ -89,14 +90,14 @@ class RealtimeWorld(ClockedWorld):
         for index, chosen in enumerate(mask.tolist()):
             if not chosen:
                 continue
-            observer.buffers[index].abandon()
+            loop_agent.buffers[index].abandon()
             lane = self.loop.lanes[index]
             plain = seeds[index] is None and not options
             under_way = lane.phase in (Phase.RESETTING, Phase.IDLE) or not restart
-            if not observer.player or (plain and under_way):
+            if not loop_agent.player or (plain and under_way):
                 continue
             self.loop.ask_reset(index, seeds[index], options)
-        if observer.player:
+        if loop_agent.player:
             self.loop.start(self.now())
         self._changed()
         self.start()

@@ -1,0 +1,86 @@
+"""`bridge evaluate`: how good a policy is on served environments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from bridge.cli.program import OK, positive, say
+from bridge.cli.target import find_policies
+from bridge.transport.credentials import add_credential_options, credential_keywords
+
+__all__ = ["register"]
+
+_EPILOG = """examples:
+  bridge evaluate grpc://localhost:50051/CartPole-v1 --policy my_module:act
+  bridge evaluate host-a:50051 host-b:50051 --num-envs 64 --policy ws://gpu:8000 --episodes 500 --json
+  bridge evaluate localhost:50051 --compare ws://gpu:8000 ws://gpu:8001
+
+A policy is ws://HOST:PORT or wss://HOST:PORT of `bridge policy` or of openpi, with ?token=TEXT where it asks for one;
+or MODULE:FUNCTION that takes a batch of observations and returns actions. Episode k is seeded with --seed + k, however
+many slots there are.
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "evaluate",
+        description="Play so many episodes with a policy; print returns and their intervals.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("urls", metavar="URL", nargs="+", help="grpc://HOST:PORT of environments, or a directory")
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--policy", metavar="POLICY", help="a URL, or MODULE:FUNCTION")
+    chosen.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two policies, on the same seeds")
+    parser.add_argument("--episodes", type=int, default=50, metavar="N", help="how many episodes (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the first episode (default: 0)")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="slots (default: one for each URL, or its lanes)")
+    parser.add_argument("--execution-horizon", type=int, metavar="N", help="actions of a chunk (default: all)")
+    parser.add_argument("--rows", action="store_true", help="a function takes one observation, not a batch")
+    parser.add_argument("--record", metavar="FOLDER", help="record the episodes there, with observations")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--timeout", type=positive, default=10.0, metavar="S", help="seconds for an answer (default: 10)"
+    )
+    add_credential_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate and print."""
+    from bridge.policies import Comparison, evaluate  # they need an extra, which `--help` does not
+
+    urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
+    given = {name: getattr(arguments, name) for name in ("episodes", "seed", "num_envs", "timeout", "record")}
+    given.update(credential_keywords(arguments), progress=_progress if sys.stderr.isatty() else None)
+    found = [evaluate(urls, _policy(text, arguments), **given) for text in arguments.compare or [arguments.policy]]
+    compared = Comparison(*found) if len(found) == 2 else None
+    if arguments.json:
+        say(json.dumps(found[0].summary() if compared is None else compared.summary()))
+        return OK
+    for text, evaluation in zip(arguments.compare or [arguments.policy], found, strict=True):
+        say(f"{text}:")
+        for line in str(evaluation).splitlines():
+            say(f"  {line}")
+    if compared is not None:
+        say(str(compared))
+    return OK
+
+
+def _policy(text: str, arguments: argparse.Namespace) -> Any:
+    from bridge.policies import RemotePolicy, by_rows
+
+    if "://" in text:
+        return RemotePolicy(text, execution_horizon=arguments.execution_horizon)
+    function = find_policies([text])
+    return by_rows(function) if arguments.rows else function
+
+
+def _progress(done: int, total: int) -> None:
+    width = 30 * done // total
+    print(
+        f"\r[{'#' * width:30}] {done}/{total} episodes", end="\n" if done == total else "", file=sys.stderr, flush=True
+    )

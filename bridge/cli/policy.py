@@ -1,0 +1,70 @@
+"""`bridge policy`: serves a policy over openpi's wire."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from bridge.cli.program import OK, say
+from bridge.cli.running import server_logging, sigterm_as_interrupt
+from bridge.cli.target import find_policies
+from bridge.transport.credentials import TLS
+
+__all__ = ["register"]
+
+_EPILOG = """examples:
+  bridge policy my_module:act
+  bridge policy my_module:act_on_one --rows --port 8000
+  bridge policy my_module:plan --chunked --host 0.0.0.0 --token-file token
+
+MODULE:FUNCTION takes a batch of observations, (rows, …) or a dict of such, and returns (rows, …) actions.
+"""
+
+
+def register(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "policy",
+        description="Serve a policy until Ctrl-C, for `bridge evaluate`, RemotePolicy and clients of openpi.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("function", metavar="MODULE:FUNCTION", help="observations in, actions out")
+    parser.add_argument("--rows", action="store_true", help="the function takes one observation, not a batch")
+    parser.add_argument("--chunked", action="store_true", help="the function returns chunks: (rows, horizon, …)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="the port; 0: any free port (default: 8000)")
+    parser.add_argument("--max-batch", type=int, default=64, metavar="N", help="most observations a call (default: 64)")
+    parser.add_argument(
+        "--max-wait", type=float, default=0.002, metavar="S", help="seconds to wait for company (default: 0.002)"
+    )
+    parser.add_argument("--max-connections", type=int, default=64, metavar="N", help="most clients (default: 64)")
+    parser.add_argument(
+        "--token", metavar="TEXT", help="what clients have to show; others can see it in the list of processes"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="a file that holds the token")
+    parser.add_argument("--tls-certificate", metavar="FILE", help="the server's certificate (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key")
+    parser.add_argument("--insecure", action="store_true", help="beyond loopback: ask for no token")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="log more")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    from bridge.policies import by_rows, serve_policy  # they need an extra, which `--help` does not
+
+    function = find_policies([arguments.function])
+    names = ("host", "port", "chunked", "max_batch", "max_wait", "max_connections", "token", "token_file", "insecure")
+    tls = TLS(certificate=arguments.tls_certificate, key=arguments.tls_key)
+    given = {name: getattr(arguments, name) for name in names}
+    with server_logging(arguments.verbose, False), sigterm_as_interrupt():
+        try:
+            with serve_policy(by_rows(function) if arguments.rows else function, tls=tls, **given) as server:
+                say(f"serving the policy {arguments.function} at {server.url}")
+                if server.token is not None and arguments.token is None and arguments.token_file is None:
+                    say(f"clients need the token {server.token}")
+                say("Ctrl-C stops.")
+                server.wait()
+        except KeyboardInterrupt:
+            say("stopped")
+    return OK

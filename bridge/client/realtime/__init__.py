@@ -1,0 +1,1 @@
+"""Real-time worlds: what their answers tell besides observations, and Steps in flight."""

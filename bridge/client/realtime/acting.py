@@ -1,0 +1,171 @@
+"""The second stream of a remote whose Steps are in flight: it carries the actions, which the server applies at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from bridge.client.realtime.latency import Latency
+from bridge.client.wire.connect import AnyCall, connect
+from bridge.client.wire.poller import Poller
+from bridge.client.world.world_request import WorldRequest
+from bridge.encoding.tensors import Array, pack_tensor, unpack_tensor
+from bridge.errors import RefusedError, RemoteError, TensorError
+from bridge.forks import leak
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["ActingStream", "Place"]
+
+# Steps whose answers have not come; of the actions beyond, the newest alone is sent.
+_MOST_OUTSTANDING = 64
+# Seconds until a stream that was lost is opened again.
+_PAUSE = 1.0
+# The one observation that such a stream has: when a Step was received and answered.
+_TIMING = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where actions go to."""
+
+    request: WorldRequest
+    """How the world was joined."""
+    world: str
+    """Its name."""
+    seat: str
+    """The key of the agent that acts."""
+    transport: str
+    """The way to connect."""
+    max_message_bytes: int
+    """The largest request or answer."""
+
+
+class ActingStream:
+    """Sends actions, and measures round trips.
+
+    Args:
+        place: Where to.
+        poller: Gets what `label` makes of an answer.
+        label: Makes of it what leads to `receive`.
+        now: Tells the time, seconds.
+        latency: Gets the times of each Step.
+        note: Told each round trip, seconds.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        poller: Poller[Any],
+        label: Callable[[bytes | bytearray | RemoteError], Any],
+        now: Callable[[], float],
+        latency: Latency,
+        note: Callable[[float], None],
+    ) -> None:
+        self._place = place
+        self._poller = poller
+        self._now = now
+        self._latency = latency
+        self._note = note
+        self._label = label
+        self._call: AnyCall | None = None
+        self._arrivals: deque[float] = deque()
+        self._sent: deque[float] = deque()
+        self._episode_uid = 0
+        self._waiting: bytes | None = None
+        self._retry_at = -math.inf
+
+    def open(self) -> None:
+        """Connect, and join."""
+        place, arrivals = self._place, deque[float]()
+        self._arrivals, self._sent, self._episode_uid, self._waiting = arrivals, deque(), 0, None
+        self._retry_at = self._now() + _PAUSE
+
+        def label(what: bytes | bytearray | RemoteError) -> Any:
+            arrivals.append(self._now())
+            return self._label(what)
+
+        self._call = connect(place.request.address, self._poller, label, place.max_message_bytes, place.transport)
+        join = pb.JoinWorldRequest(world_name=place.world, settings={"seat": pack_tensor(place.seat)})
+        self._send(pb.EnvironmentRequest(join_world=join).SerializeToString())
+
+    def _send(self, data: bytes) -> None:
+        if self._call is not None:
+            self._sent.append(self._now())
+            self._call.send(data)
+
+    def act(self, step: pb.StepRequest, episodes: Array) -> bool:
+        """Send an action; return whether that is possible.
+
+        Args:
+            step: Its `actions` are those of the agent.
+            episodes: The number of the episode that it is for, of each lane; 0: of none.
+        """
+        if self._call is None and self._now() >= self._retry_at:
+            self.open()
+        if not self._episode_uid:
+            return False
+        request = pb.EnvironmentRequest(step=step)
+        del request.step.requested_observations[:]
+        request.step.requested_observations.append(_TIMING)
+        if len(request.step.actions):
+            request.step.actions[self._episode_uid].CopyFrom(pack_tensor(episodes))
+        data = request.SerializeToString()
+        if len(self._sent) < _MOST_OUTSTANDING:
+            self._send(data)
+        else:
+            self._waiting = data
+        return True
+
+    def receive(self, what: bytes | bytearray | RemoteError) -> None:
+        """Take an answer, or the end of the stream. A stream that is refused is not opened again."""
+        arrived = self._arrivals.popleft() if self._arrivals else self._now()
+        if self._call is None:
+            return
+        if isinstance(what, RemoteError):
+            self._end(for_good=isinstance(what, RefusedError))
+            return
+        try:
+            message = pb.EnvironmentResponse.FromString(bytes(what))
+            sent = self._sent.popleft()
+            self._take(message, sent, arrived)
+        except (DecodeError, IndexError, KeyError, TensorError, ValueError):
+            self._end(for_good=True)
+
+    def _take(self, message: pb.EnvironmentResponse, sent: float, arrived: float) -> None:
+        kind = message.WhichOneof("payload")
+        if kind == "error":
+            self._end(for_good=True)
+        elif kind == "join_world":
+            specs = message.join_world.specs.actions
+            self._episode_uid = next(uid for uid, spec in specs.items() if spec.name == "episode")
+            first = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[_TIMING]))
+            self._send(first.SerializeToString())
+        else:
+            received, answered = unpack_tensor(message.step.observations[_TIMING], "timing").tolist()
+            self._latency.answered(sent, received, answered, arrived)
+            self._note(arrived - sent - (answered - received))
+            if self._waiting is not None:
+                data, self._waiting = self._waiting, None
+                self._send(data)
+
+    def _end(self, *, for_good: bool) -> None:
+        self.close()
+        self._retry_at = math.inf if for_good else self._now() + _PAUSE
+
+    def close(self) -> None:
+        """End the stream, without waiting."""
+        call, self._call = self._call, None
+        self._episode_uid = 0
+        if call is not None:
+            call.close(0.0)
+
+    def disown(self) -> None:
+        """In a forked process: leave the connection to the parent process, untouched."""
+        if self._call is not None:
+            leak(self._call)
+        self._call = None

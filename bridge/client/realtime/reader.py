@@ -1,0 +1,238 @@
+"""Reads a real-time world's answers besides observations: frames, ended episodes, times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bridge.client.realtime.latency import Latency
+from bridge.encoding import values
+from bridge.encoding.names import TIMING
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array, unpack_tensor
+from bridge.errors import PeerError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["SIGNALS", "RealtimeReader", "merge_latency"]
+
+SIGNALS = ("frames", "episodes", "timing", "resetting")
+"""The observations of a real-time world that carry no observation."""
+_INDEX = {name: index for index, name in enumerate(TIMING)}
+_COUNTS = (
+    "episode",
+    "frame",
+    "actions_applied",
+    "actions_replaced",
+    "actions_dropped",
+    "overruns",
+    "frames_dropped",
+    "frames_skipped",
+)
+
+
+class RealtimeReader:
+    """Reads one remote's answers.
+
+    Args:
+        url: For errors.
+        uids: The UIDs of `SIGNALS`, those that the world has.
+        lanes: The number of lanes; None for a single environment.
+        layout: Of one environment's observation.
+        diagnostics: Whether to ask for times (U-11).
+    """
+
+    def __init__(self, url: str, uids: Mapping[str, int], lanes: int | None, layout: Layout, diagnostics: bool) -> None:
+        self.latency = Latency()
+        self.resetting: Array | None = None
+        """Which lanes had no observation in the last answer; None: it was not asked for."""
+        self.stale = 0
+        """Answers of episodes that had been given up."""
+        self.in_flight = False
+        """True if Steps are in flight: their answers say times and which lanes reset, whoever asks for those."""
+        self._url = url
+        self._uids = dict(uids)
+        self._lanes = lanes
+        self._layout = layout
+        self._diagnostics = diagnostics
+        self._partial = lanes is not None
+        self._salvaged: list[dict[str, Any]] = []
+        self._times: tuple[float, float] | None = None
+
+    def wait_for_all(self) -> None:
+        """Have each answer wait until every lane has an observation."""
+        self._partial = False
+        self.resetting = None
+
+    @property
+    def wanted(self) -> list[int]:
+        """The UIDs to ask for."""
+        names = ["frames", "episodes"]
+        if self._diagnostics or self.in_flight:
+            names.append("timing")
+        if self._partial or self.in_flight:  # of Steps in flight the feed waits for the lanes
+            names.append("resetting")
+        return [self._uids[name] for name in names if name in self._uids]
+
+    def timed(self, sent: float, arrived: float) -> None:
+        """Note when the Step that will be read next was sent, and when its answer came."""
+        self._times = sent, arrived
+
+    def salvage(self, message: pb.EnvironmentResponse) -> None:
+        """Keep the ends of episodes out of an answer that is dropped: they are told only once."""
+        self._salvaged += self._records(message.step.observations)
+
+    def _records(self, observations: Mapping[int, pb.Tensor]) -> list[dict[str, Any]]:
+        uid = self._uids.get("episodes")
+        if uid is None or uid not in observations:
+            return []
+        data = observations[uid].uint8s.array
+        if not data:
+            return []
+        try:
+            records = values.decode(data)
+            for record in records:
+                if "final_obs" in record:
+                    record["final_obs"] = self._layout.unpack(record["final_obs"])
+            return list(records)
+        except (TensorError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise PeerError(self._url, f"its ended episodes cannot be read: {error}") from error
+
+    def extend(self, info: Any, observations: Mapping[int, pb.Tensor], now: float) -> Any:
+        """Return an info with `frames`, `episodes` (where any ended) and `latency`.
+
+        Args:
+            info: A dict of one environment; or of arrays over the lanes, or a list with a dict a lane.
+            observations: The answer's.
+            now: The client's time, seconds.
+        """
+        frames = unpack_tensor(observations[self._uids["frames"]], "frames")
+        records, self._salvaged = [*self._salvaged, *self._records(observations)], []
+        timing = self._timing(observations)
+        if self._lanes is None:
+            extra: dict[str, Any] = {"frames": int(frames)}
+            if records:
+                extra["episodes"] = [_without_lane(record) for record in records]
+            if timing is not None:
+                extra["latency"] = self._figures_of_one(timing.tolist(), now)
+            return {**info, **extra}
+        figures = None if timing is None else self._figures(timing, now)
+        if "resetting" in self._uids and self._partial:
+            self.resetting = unpack_tensor(observations[self._uids["resetting"]], "resetting")
+        if isinstance(info, list):
+            return self._extend_list(info, frames, records, figures)
+        return self._extend_arrays(info, frames, records, figures)
+
+    def _timing(self, observations: Mapping[int, pb.Tensor]) -> Array | None:
+        """Read the times, and learn from them what the clocks' offset is."""
+        uid = self._uids.get("timing")
+        if uid is None or uid not in observations or not self._diagnostics:
+            return None
+        timing = unpack_tensor(observations[uid], "timing")
+        if timing.shape[-1:] != (len(TIMING),):
+            raise PeerError(self._url, f"expected {len(TIMING)} times, got the shape {list(timing.shape)}")
+        first = timing.reshape(-1, len(TIMING))[0]
+        if self._times is not None:
+            sent, arrived = self._times
+            self._times = None
+            self.latency.answered(
+                sent, float(first[_INDEX["received_at"]]), float(first[_INDEX["answered_at"]]), arrived
+            )
+        return timing
+
+    def _figures_of_one(self, timing: list[float], now: float) -> dict[str, float | int]:
+        figures: dict[str, float | int] = dict(self.latency.figures())
+        figures["observation_age"] = self.latency.age(timing[_INDEX["observed_at"]], now)
+        for name in ("step_time", "action_delay"):
+            figures[name] = timing[_INDEX[name]]
+        for name in _COUNTS:
+            figures[name] = int(timing[_INDEX[name]])
+        figures["stale"] = self.stale
+        return figures
+
+    def _figures(self, timing: Array, now: float) -> dict[str, Array]:
+        figures: dict[str, Array] = {}
+        shape = timing.shape[:-1]
+        for name, value in self.latency.figures().items():
+            figures[name] = np.full(shape, value)
+        observed = timing[..., _INDEX["observed_at"]]
+        figures["observation_age"] = np.array(
+            [self.latency.age(at, now) if math.isfinite(at) else math.nan for at in observed.reshape(-1).tolist()]
+        ).reshape(shape)
+        for name in ("step_time", "action_delay"):
+            figures[name] = timing[..., _INDEX[name]]
+        for name in _COUNTS:
+            figures[name] = timing[..., _INDEX[name]].astype(np.int64)
+        figures["stale"] = np.full(shape, self.stale, np.int64)
+        return figures
+
+    def _extend_list(
+        self,
+        infos: list[dict[str, Any]],
+        frames: Array,
+        records: list[dict[str, Any]],
+        figures: Mapping[str, Array] | None,
+    ) -> list[dict[str, Any]]:
+        extended = []
+        for lane, info in enumerate(infos):
+            extra: dict[str, Any] = {"frames": int(frames[lane])}
+            own = [_without_lane(record) for record in records if record["lane"] == lane]
+            if own:
+                extra["episodes"] = own
+            if figures is not None:
+                extra["latency"] = {name: value[lane].item() for name, value in figures.items()}
+            extended.append({**info, **extra})
+        return extended
+
+    def _extend_arrays(
+        self,
+        info: Mapping[str, Any],
+        frames: Array,
+        records: list[dict[str, Any]],
+        figures: Mapping[str, Array] | None,
+    ) -> dict[str, Any]:
+        lanes = len(frames)
+        everywhere = np.ones(lanes, np.bool_)
+        extended = {**info, "frames": frames, "_frames": everywhere}
+        if records:
+            lists = np.full(lanes, None, dtype=object)
+            for record in records:
+                lane = record["lane"]
+                if lists[lane] is None:
+                    lists[lane] = []
+                lists[lane].append(_without_lane(record))
+            extended["episodes"] = lists
+            extended["_episodes"] = np.array([item is not None for item in lists])
+        if figures is not None:
+            nested: dict[str, Any] = {}
+            for name, value in figures.items():
+                nested[name], nested[f"_{name}"] = value, everywhere.copy()
+            extended["latency"], extended["_latency"] = nested, everywhere.copy()
+        return extended
+
+
+def merge_latency(infos: dict[str, Any], rows: list[tuple[int, Mapping[str, Any]]], num_envs: int) -> None:
+    """Put the `latency` of some slots into the infos of all, as `VectorEnv._add_info` would, but many at once.
+
+    Args:
+        infos: Of all slots, without a `latency`; grows.
+        rows: Slots and their figures.
+        num_envs: The number of slots.
+    """
+    if not rows:
+        return
+    slots = [slot for slot, _ in rows]
+    mask = np.zeros(num_envs, np.bool_)
+    mask[slots] = True
+    nested: dict[str, Any] = {}
+    for name, value in rows[0][1].items():
+        column = np.zeros(num_envs, np.int64 if isinstance(value, int) else np.float64)
+        column[slots] = [row[name] for _, row in rows]
+        nested[name], nested[f"_{name}"] = column, mask.copy()
+    infos["latency"], infos["_latency"] = nested, mask
+
+
+def _without_lane(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "lane"}

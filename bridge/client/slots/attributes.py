@@ -1,0 +1,219 @@
+"""Attributes, methods and properties of the environments behind a vector environment, by slot."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from bridge.client.slots.slot import CONNECTING, Member
+from bridge.client.slots.vector_pool import VectorPool
+from bridge.client.world.events import Lost, Replied
+from bridge.client.world.extensions import property_value
+from bridge.encoding import values
+from bridge.errors import (
+    ConnectionLostError,
+    NothingPendingError,
+    PeerError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    SettingError,
+    TensorError,
+)
+from bridge.pb import bridge_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["SlotAttributes", "call_results", "looked_up"]
+
+
+@dataclasses.dataclass
+class _Question:
+    """Requests for a property or a call that are outstanding."""
+
+    purpose: str
+    missing: dict[int, Member]
+    """Those that have not answered, by their first slot."""
+    answers: dict[int, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
+    """The answers, by the first slot."""
+    failure: RemoteError | None = None
+    """The first refusal, or loss."""
+
+
+class SlotAttributes:
+    """Reads, sets and calls what the environments of a pool's slots have. The caller holds the turn.
+
+    Args:
+        pool: Of the environments.
+    """
+
+    def __init__(self, pool: VectorPool) -> None:
+        self._pool = pool
+        self._question: _Question | None = None
+
+    @property
+    def asking(self) -> bool:
+        """True if a question was asked whose answers were not taken."""
+        return self._question is not None
+
+    def begin_call(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Sequence[int] | None = None
+    ) -> None:
+        """Ask for a call of a method in some slots, or in all; `call_results` waits for the results."""
+        lanes = self._lanes_of(range(self._pool.num_envs) if slots is None else slots)
+
+        def send(member: Member) -> None:
+            chosen = lanes[member.start]
+            member.remote.call(name, args, kwargs, () if len(chosen) == member.lanes else chosen)
+
+        self._ask(f"call of {name}", lanes, send)
+
+    def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the results of `begin_call` in all slots, one a slot."""
+        answers = self._replies(timeout)
+        return tuple(result for member, message in answers for result in call_results(message, member.remote.url))
+
+    def call_at(
+        self, slots: Sequence[int], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """Call a method in some slots; return the results in the order of `slots`."""
+        lanes = self._lanes_of(slots)
+        self.begin_call(name, args, kwargs, slots)
+        found: dict[int, Any] = {}
+        for member, message in self._replies():
+            results = call_results(message, member.remote.url)
+            for lane, result in zip(lanes[member.start], results, strict=True):
+                found[member.start + lane] = result
+        return tuple(found[slot] for slot in slots)
+
+    def set(self, name: str, items: Sequence[Any], slots: Sequence[int] | None = None) -> None:
+        """Set an attribute in the worlds of some slots, or of all.
+
+        Args:
+            name: The attribute.
+            items: A value for every slot.
+            slots: Slots of the worlds to set; all lanes of a world are set together.
+        """
+        lanes = self._lanes_of(range(self._pool.num_envs) if slots is None else slots)
+
+        def send(member: Member) -> None:
+            member.remote.write_property(f"world.attributes.{name}", list(items[member.slots]))
+
+        self._ask(f"setting of {name}", lanes, send)
+        self._replies()
+
+    def splits_worlds(self, slots: Sequence[int]) -> bool:
+        """Tell whether some slots are not all the lanes of their worlds."""
+        lanes = self._lanes_of(slots)
+        return any(len(lanes[member.start]) < member.lanes for member in self._pool.members if member.start in lanes)
+
+    def read_property(self, key: str) -> list[tuple[Member, Any]]:
+        """Read a property of every world; return each world's value."""
+        self._ask(key, self._lanes_of(range(self._pool.num_envs)), lambda member: member.remote.read_property(key))
+        return [(member, property_value(message, member.remote.url, True)) for member, message in self._replies()]
+
+    def wrapper_classes(self) -> tuple[list[str], ...]:
+        """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
+        try:
+            names = self.read_property("world.wrappers")
+        except RefusedError:
+            return ([],) * self._pool.num_envs
+        return tuple(found for member, found in names for _ in range(member.lanes))
+
+    def _ask(self, purpose: str, lanes: Mapping[int, list[int]], send: Callable[[Member], None]) -> None:
+        """Send a request to each world of `lanes`; `_replies` waits for what they answer."""
+        pool = self._pool
+        pool.drain()
+        members = [member for member in pool.members if member.start in lanes]
+        for member in members:
+            if not member.remote.connected or member.phase in CONNECTING:
+                raise ConnectionLostError(
+                    member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
+                )
+        for member in members:
+            send(member)
+        self._question = _Question(purpose, {member.start: member for member in members})
+
+    def _replies(self, timeout: float | None = None) -> list[tuple[Member, pb.EnvironmentResponse]]:
+        """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
+        pool, question = self._pool, self._question
+        if question is None:
+            raise NothingPendingError("nothing was asked", "call")
+        missing = question.missing
+        deadline = time.monotonic() + (pool.timeout if timeout is None else timeout)
+        while missing:
+            event, source = pool.next_event(deadline)
+            if source is None:
+                raise self._late(question, timeout)
+            if isinstance(event, Replied):
+                if missing.pop(source.start, None) is not None:
+                    question.answers[source.start] = event.message
+                question.failure = question.failure or event.error
+            elif event is not None:
+                pool.handle(event, source)
+                if isinstance(event, Lost) and missing.pop(source.start, None) is not None:
+                    question.failure = question.failure or event.error
+        self._question = None
+        if question.failure is not None:
+            raise question.failure
+        return [(member, question.answers[member.start]) for member in pool.members if member.start in question.answers]
+
+    def _late(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
+        late = list(question.missing.values())
+        urls = ", ".join(member.remote.url for member in late)
+        if timeout is not None:
+            return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
+        reason = f"no answer to {question.purpose} within {self._pool.timeout:g} s"
+        for member in late:
+            self._pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
+        self._question = None
+        return RemoteTimeoutError(urls, reason)
+
+    def abandon(self) -> None:
+        """Drop the answers that are still to come."""
+        if self._question is not None:
+            for member in self._question.missing.values():
+                member.remote.session.abandon_questions()
+            self._question = None
+
+    def _lanes_of(self, slots: Sequence[int]) -> dict[int, list[int]]:
+        """Return the lanes of each member, by its first slot, that are among some slots."""
+        pool = self._pool
+        for slot in slots:
+            if not 0 <= slot < pool.num_envs:
+                raise SettingError(f"expected slots from 0 to {pool.num_envs - 1}, got {slot!r}")
+        chosen = set(slots)
+        lanes = {
+            member.start: [lane for lane in range(member.lanes) if member.start + lane in chosen]
+            for member in pool.members
+        }
+        return {start: found for start, found in lanes.items() if found}
+
+
+def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:
+    """Return the value of an attribute that was looked at, and whether it is a method, which has none.
+
+    Raises:
+        PeerError: The answer cannot be read.
+    """
+    results = call_results(message, url)
+    is_method = bridge_pb2.CallResponse.FromString(message.extension.value).is_method
+    if not results and not is_method:
+        raise PeerError(url, "it answers with neither the value of an attribute nor that it is a method")
+    return (None if is_method else results[0]), is_method
+
+
+def call_results(message: pb.EnvironmentResponse, url: str) -> list[Any]:
+    """Return the results of a method call, one a lane.
+
+    Raises:
+        PeerError: They cannot be read.
+    """
+    try:
+        response = bridge_pb2.CallResponse.FromString(message.extension.value)
+        return [values.from_value(result) for result in response.results]
+    except (TensorError, DecodeError, ValueError) as error:
+        raise PeerError(url, f"the result of a call cannot be read: {error}") from error

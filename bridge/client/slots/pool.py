@@ -1,0 +1,188 @@
+"""Waits for remotes: they deliver to one poller, and a pool waits for their answers.
+
+`Pool` is enough for one remote environment, or for the agents of one world, whose failures are the caller's.
+`bridge.client.slots.vector_pool` adds what a vector environment needs: retries, spares, and slots that come and go.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from typing import TypeVar
+
+from bridge.client.wire.poller import Poller
+from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.world.remote import Delivery, Remote, close_remotes
+from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.errors import RefusedError, RemoteError, RemoteTimeoutError
+from bridge.progress import LOOK, tell
+from bridge.transport import keepalive
+
+__all__ = ["Pool"]
+
+_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
+
+
+class Pool:
+    """Remotes of one owner, and the wait for their answers.
+
+    Args:
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to connect by, as for `connect`.
+    """
+
+    def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
+        self.timeout = timeout
+        self.poller: Poller[Delivery] = Poller()
+        self.turn = threading.Lock()
+        """Held while a call of the owner runs, and by the thread that works between calls."""
+        self._max_message_bytes = max_message_bytes
+        self._transport = transport
+
+    def parts(self) -> tuple[float, int, str]:
+        """Return the arguments that make an equal pool, in another process too."""
+        return self.timeout, self._max_message_bytes, self._transport
+
+    def new_remote(
+        self, request: WorldRequest, info: WorldInfo | None = None, *, shared: bool = False, together: bool = False
+    ) -> Remote:
+        """Make a remote that delivers to this pool, without connecting it.
+
+        Args:
+            request: The world wanted.
+            info: What is known of the world already; None: nothing.
+            shared: Whether there are other remotes to the same place.
+            together: Whether they have to reach the same server, and so share a connection.
+        """
+        return Remote(
+            request,
+            self.poller,
+            self._max_message_bytes,
+            self._transport,
+            shared=shared,
+            together=together,
+            info=info,
+        )
+
+    def wait(self, remote: Remote, kind: type[_Awaited], purpose: str) -> _Awaited:
+        """Wait for the one answer of a remote that is outstanding.
+
+        Args:
+            remote: Whose answer.
+            kind: The event that it is to be.
+            purpose: What was asked, for the error: "to reset".
+
+        Raises:
+            RemoteTimeoutError: It did not come within `timeout` seconds; the connection is given up.
+            RemoteError: The remote refused, or was lost.
+        """
+        try:
+            return self.wait_for_all((remote,), kind, purpose)[remote]
+        except RemoteTimeoutError as late:
+            remote.give_up(late)  # an answer that comes yet belongs to nothing any more
+            raise
+
+    def wait_for_all(
+        self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
+    ) -> dict[Remote, _Awaited]:
+        """Wait for an answer from each of some remotes, whichever comes first.
+
+        Args:
+            remotes: Whose answers.
+            kind: The event that each is to be.
+            purpose: What was asked, for the error.
+            tolerate: The code of refusals that do not raise; such remotes are not in the result.
+
+        Raises:
+            RemoteTimeoutError: Some did not come within `timeout` seconds; it names their URLs.
+            RemoteError: A remote refused, or was lost.
+        """
+        missing = dict.fromkeys(remotes)
+        deadline = time.monotonic() + self.timeout
+        extra = None
+        found: dict[Remote, _Awaited] = {}
+        count = len(missing)
+        while missing:
+            left = deadline - time.monotonic()
+            try:
+                source, number, what = self.poller.get(min(left, LOOK) if kind is Joined else left)
+            except queue.Empty:
+                if kind is Joined and left > LOOK:
+                    # Of one, the time that is left says more than a count.
+                    more = f"; {len(found)} of {count} answered" if count > 1 else f", at most {left - LOOK:.0f} s more"
+                    tell(f"waiting for {next(iter(missing)).url}{more}")
+                    continue
+                if extra is None:  # looked up here alone: nearly all waits end before
+                    extra = max(remote.allowance for remote in missing)
+                    if extra > 0.0:
+                        deadline += extra
+                        continue
+                urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
+                reason = next(iter(missing)).late(purpose, self.timeout).reason
+                raise RemoteTimeoutError(urls, reason) from None
+            event = source.receive(number, what)
+            if event is None:
+                continue
+            if source not in missing:
+                self._on_other_event(source, event)
+            elif isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
+                del missing[source]
+                found[source] = event
+                if kind is Joined:
+                    self.look_after()
+            elif isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
+                    raise event.error
+                del missing[source]
+        return found
+
+    def _on_other_event(self, remote: Remote, event: Event) -> None:
+        """Handle what came from a remote that nobody waits for."""
+
+    # Between calls
+
+    @property
+    def in_flight(self) -> bool:
+        """True if a world's Steps are in flight, so that the thread that works between calls takes what comes."""
+        return self.poller.renew_every < math.inf
+
+    def look_after(self) -> None:
+        """Where Steps are in flight, have what comes of them taken also between calls."""
+        if self.in_flight:
+            keepalive.add(self)
+
+    def poll_nowait(self) -> float:
+        """Take what has come, without waiting, unless the owner is in a call; return the seconds until the next look.
+
+        How a connection ended is left to the owner's next call.
+        """
+        if self.turn.acquire(blocking=False):
+            try:
+                items = self.poller.items
+                self.poller.poll_nowait()
+                while items and not isinstance(items[0][2], RemoteError):
+                    source, number, what = items.popleft()
+                    try:
+                        source.receive(number, what)
+                    except RemoteError as error:
+                        source.give_up(error)
+            finally:
+                self.turn.release()
+        return min(keepalive.period(), self.poller.renew_every)
+
+    def disown(self, remotes: Iterable[Remote]) -> None:
+        """In a forked process: leave the connections of remotes to the parent process, untouched."""
+        self.poller, self.turn = Poller(), threading.Lock()
+        for remote in remotes:
+            remote.disown(self.poller)
+
+    def close(self, remotes: Iterable[Remote], timeout: float) -> None:
+        """Leave the worlds of remotes and end their connections, within `timeout` seconds in all."""
+        if self.in_flight:
+            self.poller.renew_every = math.inf
+            keepalive.remove(self)
+        close_remotes(list(remotes), timeout)

@@ -1,0 +1,123 @@
+"""The record of each remote of a vector environment: its losses, since when, their cost; when to try again.
+
+Nothing here waits or connects; `now` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+__all__ = ["BREAKER_LOSSES", "BREAKER_REST", "BREAKER_WINDOW", "RemoteRecord", "RemoteReport"]
+
+BREAKER_LOSSES = 5
+"""Losses of a connection that had been made, within `BREAKER_WINDOW`, after which a remote is left alone."""
+BREAKER_WINDOW = 60.0
+"""Seconds."""
+BREAKER_REST = 30.0
+"""Seconds for which it is left alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteReport:
+    """How one remote is, and what its failures have cost since the vector environment was made."""
+
+    url: str
+    """Where it is."""
+    slots: tuple[int, ...]
+    """The slots that it fills; none: it is a spare."""
+    state: str
+    """`connecting`, `resetting`, `running`, `lost`, `resting` (it went too often), or `spare` (ready to take over)."""
+    away: float | None
+    """Seconds since it went; None: it is there."""
+    reason: str | None
+    """Why it went last; None: it never did."""
+    losses: int
+    """How often a connection to it was lost that had been made."""
+    returns: int
+    """How often it came back."""
+    seconds_away: float
+    """Seconds that it was away altogether, the present absence included."""
+    episodes_lost: int
+    """Episodes that were cut off, a lane each."""
+    steps_asked: int
+    """Steps that were sent to it, a lane each."""
+    steps_received: int
+    """Steps whose results were handed out."""
+    steps_lost: int
+    """Steps whose results never came: asked = received + lost + those outstanding."""
+    moves: int
+    """How often its slots moved off a server that drained."""
+    episodes_moved: int
+    """Episodes of lanes that such a move truncated; none of them is in `episodes_lost`."""
+
+
+@dataclasses.dataclass
+class RemoteRecord:
+    """The counters of one remote, and its circuit breaker."""
+
+    losses: int = 0
+    returns: int = 0
+    episodes_lost: int = 0
+    steps_asked: int = 0
+    steps_received: int = 0
+    steps_lost: int = 0
+    moves: int = 0
+    episodes_moved: int = 0
+    reason: str | None = None
+    away_since: float | None = None
+    rests_until: float = 0.0
+    _past: float = 0.0
+    _recent: deque[float] = dataclasses.field(default_factory=deque)
+
+    def lost(self, now: float, pause: float, reason: str, *, established: bool) -> float:
+        """Take note that the remote went, or that an attempt to connect failed.
+
+        Args:
+            now: The time.
+            pause: Seconds until the next attempt, unless the breaker opens.
+            reason: Why.
+            established: Whether there was a connection.
+
+        Returns:
+            When to try again.
+        """
+        self.reason = reason
+        if self.away_since is None:
+            self.away_since = now
+        if established:
+            self.losses += 1
+            self._recent.append(now)
+            while self._recent and now - self._recent[0] > BREAKER_WINDOW:
+                self._recent.popleft()
+            if len(self._recent) >= BREAKER_LOSSES:
+                self._recent.clear()
+                self.rests_until = now + BREAKER_REST
+        return max(now + pause, self.rests_until)
+
+    def back(self, now: float) -> None:
+        """Take note that it answers."""
+        if self.away_since is not None:
+            self._past += now - self.away_since
+            self.away_since = None
+            self.returns += 1
+
+    def report(self, now: float, url: str, slots: tuple[int, ...], state: str) -> RemoteReport:
+        """Return what there is to say."""
+        away = None if self.away_since is None else now - self.away_since
+        return RemoteReport(
+            url=url,
+            slots=slots,
+            state="resting" if state == "lost" and now < self.rests_until else state,
+            away=away,
+            reason=self.reason,
+            losses=self.losses,
+            returns=self.returns,
+            seconds_away=self._past + (away or 0.0),
+            episodes_lost=self.episodes_lost,
+            steps_asked=self.steps_asked,
+            steps_received=self.steps_received,
+            steps_lost=self.steps_lost,
+            moves=self.moves,
+            episodes_moved=self.episodes_moved,
+        )

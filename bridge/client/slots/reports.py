@@ -1,0 +1,101 @@
+"""The results and reports of the slots of a pool: rows and infos, where they are, and what failures cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.client.slots.remote_record import RemoteReport
+from bridge.client.slots.results import Results
+from bridge.client.slots.slot import SPARE, Member, SlotPhase, SlotState
+from bridge.client.slots.vector_pool import VectorPool
+from bridge.encoding.tensors import Array
+
+__all__ = ["as_universe", "flat_report", "remote_reports", "seconds_away", "slot_states"]
+
+_SUMS = {
+    "moves": "moves",
+    "losses": "losses",
+    "returns": "returns",
+    "episodes_cut": "episodes_lost",
+    "episodes_moved": "episodes_moved",
+    "steps_asked": "steps_asked",
+    "steps_received": "steps_received",
+    "steps_lost": "steps_lost",
+}
+
+
+def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+    """Return what a step of `RemoteVectorEnv` returns: rows of observations, None where a slot has none, and infos."""
+    rows = tuple(results.row(slot) if results.valid[slot] else None for slot in range(pool.num_envs))
+    infos = results.merged_infos()
+    infos["n"] = tuple(results.own_infos())
+    infos["slot_state"] = slot_states(pool.members, pool.num_envs)
+    away = seconds_away(pool.members, pool.num_envs)
+    if away is not None:
+        infos["seconds_away"] = away
+    batch = results.batch
+    return rows, batch.rewards, batch.terminations, batch.truncations, infos
+
+
+def slot_states(members: Sequence[Member], num_envs: int) -> Array:
+    """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
+    states = np.empty(num_envs, np.int64)
+    for member in members:
+        states[member.slots] = member.state
+        if member.state is SlotState.RUNNING and member.remote.realtime is not None:
+            resetting = member.remote.realtime.resetting
+            if resetting is not None:
+                states[member.slots][resetting] = SlotState.RESETTING
+    return states
+
+
+def seconds_away(members: Sequence[Member], num_envs: int) -> Array | None:
+    """Return for how long each slot's remote has been away, `(num_envs,)`; None: none is."""
+    away: Array | None = None
+    for member in members:
+        since = member.remote.record.away_since
+        if since is not None:
+            away = np.zeros(num_envs) if away is None else away
+            away[member.slots] = time.monotonic() - since
+    return away
+
+
+def flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) -> dict[str, float]:
+    """Return what `RemoteVectorEnv.report` does.
+
+    Args:
+        reports: Of each remote.
+        states: Of each slot, as `slot_states`.
+        stalled: Seconds for which calls waited for slots that were lost.
+    """
+    found = {f"slots/{state.name.lower()}": float(np.count_nonzero(states == state)) for state in SlotState}
+    found["stalled_seconds"] = stalled
+    for name, field in _SUMS.items():
+        found[name] = float(sum(getattr(report, field) for report in reports))
+    for report in reports:
+        for name, value in (
+            ("slots", len(report.slots)),
+            ("losses", report.losses),
+            ("seconds_away", report.seconds_away),
+        ):
+            key = f"servers/{report.url}/{name}"
+            found[key] = found.get(key, 0.0) + float(value)
+    return found
+
+
+def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:
+    """Say how each member's remote is."""
+    now = time.monotonic()
+    return tuple(
+        member.remote.record.report(
+            now,
+            member.remote.url,
+            () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
+            "spare" if member.start == SPARE and member.phase is SlotPhase.IDLE else member.state.name.lower(),
+        )
+        for member in members
+    )

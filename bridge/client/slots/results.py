@@ -1,0 +1,309 @@
+"""The results of one `reset` or `step`, in the forms that callers want."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import VectorEnv
+
+from bridge.client.realtime.reader import merge_latency
+from bridge.client.slots.infos import batch_interventions, lane_info, merge_lanes
+from bridge.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
+from bridge.client.slots.vector_pool import VectorPool
+from bridge.client.world.events import StepAnswered
+from bridge.client.world.session import ClientState
+from bridge.client.world.step_reader import Batch, StepReader
+from bridge.encoding import values
+from bridge.encoding.interventions import ACTION
+from bridge.encoding.spaces import Column, Layout
+from bridge.encoding.step_codec import StepAnswer
+from bridge.encoding.tensors import Array
+from bridge.errors import ConnectionLostError, RemoteError, TensorError
+
+__all__ = ["InfoJoiner", "Results", "hand_over"]
+
+# Bytes of an answer up to which reading it as a stack of one is quicker.
+_SMALL = 1024
+
+
+class InfoJoiner(VectorEnv[Any, Any, Any]):
+    """Joins infos of slots into one dict of arrays with `_key` masks, by Gymnasium's own rules.
+
+    Args:
+        num_envs: The number of slots.
+    """
+
+    closed = True  # it is an environment only for the sake of `_add_info`, and has nothing to close
+
+    def __init__(self, num_envs: int) -> None:
+        self.infos: dict[str, Any] = {}
+        self.num_envs = num_envs
+
+    def add(self, info: Mapping[str, Any], slot: int) -> None:
+        """Add what belongs to one slot. A key whose values are of several types becomes an array of objects."""
+        for key, value in info.items():
+            try:
+                self.infos = self._add_info(self.infos, {key: value}, slot)
+            except (TypeError, ValueError, OverflowError):
+                if not isinstance(self.infos.get(key), np.ndarray):
+                    raise
+                array, mask = self.infos[key].astype(object), self.infos[f"_{key}"]
+                array[~mask] = None
+                self.infos[key] = array
+                self.infos = self._add_info(self.infos, {key: value}, slot)
+
+
+class Results:
+    """Hands out what has come to a pool, over all slots.
+
+    Args:
+        pool: Whose answers are taken.
+        layout: Of the observations.
+        reward_space: Of one environment; None: rewards are floats.
+    """
+
+    def __init__(self, pool: VectorPool, layout: Layout, reward_space: Space[Any] | None) -> None:
+        self.batch = Batch.empty(layout, pool.num_envs, reward_space)
+        """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
+        self.valid: Array = np.zeros(pool.num_envs, np.bool_)
+        """Which slots have an observation, `(num_envs,)`."""
+        self.infos: list[tuple[Member, Any]] = []
+        """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
+        self.errors: dict[int, RemoteError] = {}
+        """Why an episode was cut off, by slot."""
+        self.common: dict[str, Any] = {}
+        """Infos of all slots that do not come from the remotes: arrays `(num_envs,)`."""
+        self.moved: Array | None = None
+        """Which slots were truncated because their world moved off a server that drains; None: none were."""
+        self.begun: Results | None = None
+        """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
+        self._pool = pool
+        self._layout, self._reward_space = layout, reward_space
+        self._any_info = False
+        batch, valid, infos = self.batch, self.valid, self.infos
+        stacked = self._stack_answers()
+        for member in pool.members:
+            answer = member.answer
+            if answer is None:
+                if member.error is not None:
+                    self._cut_off(member)
+                continue
+            stepped = member.phase is SlotPhase.ANSWERED
+            if member.start in stacked and stacked[member.start].info == values.EMPTY_DICT:  # as nearly always
+                member.handed(ended=member.remote.session.state is ClientState.ENDED)
+                valid[member.start] = True
+                infos.append((member, {}))
+                continue
+            try:
+                info = hand_over(member, answer, batch, member.start, stacked.get(member.start))
+            except RemoteError as error:
+                pool.lose(member, member.remote.give_up(error))
+                self._cut_off(member)
+                continue
+            self._any_info = self._any_info or bool(info)
+            realtime = member.remote.realtime
+            resetting = None if realtime is None else realtime.resetting
+            valid[member.slots] = True if resetting is None else ~resetting
+            infos.append((member, info))
+            if stepped and not member.single:
+                self._move(member)
+
+    def _stack_answers(self) -> dict[int, StepAnswer]:
+        """Write all answers of the same template into the batch at once, but for their infos; return them by slot."""
+        alike: dict[Any, tuple[StepReader, list[int], list[StepAnswer]]] = {}
+        for column in self.batch.columns:
+            if not isinstance(column, np.ndarray):
+                return {}
+        for member in self._pool.members:
+            answer = member.answer
+            if answer is not None and member.single and type(message := answer.message) is StepAnswer:
+                if message.template not in alike:
+                    alike[message.template] = answer.reader, [], []
+                _, slots, answers = alike[message.template]
+                slots.append(member.start)
+                answers.append(message)
+        done: dict[int, StepAnswer] = {}
+        for template, (reader, slots, answers) in alike.items():
+            if len(slots) == 1 and template.size > _SMALL:
+                continue  # a large one by itself is copied once less
+            place = slice(None) if len(slots) == self._pool.num_envs else slots
+            try:
+                reader.read_rows(answers, self.batch, place)
+            except TensorError:
+                continue  # each by itself, so that only the remotes at fault are lost
+            done.update(zip(slots, answers, strict=True))
+        return done
+
+    def _move(self, member: Member) -> None:
+        """Let a world of lanes that was stepped leave a server that drains, where it can."""
+        cut = self._pool.move_lanes(member, self.batch, member.start)
+        if cut is not None:
+            if self.moved is None:
+                self.moved = np.zeros(self._pool.num_envs, np.bool_)
+            self.moved[member.slots] = cut
+
+    def _cut_off(self, member: Member) -> None:
+        """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
+        error = member.error
+        if error is None:
+            return
+        for slot in range(member.start, member.start + member.lanes):
+            self.errors[slot] = error
+        if member.phase in CUT:
+            member.handle(SlotEvent.TOLD)
+            member.remote.record.episodes_lost += member.lanes
+            self.batch.truncations[member.slots] = True
+            what = "episode" if member.lanes == 1 else "episodes"
+            self._pool.log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
+
+    # Forms
+
+    @property
+    def ended(self) -> Array:
+        """Which slots' episodes ended, bools `(num_envs,)`."""
+        return self.batch.terminations | self.batch.truncations
+
+    def merged_infos(self) -> dict[str, Any]:
+        """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
+        if self.begun is None and not (self._any_info or self.errors) and self.moved is None:
+            return self.common.copy()  # as nearly always
+        infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
+        if any(info and _acted_for(info) for _, info in self.infos):
+            space, owns = self._pool.world_info().action_space, self.own_infos()
+            if self.begun is not None:  # what was executed in slots that ended is told with their final observation
+                ended = self.ended
+                finals = [own if over else {} for own, over in zip(owns, ended, strict=True)]
+                if any(ACTION in own for own in finals):
+                    batch_interventions(infos["final_info"], finals, space)
+                owns = [{} if over else own for own, over in zip(owns, ended, strict=True)]
+            if any(ACTION in own for own in owns):
+                batch_interventions(infos, owns, space)
+        if self.moved is not None:
+            infos.update(moved=self.moved, _moved=self.moved.copy())
+        return infos
+
+    def _merged(self) -> dict[str, Any]:
+        if len(self._pool.members) == 1 and not self._pool.members[0].single and self.infos:
+            info = self.infos[0][1]
+            if isinstance(info, dict):
+                return info
+        joiner = InfoJoiner(self._pool.num_envs)
+        for slot, error in self.errors.items():
+            joiner.add({"error": str(error)}, slot)
+        times: list[tuple[int, Any]] = []
+        filled = [(member, info) for member, info in self.infos if info]
+        only_single = all(member.single for member, _ in self.infos) if filled else True
+        for member, info in filled:
+            if _acted_for(info):  # batched by itself, as its space says
+                info = (
+                    [{key: value for key, value in own.items() if key != ACTION} for own in info]
+                    if isinstance(info, list)
+                    else {key: value for key, value in info.items() if key not in (ACTION, f"_{ACTION}")}
+                )
+            if member.single:
+                if only_single and member.remote.realtime is not None and "latency" in info:
+                    times.append((member.start, info["latency"]))
+                    info = {key: value for key, value in info.items() if key != "latency"}
+                joiner.add(info, member.start)
+            elif isinstance(info, list):
+                for lane, own in enumerate(info):
+                    joiner.add(own, member.start + lane)
+            else:
+                merge_lanes(joiner.infos, info, member.start, member.lanes, self._pool.num_envs)
+        merge_latency(joiner.infos, times, self._pool.num_envs)
+        return joiner.infos
+
+    def own_infos(self) -> list[dict[str, Any]]:
+        """Return each slot's own info."""
+        own: list[dict[str, Any]] = [{} for _ in range(self._pool.num_envs)]
+        for member, info in self.infos:
+            for lane in range(member.lanes):
+                own[member.start + lane] = dict(info) if member.single else lane_info(info, lane)
+        for slot, error in self.errors.items():
+            own[slot]["error"] = str(error)
+        for slot in () if self.moved is None else np.flatnonzero(self.moved).tolist():
+            own[slot]["moved"] = True
+        return own
+
+    def _same_step_infos(self, begun: Results) -> dict[str, Any]:
+        """Return the infos of a step after which slots that ended began their next episodes at once."""
+        joiner = InfoJoiner(self._pool.num_envs)
+        last, first, ended = self.own_infos(), begun.own_infos(), self.ended
+        for slot in range(self._pool.num_envs):
+            if ended[slot]:
+                final = self.row(slot)
+                joiner.add({"final_obs": final, "final_info": last[slot]}, slot)
+            elif "episodes" in first[slot]:  # ended before the others began anew, and told in that answer alone
+                last[slot]["episodes"] = [*last[slot].get("episodes", ()), *first[slot]["episodes"]]
+            joiner.add(first[slot] if ended[slot] else last[slot], slot)
+        return joiner.infos
+
+    def fill_last(self) -> None:
+        """Give slots without a new observation the one that they had last: those cut off, and those not asked.
+
+        Raises:
+            ConnectionLostError: A slot never had one.
+        """
+        for member in self._pool.members:
+            if self.valid[member.start]:
+                continue
+            if member.last is None:
+                raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
+            last = Batch.empty(self._layout, self._pool.num_envs, self._reward_space)
+            member.last.reader.read_into(member.last.message, last, member.start, member.remote.now())
+            for column, old in zip(self.batch.columns, last.columns, strict=True):
+                column[member.slots] = old[member.slots]
+
+    def row(self, slot: int) -> Any:
+        """Return one slot's observation."""
+        return self._layout.row(self.batch.columns, slot)
+
+    def batched(self) -> Any:
+        """Return the observations of all slots as Gymnasium batches them; of an episode that began, its first one."""
+        columns = self.batch.columns
+        if self.begun is not None:
+            columns = [
+                _replaced(column, new, self.ended)
+                for column, new in zip(columns, self.begun.batch.columns, strict=True)
+            ]
+        return self._layout.batch(columns)
+
+
+def _acted_for(info: Any) -> bool:
+    """True if an info, or infos of lanes, say that somebody else acted."""
+    return any(ACTION in own for own in info) if isinstance(info, list) else ACTION in info
+
+
+def _replaced(column: Column, new: Column, slots: Array) -> Column:
+    """Return a column with the items of another one in some slots."""
+    if isinstance(column, np.ndarray):
+        mixed: Array = column.copy()
+        mixed[slots] = np.asarray(new)[slots]
+        return mixed
+    return [new[slot] if slots[slot] else item for slot, item in enumerate(column)]
+
+
+def hand_over(
+    member: Member, answer: StepAnswered, batch: Batch, position: int, stacked: StepAnswer | None = None
+) -> Any:
+    """Hand out a member's answer into a batch, from `position` on; return the info.
+
+    Args:
+        member: The member.
+        answer: Its answer.
+        batch: Where to.
+        position: The first slot in it.
+        stacked: The answer, where all but the info is in the batch already.
+
+    Raises:
+        PeerError: The answer cannot be read.
+    """
+    if stacked is not None:
+        info = answer.reader.read_info(stacked)
+    else:
+        info = answer.reader.read_into(answer.message, batch, position, member.remote.now())
+    member.handed(ended=member.remote.session.state is ClientState.ENDED)
+    return info

@@ -1,0 +1,443 @@
+"""Sends Resets and Steps to the members of a pool, and gathers their answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from bridge.client.slots.infos import merge_lanes
+from bridge.client.slots.resets import check_mask, reset_settings, spread_seeds
+from bridge.client.slots.results import InfoJoiner, Results, hand_over
+from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SETTLED, Member, SlotEvent, SlotPhase
+from bridge.client.slots.vector_pool import VectorPool
+from bridge.client.slots.waiting import OnLost, WaitLog, describe
+from bridge.client.world.step_reader import Batch
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array, pack_tensor
+from bridge.errors import (
+    AlreadyPendingError,
+    RemoteError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["Received", "Stepper"]
+
+# A step's answer is outstanding, or was not taken.
+_OUTSTANDING = frozenset({SlotPhase.STEPPING, SlotPhase.ANSWERED})
+# There is something to hand out: an answer, or the end of an episode that was cut; or it is coming.
+_HERE = frozenset({SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED}) | CUT
+_COMING = (frozenset(SlotPhase) - SETTLED) | _HERE
+# Seconds that `finish_step` waits where no slot has an observation: a loop over it does not spin.
+_PACE = 0.02
+Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
+"""Slots, observations, rewards, terminations, truncations and infos."""
+
+
+class Stepper:
+    """Steps the slots of a pool.
+
+    Args:
+        pool: What waits for the remotes.
+    """
+
+    def __init__(self, pool: VectorPool) -> None:
+        self.pool = pool
+        self.pacer: Callable[[], None] | None = None
+        """Called in each step between the sending of actions and the request for what came of them."""
+        world_info = pool.world_info()
+        self._observation_layout = Layout(world_info.observation_space, "observation")
+        self._action_layout = Layout(world_info.action_space, "action")
+        self._reward_space = world_info.reward_space
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Have no episodes, as in a copy."""
+        self.pool.started = False
+        self._sent = False
+        """True if answers to `send` may be outstanding."""
+        self._all_running = False
+        """True if every slot has given what was asked of it, and is in an episode."""
+        self._stepped: Results | None = None
+        """The results of a step whose slots that ended begin their next episodes."""
+
+    def begin_reset(
+        self,
+        seed: int | Sequence[int | None] | None,
+        options: Mapping[str, Any] | None,
+        slot_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Check and send the Resets.
+
+        Args:
+            seed: As for `reset`.
+            options: As for `reset`; the dict stays as it is.
+            slot_options: Further options of each slot's own.
+
+        Raises:
+            SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
+        """
+        seeds = spread_seeds(seed, self.pool.num_envs)
+        given = dict(options or {})
+        mask = given.pop("reset_mask", None)
+        if mask is not None:
+            check_mask(mask, self.pool.num_envs)
+        self._all_running, self._stepped = False, None
+        self.pool.drain()
+        plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
+        for member in self.pool.members:
+            chosen = None if mask is None or not self.pool.started else mask[member.slots]
+            if chosen is not None and not chosen.any():
+                if member.phase is SlotPhase.STEPPING:
+                    raise AlreadyPendingError(
+                        f"{member.remote.url} still owes the answer to a step that timed out; reset its slots too",
+                        "step",
+                    )
+                continue
+            part = seeds[member.slots]
+            own = dict(slot_options[member.start]) if slot_options is not None else {}
+            if slot_options is not None and any(dict(other) != own for other in slot_options[member.slots]):
+                raise SettingError(
+                    f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset "
+                    f"by one call, got {list(slot_options[member.slots])}"
+                )
+            lane_mask = None if member.single or chosen is None or chosen.all() else chosen
+            if member.phase is SlotPhase.STEPPING and lane_mask is not None:
+                raise AlreadyPendingError(
+                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
+                )
+            options_here = member.remote.options({**given, **own} if options is not None or own else None)
+            plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
+        for member, settings in plans:
+            if seed is not None:
+                member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
+            member.handle(SlotEvent.TOLD)
+            member.error = member.refusal = None
+            if member.phase in OFFLINE or member.phase in CONNECTING:
+                member.settings = settings
+                member.retry_at = 0.0
+            else:
+                self.pool.begin(member, settings)
+        self.pool.check_deadlines(time.monotonic())
+        self.pool.started = True
+
+    def begin_step(self, actions: Any) -> None:
+        """Check and send the Steps."""
+        if not self.pool.started:
+            raise ResetNeededError("expected reset() before the first step()")
+        self._stepped = None
+        if self._sent:
+            if any(member.phase in _OUTSTANDING for member in self.pool.members):
+                raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
+            self._sent = False
+        columns = self._action_layout.split(actions, self.pool.num_envs)
+        if not self._all_running or time.monotonic() - self.pool.polled_at > 1.0:
+            self.pool.drain()
+        if self.pacer is not None:
+            self._act(columns)
+            self.pacer()
+            self.pool.drain()
+        self.send_steps(self.pool.members, None, columns)
+
+    def send_steps(self, members: list[Member], positions: list[int] | None, columns: list[Any]) -> None:
+        """Send the Steps of members; finished ones begin anew.
+
+        Args:
+            members: Which.
+            positions: The first row of each one's actions in `columns`; None: its first slot.
+            columns: The actions.
+        """
+        self._all_running = False
+        now, pool = time.monotonic(), self.pool
+        running: list[tuple[Member, int]] = []
+        ended: list[Member] = []
+        for index, member in enumerate(members):
+            if member.phase is SlotPhase.RUNNING:
+                running.append((member, member.start if positions is None else positions[index]))
+            elif member.phase is SlotPhase.ENDED:
+                ended.append(member)
+        written = self._write_steps(running, columns) if len(running) > 1 else {}
+        deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
+        with pool.poller.corked() if pool.shared else nullcontext():
+            for member in ended:
+                pool.begin(member, None, reset=False)
+            for member, position in running:
+                request = written.get(position)
+                if request is None:
+                    world = member.remote.session.world or member.remote.world  # as the property, a call less
+                    acted = self.pacer is not None and world.realtime is not None
+                    request = world.first_step if acted else world.write_columns(columns, position)
+                member.step(request, deadline)
+        if len(running) < len(pool.members) or pool.has_errors or now >= pool.policy.look_at:
+            pool.check_deadlines(now)
+
+    def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:
+        """Write the Steps of all single environments that take the same form at once; return them by position."""
+        alike: dict[Any, list[tuple[Member, int]]] = {}
+        for item in plan:
+            world = item[0].remote.session.world
+            if world is not None and world.form is not None:
+                alike.setdefault(world.form, []).append(item)
+        written: dict[int, bytes] = {}
+        for items in alike.values():
+            if len(items) > 1:
+                positions = [position for _, position in items]
+                requests = items[0][0].remote.world.write_steps(columns, positions)
+                written.update(zip(positions, requests or (), strict=False))
+        return written
+
+    def _act(self, columns: list[Any]) -> None:
+        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
+        for member in self.pool.members:
+            if member.phase is SlotPhase.RUNNING and member.remote.realtime is not None:
+                member.remote.act_columns(columns, member.start)
+
+    def finish_step(self) -> Results:
+        """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
+        members = self.pool.members
+        first = 0
+
+        def answered() -> bool:
+            nonlocal first
+            while first < len(members) and members[first].phase is not SlotPhase.STEPPING:
+                first += 1  # who is not stepping now will not be in this step
+            return first == len(members)
+
+        # Late slots are lost at their deadlines, which a person's pace extends by a second at most.
+        self.pool.gather(answered, time.monotonic() + self.pool.timeout + 2.0)
+        if not any(member.answer is not None for member in self.pool.members):
+            self.pool.gather(
+                lambda: any(member.answer is not None for member in self.pool.members), time.monotonic() + _PACE
+            )
+        return self.take_results()
+
+    def _begin_next(self, ended: Array) -> None:
+        """Begin the next episode of slots that ended, in this very step."""
+        for member in self.pool.members:
+            chosen = ended[member.slots]
+            if not chosen.any() or member.phase not in (SlotPhase.RUNNING, SlotPhase.ENDED):
+                continue  # one that was cut begins anew once its remote is back
+            if member.single:
+                self.pool.begin(member, None, reset=False)
+            else:
+                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+                if member.remote.realtime is not None:
+                    settings["restart"] = pack_tensor(False)  # their next episodes run already
+                if chosen.all():
+                    self.pool.begin(member, settings)
+                else:
+                    self.pool.renew(member, settings)
+
+    def wait_for_all(self, timeout: float, *, same_step: bool = False, on_lost: OnLost = "wait") -> Results:
+        """Wait until every slot has an observation; one that was cut off in this very step gives its last one.
+
+        Args:
+            timeout: Seconds.
+            same_step: Whether slots whose episodes ended begin the next ones now, and are waited for:
+                `Results.begun` holds what they begin with.
+            on_lost: What becomes of a slot whose remote was lost: `wait` for it, `raise`, or `continue` with its last
+                observation.
+
+        Raises:
+            RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs. What has come is kept.
+            EnvironmentFailedError: A remote environment fails in every attempt to reset it.
+            RemoteError: With `raise`, why a remote was lost for which no spare stands by.
+        """
+        results = self._stepped
+        if results is None:
+            results = self._gather_all(timeout, on_lost)
+            if not self._all_running:
+                results.fill_last()
+            if not same_step or not results.ended.any():
+                return results
+            self._begin_next(results.ended)
+            self._stepped = results  # for a wait that times out in between
+        begun = self._gather_all(timeout, on_lost)
+        self._stepped = None
+        if not begun.valid.all():  # a world was lost in between, or is away
+            begun.fill_last()
+            results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
+        results.begun = begun
+        return results
+
+    def _gather_all(self, timeout: float, on_lost: OnLost) -> Results:
+        members, pool = self.pool.members, self.pool
+        first = 0
+        began = looked = time.monotonic()
+        waiting: WaitLog | None = None
+
+        def tolerated(member: Member) -> bool:
+            """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
+            gone = on_lost == "raise" and member.away and member.phase in OFFLINE
+            if gone and member.error is not None and pool.policy.ready_spare(member) is None:
+                raise member.error
+            return on_lost == "continue" and member.away and not all(other.away for other in members)
+
+        def enough() -> bool:
+            nonlocal first, looked, waiting
+            if pool.has_errors:
+                pool.raise_permanent_error()
+                first = 0
+            while first < len(members) and (
+                members[first].phase in SETTLED or (on_lost != "wait" and tolerated(members[first]))
+            ):
+                first += 1
+            if first < len(members):
+                now = time.monotonic()
+                pool.stalled += now - looked if members[first].away else 0.0
+                looked = now
+                if now - began > 1.0:
+                    waiting = waiting or WaitLog(timeout, began)
+                    waiting.tell(members, now)
+            return first == len(members)
+
+        if not pool.gather(enough, began + timeout):
+            late = [member for member in members if not (member.settled or tolerated(member))]
+            raise RemoteTimeoutError(
+                ", ".join(dict.fromkeys(member.remote.url for member in late)),
+                f"no observation within {timeout:g} s: {'; '.join(map(describe, late))}",
+            )
+        return self.take_results()
+
+    def take_results(self) -> Results:
+        """Hand out what has come."""
+        results = Results(self.pool, self._observation_layout, self._reward_space)
+        self._all_running = not results.errors and bool(results.valid.all())
+        return results
+
+    # send and recv
+
+    def send(self, actions: Any, slots: Any) -> None:
+        """Do what `RemoteVectorEnv.send` says."""
+        if not self.pool.started:
+            raise ResetNeededError("expected reset() before the first send()")
+        order = _checked_slots(slots, self.pool.num_envs)
+        members, positions = self._plan(order)
+        columns = self._action_layout.split(actions, len(order))
+        self.pool.drain()
+        for member in members:
+            if member.phase in _OUTSTANDING:
+                raise AlreadyPendingError(
+                    f"the slots {member.start} to {member.start + member.lanes - 1} have an action already whose "
+                    "answer was not taken; call recv first",
+                    "recv",
+                )
+        self.send_steps(members, positions, columns)  # of a slot that has no episode, the next one begins by itself
+        self._sent = True
+
+    def _plan(self, order: list[int]) -> tuple[list[Member], list[int]]:
+        """Return the members that `order` names, and the position in it of each one's first slot."""
+        members: list[Member] = []
+        positions: list[int] = []
+        member_at, position = self.pool.member_at, 0
+        while position < len(order):
+            member = member_at[order[position]]
+            stop = position + member.lanes
+            if member.lanes > 1 and order[position:stop] != list(range(member.start, member.start + member.lanes)):
+                raise SettingError(
+                    f"the slots {member.start} to {member.start + member.lanes - 1} are lanes of one world, which one "
+                    "message steps: name all of them, in order and side by side, as recv returns them"
+                )
+            members.append(member)
+            positions.append(position)
+            position = stop
+        return members, positions
+
+    def recv(self, at_least: int) -> Received:
+        """Do what `RemoteVectorEnv.recv` says."""
+        if not self.pool.started:
+            raise ResetNeededError("expected reset() before recv()")
+        if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
+            raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
+        self.pool.drain()
+        coming = sum(member.lanes for member in self.pool.members if member.phase in _COMING)
+        if coming < at_least:
+            raise SettingError(
+                f"expected at_least to be at most the {coming} slots that an answer is coming for, got {at_least}; "
+                "call send for more slots first"
+            )
+
+        def ready() -> int:
+            return sum(member.lanes for member in self.pool.members if member.phase in _HERE)
+
+        def enough() -> bool:
+            if self.pool.has_errors:
+                self.pool.raise_permanent_error()
+            return ready() >= at_least
+
+        self.pool.gather(enough, time.monotonic() + self.pool.timeout + 1.0)
+        found = ready()
+        if found < at_least:
+            late = [member for member in self.pool.members if not member.settled]
+            raise RemoteTimeoutError(
+                ", ".join(dict.fromkeys(member.remote.url for member in late)),
+                f"{found} slots answered within {self.pool.timeout:g} s, where recv(at_least={at_least}) waits for "
+                "more",
+            )
+        return self._collect([member for member in self.pool.members if member.phase in _HERE])
+
+    def _collect(self, members: Sequence[Member]) -> Received:
+        """Hand out the answers of some members, side by side."""
+        size = sum(member.lanes for member in members)
+        batch = Batch.empty(self._observation_layout, size, self._reward_space)
+        joiner = InfoJoiner(size)
+        moved = np.zeros(size, np.bool_)
+        position = 0
+        for member in members:
+            block = slice(position, position + member.lanes)
+            stepped = member.phase is SlotPhase.ANSWERED
+            info, error = self._hand_out(member, batch, position)
+            if stepped and error is None:
+                cut = self.pool.move_lanes(member, batch, position)
+                moved[block] = False if cut is None else cut
+            if error is not None:
+                batch.truncations[block] = True
+                for slot in range(block.start, block.stop):
+                    joiner.add({"error": str(error)}, slot)
+            elif isinstance(info, list):
+                for lane, own in enumerate(info):
+                    joiner.add(own, position + lane)
+            elif info and member.single:
+                joiner.add(info, position)
+            elif info:
+                merge_lanes(joiner.infos, info, position, member.lanes, size)
+            position = block.stop
+        if moved.any():
+            joiner.infos.update(moved=moved, _moved=moved.copy())
+        slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
+        observations = self._observation_layout.batch(batch.columns)
+        return slots, observations, batch.rewards, batch.terminations, batch.truncations, joiner.infos
+
+    def _hand_out(
+        self, member: Member, batch: Batch, position: int
+    ) -> tuple[Mapping[str, Any] | list[Any], RemoteError | None]:
+        """Write a member's answer into a batch; or its last observation where it was cut off, and why."""
+        if member.answer is not None:
+            try:
+                return hand_over(member, member.answer, batch, position), None
+            except RemoteError as problem:
+                self.pool.lose(member, member.remote.give_up(problem))
+        error = member.error
+        member.handle(SlotEvent.TOLD)
+        if member.last is not None:
+            member.last.reader.read_into(member.last.message, batch, position, member.remote.now())
+            block = slice(position, position + member.lanes)
+            batch.rewards[block] = 0.0
+            batch.terminations[block] = False
+        return {}, error
+
+
+def _checked_slots(slots: Any, num_envs: int) -> list[int]:
+    array = np.arange(num_envs) if slots is None else np.asarray(slots)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise SettingError(f"expected slots to be a list of slot numbers, with at least one, got {slots!r:.80}")
+    order: list[int] = array.tolist()
+    if len(set(order)) != len(order) or min(order) < 0 or max(order) >= num_envs:
+        raise SettingError(f"expected different slots from 0 to {num_envs - 1}, got {order}")
+    return order

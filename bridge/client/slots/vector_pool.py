@@ -1,0 +1,573 @@
+"""The pool of a vector environment: it waits for answers, and executes what the slots' policy decides.
+
+A pool has members, each a remote and the slots that it fills. The caller's thread drives the sockets inside calls; the
+keepalive thread that all pools of the process share drives them in between, and connects again what was lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bridge.client.endpoints import Endpoint
+from bridge.client.slots.placement import Placement
+from bridge.client.slots.policy import (
+    AddSpare,
+    Begin,
+    Connect,
+    Decision,
+    Disconnect,
+    DropSpare,
+    GiveUp,
+    SlotPolicy,
+    TakeOver,
+)
+from bridge.client.slots.pool import Pool
+from bridge.client.slots.resets import further_seeds
+from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
+from bridge.client.world.remote import Delivery, Remote
+from bridge.client.world.session import ENDED_CODES
+from bridge.client.world.step_reader import Batch
+from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.encoding.seeds import pack_seed
+from bridge.encoding.tensors import Array
+from bridge.errors import (
+    ClosedError,
+    EnvironmentFailedError,
+    PeerError,
+    RefusedError,
+    SettingError,
+    shown_url,
+)
+from bridge.logs import LimitedLog, SafeLog
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport import keepalive
+
+__all__ = ["VectorPool"]
+
+# If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
+_POLL_GAP = 1.0
+# Seconds between two looks at what was lost, between calls.
+_AWAY_PERIOD = 0.1
+
+_log = SafeLog(__name__)
+
+
+class VectorPool(Pool):
+    """The remotes of a vector environment, which come, go and answer by themselves.
+
+    Args:
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to connect by, as for `connect`.
+    """
+
+    def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
+        super().__init__(timeout, max_message_bytes, transport)
+        self.members: list[Member] = []
+        """Those that fill slots, in the slots' order."""
+        self.spares: list[Member] = []
+        """Those that stand by."""
+        self.policy = SlotPolicy(self.members, self.spares, timeout)
+        """Where worlds are, and when what failed is tried again."""
+        self.member_at: list[Member] = []
+        """The member of each slot."""
+        self.num_envs = 0
+        """The number of slots."""
+        self.shared = False
+        """True if some remotes are in the same place."""
+        self.waits_for_lanes = False
+        """True if real-time worlds of lanes answer only when every lane has an observation."""
+        self.has_errors = False
+        """True if a member may have an error."""
+        self.step_timeout: float | None = None
+        """Seconds after which a world that has not answered a Step is cut; None: as any answer."""
+        self.stalled = 0.0
+        """Seconds for which calls waited for slots whose remotes were lost."""
+        self.started = False
+        """True if there was a first reset, since which lost members come back and begin episodes by themselves."""
+        self.polled_at = time.monotonic()
+        """When events were handled last."""
+        self.log = LimitedLog(__name__, burst=10, rate=0.05)
+        """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
+        self._closed = False
+        self._member_of: dict[Remote, Member] = {}
+
+    # Copies and forked processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy: its remotes connect anew."""
+        members = [
+            (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
+            for member in self.everybody()
+        ]
+        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
+        policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
+        return {"parts": self.parts(), "members": members, "kept": kept, "policy": policy}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        VectorPool.__init__(self, *state["parts"])
+        self.__dict__.update(state["kept"])
+        self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
+        if moves:
+            self.enable_moves()
+        everybody = []
+        for request, info, place in state["members"]:
+            remote = self.new_remote(request, info, shared=self.shared)
+            if self.waits_for_lanes:
+                remote.session.wait_for_all()
+            everybody.append((remote, *place))
+        self._adopt(everybody)
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next `check_deadlines` makes some."""
+        everybody = [(member.remote, member.start, member.lanes, member.endpoint) for member in self.everybody()]
+        self.disown(remote for remote, *_ in everybody)
+        if self.policy.moves:
+            self.enable_moves()
+        self._adopt(everybody)
+
+    def everybody(self) -> list[Member]:
+        """Return the members that fill slots, and then the spares."""
+        return [*self.members, *self.spares]
+
+    def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
+        """Begin with members that have no connection."""
+        made = [Member(remote, start, lanes, endpoint) for remote, start, lanes, endpoint in everybody]
+        self.members[:] = [member for member in made if member.start != SPARE]
+        self.spares[:] = [member for member in made if member.start == SPARE]
+        self.member_at = [member for member in self.members for _ in range(member.lanes)]
+        self._member_of = {member.remote: member for member in made}
+        for member in made:
+            member.single = member.remote.info is not None and member.remote.info.lanes is None
+        self.has_errors = True
+
+    def enable_moves(self) -> None:
+        """Look for servers that drain from now on; called before the first one is connected."""
+        self.policy.look_at = 0.0
+        self.poller.watches_health = True
+
+    # Connecting
+
+    def add_member(self, request: WorldRequest, lanes: int = 1, endpoint: str | None = None) -> Member:
+        """Connect a world that is to fill slots, without waiting for it; `place_members` then gives it its slots."""
+        return self._add(self.new_remote(request, shared=self.shared), len(self.members), lanes, endpoint)
+
+    def add_spare(self, request: WorldRequest) -> None:
+        """Connect a world that stands by, without waiting for it."""
+        self._add(self.new_remote(request, shared=self.shared), SPARE, 1, None)
+
+    def _add(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
+        member = Member(remote, start, lanes, endpoint)
+        (self.spares if start == SPARE else self.members).append(member)
+        self._member_of[remote] = member
+        self.open(member)
+        return member
+
+    def place_members(self) -> None:
+        """Give the worlds, all of which are joined, their slots in order.
+
+        Raises:
+            SettingError: One has other spaces than the first.
+        """
+        start = 0
+        for member in self.members:
+            member.place(start, member.remote.slots)
+            start += member.lanes
+            self._check_spaces(member)
+        self.num_envs = start
+        self.member_at = [member for member in self.members for _ in range(member.lanes)]
+
+    def open(self, member: Member) -> None:
+        """Start to connect."""
+        keepalive.add(self)
+        now = time.monotonic()
+        member.deadline, member.silent_until = now + self.timeout, now + self.policy.connect_timeout
+        member.handle(SlotEvent.CONNECT)
+        member.remote.open()
+
+    def _new_remote_at(self, endpoint: Endpoint, placement: Placement, like: Remote) -> Remote:
+        """Make a remote that is to take over from another one."""
+        remote = self.new_remote(placement.request_for(endpoint.url), shared=self.shared)
+        remote.session.know(like.session)
+        if self.waits_for_lanes:
+            remote.session.wait_for_all()
+        return remote
+
+    # What the policy decides
+
+    def check_deadlines(self, now: float) -> None:
+        """Try again what is due, and give up what is late."""
+        if not self._closed:
+            self.execute(self.policy.check(now))
+
+    def execute(self, decisions: Iterable[Decision]) -> None:
+        """Execute decisions of the policy, one after the other."""
+        for decision in decisions:
+            self._EXECUTE[type(decision)](self, decision)
+
+    def _connect(self, decision: Connect) -> None:
+        member, endpoint = decision
+        placement = self.policy.placement
+        if endpoint is None or placement is None:
+            self.open(member)
+            return
+        if endpoint.key != member.endpoint or shown_url(endpoint.url) != member.remote.url:
+            before = member.remote
+            del self._member_of[before]  # what still comes of it means nothing
+            remote = self._new_remote_at(endpoint, placement, before)
+            remote.record = before.record  # what it counted goes with it
+            member.remote, member.endpoint = remote, endpoint.key
+            self._member_of[remote] = member
+        self.open(member)
+
+    def _add_replacement(self, decision: AddSpare) -> None:
+        endpoint, lanes = decision
+        if self.policy.placement is not None:
+            remote = self._new_remote_at(endpoint, self.policy.placement, self.members[0].remote)
+            self._add(remote, SPARE, lanes, endpoint.key)
+
+    def _drop_spare(self, decision: DropSpare) -> None:
+        self.spares.remove(decision.spare)
+        self._forget(decision.spare)
+
+    def drop(self, member: Member) -> None:
+        """Leave a world that is not to fill slots after all, and forget it."""
+        self.members.remove(member)
+        self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        del self._member_of[member.remote]  # what still comes of it means nothing
+        member.remote.close(0.0)
+
+    def connect_instead(self, member: Member, request: WorldRequest) -> None:
+        """Give up a connection that is being made, and make another one."""
+        self._forget(member)
+        member.handle(SlotEvent.LOST)
+        member.remote = self.new_remote(request, shared=self.shared)
+        self._member_of[member.remote] = member
+        self.open(member)
+
+    def _disconnect(self, decision: Disconnect) -> None:
+        decision.spare.remote.close(0.0)
+        decision.spare.handle(SlotEvent.LOST)
+
+    def _take_over(self, decision: TakeOver) -> None:
+        """Swap the remotes of a member and a spare; with a directory the one that was left goes."""
+        member, spare = decision
+        ready = spare.phase is SlotPhase.IDLE
+        member.handle(SlotEvent.MOVE if ready else SlotEvent.MOVE_AHEAD)
+        member.remote, spare.remote = spare.remote, member.remote
+        member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
+        if self.waits_for_lanes:
+            member.remote.session.wait_for_all()
+        self._member_of[member.remote], self._member_of[spare.remote] = member, spare
+        if self.policy.placement is not None:
+            member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
+            self._drop_spare(DropSpare(spare))
+        elif not spare.remote.connected:
+            spare.handle(SlotEvent.LOST)
+
+    def _begin_again(self, decision: Begin) -> None:
+        member, new_world = decision
+        settings = member.settings
+        if new_world:
+            settings = {key: value for key, value in (settings or {}).items() if key != "reset_mask"}
+            member.reseeds = "seed" not in settings
+        self.begin(member, settings)
+
+    def _give_up(self, decision: GiveUp) -> None:
+        member = decision.member
+        purpose, waited = "a reset", self.timeout
+        if member.phase in CONNECTING:
+            purpose = "connecting"
+            if member.remote.silent:
+                waited = min(waited, self.policy.connect_timeout)
+        elif member.phase is SlotPhase.STEPPING:
+            purpose, waited = "a step", min(waited, self.step_timeout or waited)
+        self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
+
+    _EXECUTE: Mapping[type[Any], Callable[[VectorPool, Any], None]] = {
+        Connect: _connect,
+        AddSpare: _add_replacement,
+        DropSpare: _drop_spare,
+        Disconnect: _disconnect,
+        TakeOver: _take_over,
+        Begin: _begin_again,
+        GiveUp: _give_up,
+    }
+
+    def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+        """Ask for a member's next episode; on another server if its own one drains."""
+        member.settings = settings
+        now, remote = time.monotonic(), member.remote
+        if self.policy.moves:
+            self.execute(self.policy.before_episode(member, now))
+            if member.remote is not remote:
+                return
+        member.deadline = now + self.timeout
+        member.episodes += 1
+        if member.reseeds and (reset or member.single):
+            # Its world is not the one that got the user's seed: what it draws would be another with each run.
+            seeds = further_seeds(member.seeds, member.start, member.episodes)
+            if seeds is not None and remote.realtime is None:
+                seed = seeds[0] if member.single and seeds[0] is not None else seeds
+                settings, reset = {**(settings or {}), "seed": pack_seed(seed)}, True
+            member.reseeds = member.single
+        member.handle(SlotEvent.BEGIN)
+        remote.begin(settings, reset=reset)
+
+    def move_lanes(self, member: Member, batch: Batch, position: int) -> Array | None:
+        """Have a world of lanes change over after a step, if it is to leave and a replacement stands ready.
+
+        Args:
+            member: Its answer to the step was just handed out.
+            batch: The results, in which the lanes that were in an episode get truncated.
+            position: The member's first slot in it.
+
+        Returns:
+            Which lanes were truncated by it, bools `(lanes,)`; None: it stays.
+        """
+        if not self.policy.lanes_leave or member.single:
+            return None
+        before = member.remote
+        self.execute(self.policy.after_step(member, time.monotonic()))
+        if member.remote is before:
+            return None
+        block = slice(position, position + member.lanes)
+        cut: Array = ~(batch.terminations[block] | batch.truncations[block])
+        realtime = before.realtime
+        if realtime is not None and realtime.resetting is not None:
+            cut &= ~realtime.resetting  # they are in no episode
+        batch.truncations[block] |= cut
+        before.record.episodes_moved += int(np.count_nonzero(cut))
+        return cut
+
+    def renew(self, member: Member, settings: Mapping[str, pb.Tensor]) -> None:
+        """Ask for the next episodes of some lanes, while the others are in the midst of theirs."""
+        member.settings, member.deadline = settings, time.monotonic() + self.timeout
+        member.handle(SlotEvent.RENEW)
+        member.remote.begin(settings)
+
+    def _check_spaces(self, member: Member) -> None:
+        mine, first = member.remote.info, self.world_info()
+        if mine is not None and mine.spaces == first.spaces:
+            return
+        theirs = () if mine is None else mine.spaces
+        names = ("observation space", "action space", "reward space")
+        pairs = itertools.zip_longest(names, theirs, first.spaces)
+        different = "; ".join(f"the {name} {got} and not {wanted}" for name, got, wanted in pairs if got != wanted)
+        raise SettingError(
+            f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment takes "
+            "worlds of equal spaces"
+        )
+
+    def world_info(self) -> WorldInfo:
+        """Return what is known of the worlds, whose spaces are equal."""
+        world_info = self.members[0].remote.info
+        if world_info is None:
+            raise ClosedError("this vector environment never joined a world")
+        return world_info
+
+    # What comes in
+
+    def _on_other_event(self, remote: Remote, event: Event) -> None:
+        self.handle(event, self._member_of[remote])
+
+    def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
+        """Take one delivery; (None, None) once the deadline has passed."""
+        while items := self.poller.ready(max(0.0, deadline - time.monotonic())):
+            remote, number, what = items.popleft()
+            member = self._member_of.get(remote)
+            if member is not None:  # else its remote was moved away from, and it means nothing
+                return remote.receive(number, what), member
+        return None, None
+
+    def _handle_all(self, items: deque[Delivery]) -> None:
+        """Handle all deliveries that are here."""
+        member_of = self._member_of
+        while items:
+            remote, number, what = items.popleft()
+            event = remote.receive(number, what)
+            member = member_of.get(remote)
+            if event is None or member is None:
+                continue  # it means nothing, or its remote was moved away from
+            if type(event) is StepAnswered and member.phase is SlotPhase.STEPPING:  # as nearly always
+                member.take(event)
+            else:
+                self.handle(event, member)
+
+    def handle(self, event: Event, member: Member) -> None:
+        """Let an event change the member that it came for."""
+        now = time.monotonic()
+        if isinstance(event, StepAnswered):
+            first = member.phase is SlotPhase.RESETTING
+            member.take(event)
+            if first or member.phase is SlotPhase.RENEWED:
+                self._begun(member, now)
+        elif isinstance(event, Joined):
+            self._joined(member, now)
+        elif isinstance(event, Refused):
+            self.has_errors = True
+            member.error = member.refusal = event.error
+            member.handle(SlotEvent.REFUSED)
+            member.remote.session.abandon_episode()
+            self.policy.refused(member, event.error, now)
+        elif isinstance(event, Lost):
+            self.lose(member, event)
+
+    def _begun(self, member: Member, now: float) -> None:
+        """Take note of the first observation of an episode."""
+        member.failures, member.settings, member.refusal = 0, None, None
+        self.policy.observed(member, now)
+        member.remote.record.back(now)
+        if member.away_since is not None:
+            self.log.warning("%s: back after %.0f s", member.title, now - member.away_since)
+            member.away_since = None
+
+    def joined(self, member: Member) -> None:
+        """Take note that a world was joined."""
+        self.policy.joined(member, time.monotonic())
+        member.handle(SlotEvent.JOINED)
+        info = member.remote.info
+        member.single, member.refusal = info is not None and info.lanes is None, None
+
+    def _joined(self, member: Member, now: float) -> None:
+        """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
+        self.joined(member)
+        if member.start == SPARE:
+            if member.endpoint is None:
+                member.place(SPARE, member.remote.slots)
+            if self._fits(member, "it is no spare"):
+                member.failures = 0
+                member.remote.record.back(now)
+        elif self._fits(member, "it came back as another environment") and member.phase is SlotPhase.IDLE:
+            self._begin_again(Begin(member, True))
+
+    def _fits(self, member: Member, complaint: str) -> bool:
+        """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
+        try:
+            self._check_spaces(member)
+            if self.num_envs and member.remote.slots != member.lanes:
+                raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
+        except SettingError as error:
+            text = f"{complaint}: {error}"
+            if self.policy.placement is None and text != member.complaint:  # else a change of the endpoint's state
+                member.complaint = text
+                _log.warning("%s: %s", member.title, text)
+            lost = member.remote.give_up(PeerError(member.remote.url, text))
+            self.lose(member, dataclasses.replace(lost, established=False))
+            return False
+        return True
+
+    def lose(self, member: Member, event: Lost) -> None:
+        """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
+        self.has_errors = True
+        now = time.monotonic()
+        member.error, member.refusal = event.error, None
+        member.handle(SlotEvent.LOST)
+        # A slot that moves is not away: it has left one server by itself, and the next did not answer.
+        if member.start != SPARE and event.established and member.away_since is None and member.last is not None:
+            member.away_since = now
+        self.policy.lost(member, event.error, now, established=event.established)
+
+    def _extend_deadlines(self, now: float) -> float:
+        """If we did not poll for a while, extend the deadlines by the gap; return it."""
+        missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
+        if missed:
+            for member in self.everybody():
+                member.deadline += missed
+        return missed
+
+    def drain(self) -> None:
+        """Handle what has come, without waiting."""
+        self._extend_deadlines(time.monotonic())
+        while items := self.poller.ready(0.0):
+            self._handle_all(items)
+
+    def poll_nowait(self) -> float:
+        """Between calls: take what has come, and connect what was lost; called by the keepalive thread.
+
+        Returns:
+            The seconds until the next look.
+        """
+        if not self.turn.acquire(blocking=False):
+            # The owner is in a call, which does the same.
+            return min(keepalive.period(), self.poller.renew_every)
+        try:
+            self.drain()
+            if self.started:
+                self.check_deadlines(time.monotonic())
+        finally:
+            self.turn.release()
+        if self._closed:  # meanwhile, by the garbage collector
+            self.close_all(0.0)
+        away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.everybody())
+        return min(_AWAY_PERIOD if away else keepalive.period(), self.poller.renew_every)
+
+    # Gathering
+
+    def gather(self, enough: Callable[[], bool], deadline: float) -> bool:
+        """Handle deliveries until `enough`, or until the deadline; return whether it is enough."""
+        now = time.monotonic()
+        done = enough()
+        if done or now >= deadline:
+            self.drain()
+            done = enough()
+        check_at = now + 0.02
+        while not done:
+            now = time.monotonic()
+            if now - self.polled_at > _POLL_GAP:
+                deadline += self._extend_deadlines(now)
+            self.polled_at = now
+            if now >= check_at or now >= deadline:
+                self.check_deadlines(now)
+                check_at = now + 0.02
+            if now >= deadline:
+                # The deadlines of slots are those of whoever gathers, so a hung server has just been given up above:
+                # its slots have an end to tell, and nothing is missing any more.
+                return enough()
+            # Wakes for what is due in between: a retry, or an answer that is late.
+            self._handle_all(self.poller.ready(min(deadline - now, 0.1)))
+            done = enough()
+        return True
+
+    def raise_permanent_error(self) -> None:
+        """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
+        for member in self.members:
+            # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
+            # server while another one was away, says nothing of the world that was joined since.
+            error = member.refusal
+            if not isinstance(error, RefusedError) or member.phase in CUT or error.code in ENDED_CODES:
+                continue  # it is to be told first, or another world was made since
+            if isinstance(error, EnvironmentFailedError):
+                if not member.fails_every_reset:
+                    continue
+                if self.policy.placement is not None and self.policy.placement.any_well():
+                    continue  # its next reset is elsewhere
+            member.error, member.refusal, member.failures, member.settings = None, None, 0, None
+            raise error
+        self.has_errors = any(member.error is not None for member in self.members)
+
+    def infos(self) -> list[WorldInfo | None]:
+        """Return what is known of each slot's world."""
+        return [member.remote.info for member in self.member_at]
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self.waits_for_lanes = True
+        for member in self.members:
+            member.remote.session.wait_for_all()
+
+    def close_all(self, timeout: float) -> None:
+        """Leave all worlds and disconnect, within `timeout` seconds in all."""
+        self._closed = True
+        keepalive.remove(self)
+        self.close([member.remote for member in self.everybody()], timeout)

@@ -1,0 +1,113 @@
+"""How a client connects: by our own HTTP/2, or by grpcio."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+from bridge.client.wire.connection import ClientCall, close_calls, connection_to
+from bridge.client.wire.directory import known_targets
+from bridge.client.wire.poller import Poller
+from bridge.errors import RemoteError, SettingError
+from bridge.transport.address import Address, is_loopback
+
+__all__ = ["TRANSPORTS", "AnyCall", "Transport", "checked_transport", "close_all", "connect"]
+
+Transport: TypeAlias = Literal["http2", "grpcio"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+"""The ways to connect: our own HTTP/2, or the library grpcio."""
+
+
+class AnyCall(Protocol):
+    """A stream of requests and answers, over whatever transport."""
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
+
+    @property
+    def silent(self) -> bool:
+        """True if not a byte has come yet."""
+
+    @property
+    def draining(self) -> bool:
+        """True if the server has said that it takes no further calls; this one goes on."""
+
+    def send(self, request: bytes) -> None:
+        """Send a request; SettingError where it is larger than `max_message_bytes`."""
+
+    def finish(self) -> None:
+        """Say that no request follows; those sent before are served."""
+
+    def close(self, timeout: float) -> None:
+        """End the stream, within `timeout` seconds."""
+
+
+def checked_transport(transport: Any) -> str:
+    """Return a choice of transport, or raise SettingError where it is none."""
+    if transport not in TRANSPORTS:
+        raise SettingError(f"expected transport to be one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
+    return str(transport)
+
+
+def connect(
+    address: Address,
+    poller: Poller[Any],
+    label: Callable[[bytes | bytearray | RemoteError], Any],
+    max_message_bytes: int,
+    transport: str = "http2",
+    *,
+    shared: bool = False,
+    together: bool = False,
+    deliver: Callable[[bytes | bytearray | RemoteError], None] | None = None,
+) -> AnyCall:
+    """Open a connection, without waiting.
+
+    Args:
+        address: Where to.
+        poller: Gets what comes.
+        label: Wraps a received item for the poller.
+        max_message_bytes: The largest request or answer.
+        transport: One of `TRANSPORTS`.
+        shared: Whether there are others to the same place. On this machine they go over the same socket, which costs
+            a fraction of what a socket each does. Another machine's name may stand for many, over which sockets of
+            their own are spread.
+        together: Whether all of them have to reach the same server, whatever its name stands for: they share a socket.
+        deliver: Puts a received item into the poller, labelled; None: `label` and `Poller.put` do it.
+
+    Raises:
+        SettingError: The credentials are for TLS, and the address is without, or they cannot be used; this platform has
+            no Unix sockets.
+    """
+
+    local = address.scheme == "unix"
+    if address.credentials.has_tls and not address.tls:
+        remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
+        raise SettingError(f"tls= is for URLs with TLS, but {address.url!r} is without: {remedy}")
+    if local:
+        known_targets(address)  # raises where there are no Unix sockets
+    if transport == "grpcio":
+        if address.websocket:
+            raise SettingError(
+                f"transport='grpcio' speaks gRPC alone, but {address.url!r} is for WebSocket: leave it out"
+            )
+        from bridge.client.wire.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
+
+        return GrpcioCall(address, poller, label, max_message_bytes)
+    near = local or is_loopback(address.host)
+    # A server that has dialed in has made one connection, for all that goes there.
+    shared = not address.websocket and (together or address.dialed or (shared and near))
+    connection = connection_to(address, poller, max_message_bytes, shared=shared)
+    return ClientCall(connection, address.url, deliver or (lambda what: poller.put(label(what))))
+
+
+def close_all(connections: Sequence[AnyCall], timeout: float) -> None:
+    """End several connections together, within `timeout` seconds in all."""
+    deadline = time.monotonic() + timeout
+    for connection in connections:
+        connection.finish()
+    close_calls([connection for connection in connections if isinstance(connection, ClientCall)], timeout)
+    for connection in connections:
+        if not isinstance(connection, ClientCall):
+            connection.close(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,597 @@
+"""A client's sockets: a connection carries one stream of requests and answers, or several to the same place.
+
+No thread: the owner's poller looks after the socket. A protocol, gRPC or WebSocket, turns requests into bytes, and
+bytes into answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bridge.client.wire.dialed import take
+from bridge.client.wire.dialer import Dialer
+from bridge.client.wire.grpc_client import CallRefused, GrpcClient, Received
+from bridge.client.wire.keepalive import ClientKeepalive, patience
+from bridge.client.wire.poller import Poller
+from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
+from bridge.extras import install_command
+from bridge.forks import forget_in_child
+from bridge.transport.address import Address
+from bridge.transport.remedies import remedy
+from bridge.transport.sockets import AT_ONCE, let_receive_wait
+from bridge.transport.tls import Tls, client_context, explain
+
+if TYPE_CHECKING:
+    from bridge.client.wire.websocket_client import WebSocketClient
+
+__all__ = ["ClientCall", "ClientConnection", "close_calls", "connection_to"]
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_CHUNK = 65536
+# Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
+_STALL = 5.0
+# Requests of a connection that are sent together.
+_TOGETHER = 16
+# Connections that may refuse a call, and what one counts as that had no other.
+_MAX_ATTEMPTS = 60
+_ALONE = 20
+_MAX_PARTS = 64
+# Answers to pings and settings that a server may leave unread.
+_MAX_REPLIES = 10_000
+
+
+class ClientCall:
+    """One stream of requests and answers; used by one thread, the one that takes from the poller.
+
+    Args:
+        connection: What carries it.
+        url: Where to, for messages.
+        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
+    """
+
+    def __init__(
+        self, connection: ClientConnection, url: str, deliver: Callable[[bytes | bytearray | RemoteError], None]
+    ) -> None:
+        self.connection = connection
+        self.url = url
+        self.deliver = deliver
+        self.stream: Any = None
+        """The number or object by which the connection's protocol knows it."""
+        self.unconfirmed: list[bytes] | None = []
+        """Requests to send again on a further connection, until the server has begun to answer; None: it has."""
+        self.attempts = 0
+        """Connections that refused it; one that had no other call counts as `_ALONE`."""
+        self.ended = False
+        self.finished = False
+        with connection.poller.lock:
+            connection.add(self)
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
+        return self.connection.protocol.server_version
+
+    @property
+    def silent(self) -> bool:
+        """True if not a byte has come yet."""
+        return self.connection.silent
+
+    @property
+    def draining(self) -> bool:
+        """True if the server has said that it takes no further calls; this one goes on."""
+        return self.connection.protocol.draining
+
+    def send(self, request: bytes) -> None:
+        """Send a request; it is on its way when this returns, or when the poller sends what it holds together.
+
+        Raises:
+            SettingError: It is larger than `max_message_bytes`.
+            ConnectionLostError: This process was forked from the one that the call belongs to.
+        """
+        connection = self.connection
+        if self.unconfirmed is not None:
+            if self.stream is not None and self.stream.headers_received:
+                self.unconfirmed = None
+            else:
+                self.unconfirmed.append(request)
+        if len(request) > connection.max_message_bytes:
+            raise SettingError(
+                f"a request of {len(request)} bytes is larger than max_message_bytes={connection.max_message_bytes}"
+            )
+        if connection.inherited:
+            raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
+        with connection.poller.lock:
+            if not self.ended:  # else how it ended was delivered
+                connection.protocol.pack(self, request)
+                deferred = connection.poller.deferred
+                if deferred is not None and connection.shared and connection.unsent < _TOGETHER:
+                    connection.unsent += 1  # as `flush_soon`, in each step of many slots two calls less
+                    deferred.add(connection)
+                elif connection.shared:
+                    connection.flush_soon()
+                else:
+                    connection.flush(wait=True)
+
+    def finish(self) -> None:
+        """Say that no request follows; those sent before are served."""
+        connection = self.connection
+        if self.finished or connection.inherited:
+            return
+        self.finished = True
+        self.deliver = _only_answers(self.deliver)
+        with connection.poller.lock:
+            if not self.ended:
+                connection.protocol.finish(self)
+                connection.flush()
+
+    def close(self, timeout: float) -> None:
+        """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
+        close_calls([self], timeout)
+
+
+class ClientConnection:
+    """A socket, and the calls over it.
+
+    Args:
+        address: Where to; with TLS where its scheme says so.
+        poller: Looks after the socket.
+        max_message_bytes: The largest request or answer.
+        shared: Whether it may carry several calls, whose requests are sent together.
+
+    Raises:
+        SettingError: The certificates cannot be used.
+    """
+
+    def __init__(self, address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool = False) -> None:
+        self._address = address
+        self.protocol = _protocol_for(address, max_message_bytes, poller.watches_health)
+        self._http = self.protocol.http
+        self._outgoing = self.protocol.outgoing
+        self.poller = poller
+        self.max_message_bytes = max_message_bytes
+        self.inherited = False
+        self.silent = True
+        """True if not a byte has come yet."""
+        self.ended = False
+        """True if the socket is closed."""
+        self.shared = shared
+        """True if it may carry several calls, whose requests are sent together."""
+        self._unresponsive = False
+        self._most_calls: int | None = None  # what the server took when it refused one more; None: it refused none
+        self._calls: set[ClientCall] = set()
+        self.unsent = 0
+        """Requests that wait to be sent together with others."""
+        self._watched = 0
+        self._replies_taken = 0
+        """How many replies there were when the server had taken all that was sent."""
+        self._keepalive = ClientKeepalive(time.monotonic())
+        self._out: list[memoryview] = []
+        self._tls: Tls | None = None
+        if address.tls:
+            self._tls = Tls(client_context(address.credentials, self.protocol.ALPN), address.server_name)
+            self._tls.receive(b"")
+            self._out.append(memoryview(self._tls.send()))
+        self._sock: socket.socket | None = None
+        self._receives_alone = False
+        """True if `recv` may wait for what comes, in place of a selector."""
+        self._dialer: Dialer | None = None
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the socket to the parent process."""
+        self.inherited = True
+
+    @property
+    def accepts_calls(self) -> bool:
+        """True if it takes a further call."""
+        if self._most_calls is not None and len(self._calls) >= self._most_calls:
+            return False
+        return not (self.ended or self.inherited or self._unresponsive) and self.protocol.accepts_calls
+
+    # Calls
+
+    def add(self, call: ClientCall) -> None:
+        """Begin a call; the first one connects."""
+        self._calls.add(call)
+        self.protocol.open(call)
+        if self._dialer is not None:
+            self.flush_soon()
+            return
+        self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)
+        self.poller.register(self)
+        if self._address.dialed:
+            self._take_dialed()
+        else:
+            self._dialer.start()
+
+    @property
+    def pollable(self) -> socket.socket | None:
+        """The socket, where it is connected and something may come from it."""
+        return self._sock
+
+    def turn(self, events: int) -> int:
+        """Send and receive what the socket is ready for; return what to wait for next."""
+        if events & _WRITE:
+            self.flush()
+        if events & _READ:
+            self._receive()
+        return _READ | (_WRITE if self._out else 0)
+
+    def remove(self, call: ClientCall) -> None:
+        """Cut a call that has not ended. With the last one the socket goes."""
+        if not call.ended:
+            self._unresponsive = True  # perhaps nobody is there any more: whoever connects next does so anew
+            call.ended = True
+            self._calls.discard(call)
+            self.protocol.cancel(call)
+            if self._calls:
+                self.flush()
+        if not self._calls:
+            self._abort()
+
+    # Connecting
+
+    def _take_dialed(self) -> None:
+        """Go on with the connection that the server itself has made."""
+        found = take(self._address)
+        if found is None:
+            self._failed(f"the server {self._address.host!r} has not dialed in, or serves another connection")
+        else:
+            self._tls = found.tls
+            self._connected(found.sock)
+
+    def _connected(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._receives_alone = let_receive_wait(sock)
+        self._keepalive.heard = time.monotonic()
+        self._watch(_READ)
+        self.flush()
+
+    def _failed(self, reason: str) -> None:
+        self._end(lambda url: ConnectError(url, reason))
+
+    def _connect_error(self, details: str) -> Callable[[str], RemoteError]:
+        text = f"no connection: {details.rstrip('.')}. {remedy(self._address.scheme, details)}"
+        return lambda url: ConnectError(url, text)
+
+    def _opened(self, tls: Tls, data: bytes) -> list[Received]:
+        """Return what bytes of the wire complete; what TLS itself says to them is added to `_out`."""
+        plain = tls.receive(data) if data else b""
+        if tls.has_output:
+            self._out.append(memoryview(tls.send()))
+        came: list[Received] = []
+        if plain:
+            came += self.protocol.receive_data(plain)
+        return came
+
+    # The socket
+
+    def _watch(self, events: int) -> None:
+        if self._sock is not None and events != self._watched:
+            self._watched = events
+            if events == _READ:
+                alone = partial(self._receive, flags=0) if self._receives_alone else None
+                self.poller.watch(self._sock, events, self._receive, alone)
+            else:
+                self.poller.watch(self._sock, events, self._on_ready)
+
+    def _on_ready(self, events: int) -> None:
+        if self._sock is None:
+            return
+        if self._out:
+            self.flush()
+        if events & _READ:
+            self._receive()
+
+    def flush_soon(self) -> None:
+        """Send what is to be sent, unless the poller holds requests together."""
+        self.unsent += 1
+        if self.shared and self.poller.defers(self) and self.unsent < _TOGETHER:
+            return
+        self.flush(wait=True)
+
+    def flush(self, *, wait: bool = False) -> None:
+        """Send what is to be sent, as far as the socket takes it.
+
+        Args:
+            wait: Whether to wait a while for a socket that does not take all.
+        """
+        sock, tls = self._sock, self._tls
+        self.unsent = 0
+        if sock is None:
+            return
+        if tls is None or tls.ready:
+            outgoing = self._outgoing
+            parts = outgoing[:]
+            outgoing.clear()
+            if not parts and not self._out:
+                return
+            if parts and tls is not None:
+                parts = [tls.send(parts)]
+            if parts:
+                if not self._out and (len(parts) == 1 or sum(map(len, parts)) <= _CHUNK):
+                    data = parts[0] if len(parts) == 1 else b"".join(parts)
+                    try:
+                        sent = sock.send(data, AT_ONCE)
+                    except BlockingIOError:
+                        sent = 0
+                    except OSError as error:
+                        self._lost(error)
+                        return
+                    if sent == len(data):
+                        if self._watched != _READ:
+                            self._watch(_READ)
+                        return
+                    parts = [memoryview(data)[sent:]]
+                self._out.extend(memoryview(part) for part in parts if len(part))
+        self._send_out()
+        if self._out and wait:
+            self._push()
+
+    def _send_out(self) -> None:
+        """Send of what is left what the socket takes, and watch for room for the rest."""
+        sock, out = self._sock, self._out
+        if sock is None:
+            return
+        try:
+            while out:
+                sent = sock.sendmsg(out[:_MAX_PARTS], [], AT_ONCE) if hasattr(sock, "sendmsg") else sock.send(out[0])
+                while sent:
+                    if sent < len(out[0]):
+                        out[0] = out[0][sent:]
+                        break
+                    sent -= len(out.pop(0))
+        except BlockingIOError:
+            self._watch(_READ | _WRITE)
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        self._watch(_READ)
+
+    def _push(self) -> None:
+        """Send what is left, taking what comes meanwhile so that neither end waits for the other."""
+        deadline = time.monotonic() + _STALL
+        with selectors.DefaultSelector() as selector:
+            if self._sock is None:
+                return
+            selector.register(self._sock, _READ | _WRITE)
+            while self._out and self._sock is not None and time.monotonic() < deadline:
+                for _, events in selector.select(max(0.0, deadline - time.monotonic())):
+                    if events & _READ:
+                        self._receive()
+                    if events & _WRITE and self._sock is not None:
+                        self._send_out()
+
+    def _receive(self, events: int = _READ, flags: int = AT_ONCE) -> None:
+        """Receive what has come, and deliver what it means; with no flags, wait for it a moment."""
+        sock, protocol, http = self._sock, self.protocol, self._http
+        if sock is None:
+            return
+        try:
+            came: Iterable[Received]
+            if self._tls is not None:
+                data = sock.recv(_CHUNK, flags)
+                count = len(data)
+                came = self._opened(self._tls, data)
+            elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
+                data = sock.recv(_CHUNK, flags)
+                count = len(data)
+                came = protocol.receive_data(data)
+            else:
+                with buffer:
+                    count = sock.recv_into(buffer, 0, flags)
+                came = protocol.buffer_updated(count)
+        except BlockingIOError:
+            return
+        except RemoteError as error:  # some of them are OSErrors too
+            self._end(error.at)
+            return
+        except OSError as error:
+            self._lost(error)
+            return
+        self._keepalive.heard = time.monotonic()
+        self.silent = self.silent and not count
+        for call, what in came:
+            if isinstance(what, (RemoteError, CallRefused)):
+                self._end_call(call, what)
+            else:
+                call.deliver(what)
+        if self.ended:
+            return
+        if self._outgoing or self._out:
+            self.flush()
+            if not self._out:
+                self._replies_taken = protocol.replies
+            elif protocol.replies - self._replies_taken > _MAX_REPLIES:
+                # It asks and never reads: what it is answered would be kept without end.
+                text = f"it has sent pings or settings and read none of {_MAX_REPLIES} answers to them"
+                self._end(lambda url: PeerError(url, text))
+                return
+        if http is not None and http.error is not None and not self.ended:
+            try:
+                protocol.receive_data(b"")
+            except RemoteError as error:
+                self._end(error.at)
+        if not count and not self.ended:
+            why = protocol.cut_off()
+            self._end((lambda url: ConnectionLostError(url, why)) if protocol.answered else self._connect_error(why))
+
+    def check_keepalive(self) -> None:
+        """Ask for a sign of a server that has been quiet; give up one that gave none."""
+        if self._sock is None:
+            return
+        now = time.monotonic()
+        if self._keepalive.is_late(now):
+            text = f"the connection was lost: no answer to a keepalive ping within {patience():g} s"
+            self._end(lambda url: ConnectionLostError(url, text))
+        elif self._keepalive.asks(now, self.protocol.keepalive_interval):
+            self.protocol.ping()
+            self.flush()
+
+    # The end
+
+    def _lost(self, error: OSError) -> None:
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.protocol.answered:
+            error = self._read_refusal() or error
+        if self.ended:
+            return
+        reason = error.strerror or str(error)
+        if isinstance(error, ssl.SSLError):
+            reason = explain(error)
+            if self._tls is not None and self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.send(self._tls.send(), AT_ONCE)  # tells the server why, for its log
+        text = f"the connection was lost: {reason}"
+        self._end(
+            (lambda url: ConnectionLostError(url, text)) if self.protocol.answered else self._connect_error(reason)
+        )
+
+    def _read_refusal(self) -> ssl.SSLError | None:
+        """Read why a server refused that closed before it took our first request."""
+        sock = self._sock
+        if sock is None:
+            return None
+        came: Iterable[Received] = ()
+        try:
+            data = sock.recv(_CHUNK, AT_ONCE)
+            came = self._opened(self._tls, data) if self._tls is not None else self.protocol.receive_data(data)
+        except ssl.SSLError as error:
+            return error
+        except RemoteError as error:
+            self._end(error.at)
+        except OSError:
+            return None
+        for call, what in came:
+            if isinstance(what, (RemoteError, CallRefused)):
+                self._end_call(call, what)
+        return None
+
+    def _end_call(self, call: ClientCall, ending: RemoteError | CallRefused) -> None:
+        """Say how a call ended, once, or open it elsewhere where it was refused; with the last one the socket goes."""
+        if call.ended:
+            return
+        self._calls.discard(call)
+        if isinstance(ending, CallRefused):
+            # Some servers, and most proxies, take fewer streams than their settings say.
+            self._most_calls = len(self._calls) or None
+            call.attempts += 1 if self._calls else _ALONE
+            if call.unconfirmed is not None and call.attempts < _MAX_ATTEMPTS and not self.inherited:
+                self._move(call)
+            else:
+                ending = ending.error
+        if isinstance(ending, RemoteError):
+            call.ended = True
+            call.deliver(ending)
+        if not self._calls:
+            self._abort()
+
+    def _move(self, call: ClientCall) -> None:
+        """Open a call on a further connection to the same place."""
+        call.stream = None
+        call.connection = connection_to(self._address, self.poller, self.max_message_bytes, shared=self.shared)
+        call.connection.add(call)
+
+    def _end(self, ending: Callable[[str], RemoteError]) -> None:
+        """Close the socket, and say why to each call, once."""
+        if self.ended:
+            return
+        self._abort()
+        for call in list(self._calls):
+            self._end_call(call, ending(call.url))
+
+    def _abort(self) -> None:
+        sock, self._sock = self._sock, None
+        if not self.ended:
+            self.poller.unregister(self)
+        self.ended = True
+        if self._dialer is not None:
+            self._dialer.cancel()
+        if sock is not None:
+            self.poller.forget(sock)
+            sock.close()
+
+
+def _protocol_for(address: Address, max_message_bytes: int, watches_health: bool) -> GrpcClient | WebSocketClient:
+    """Return what is spoken there; SettingError where the package that it needs is missing."""
+    if address.websocket and address.compression is not None:
+        raise SettingError(f"compression is for gRPC, but {address.url!r} is a WebSocket: leave it out")
+    if not address.websocket:
+        return GrpcClient(address, max_message_bytes, watches_health=watches_health)
+    try:
+        from bridge.client.wire.websocket_client import WebSocketClient
+    except ImportError as error:
+        text = f"{address.scheme}:// needs the package websockets: {install_command('web')}"
+        raise SettingError(text) from error
+    return WebSocketClient(address, max_message_bytes)
+
+
+def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool) -> ClientConnection:
+    """Return a connection that takes a further call: a new one, unless it may be shared and there is one."""
+    key = address.scheme, address.target, address.credentials, address.compression
+    known: ClientConnection | None = poller.connections.get(key) if shared else None
+    if known is not None and known.accepts_calls:
+        return known
+    if known is not None and known.protocol.foreign and not known.ended:
+        shared = False  # the one that is known stays, and tells the next call too that this server shares none
+    connection = ClientConnection(address, poller, max_message_bytes, shared=shared)
+    if shared:
+        poller.connections[key] = connection
+    return connection
+
+
+def close_calls(calls: Sequence[ClientCall], timeout: float) -> None:
+    """End several streams. Waits for their servers at most `timeout` seconds in all, then cuts what has not ended."""
+    calls = [call for call in calls if not call.connection.inherited]
+    for call in calls:
+        call.finish()
+        call.deliver = _ignore
+    with contextlib.ExitStack() as stack:
+        for poller in {call.connection.poller for call in calls}:
+            stack.enter_context(poller.lock)
+        if timeout > 0 and not sys.is_finalizing():
+            _wait_for_ends(calls, time.monotonic() + timeout)
+        for call in calls:
+            call.connection.remove(call)
+
+
+def _wait_for_ends(calls: Sequence[ClientCall], deadline: float) -> None:
+    """Send and receive until all calls have ended, or the deadline."""
+    with selectors.DefaultSelector() as selector:
+        for connection in {call.connection for call in calls if not call.ended}:
+            sock = connection.pollable
+            if sock is not None:
+                selector.register(sock, connection.turn(_WRITE), connection)
+        while selector.get_map() and (wait := deadline - time.monotonic()) > 0:
+            if all(call.ended for call in calls):
+                return
+            for key, events in selector.select(wait):
+                wanted = key.data.turn(events)
+                if key.data.pollable is None:
+                    selector.unregister(key.fileobj)
+                else:
+                    selector.modify(key.fileobj, wanted, key.data)
+
+
+def _only_answers(
+    deliver: Callable[[bytes | bytearray | RemoteError], None],
+) -> Callable[[bytes | bytearray | RemoteError], None]:
+    """Return what delivers answers, but not how the stream ended."""
+
+    def only(what: bytes | bytearray | RemoteError) -> None:
+        if not isinstance(what, RemoteError):
+            deliver(what)
+
+    return only
+
+
+def _ignore(what: bytes | bytearray | RemoteError) -> None:
+    """Take what comes after the last request that anybody waits for."""

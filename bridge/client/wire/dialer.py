@@ -1,0 +1,155 @@
+"""Opens a socket: looks the host up, and connects to whichever of its addresses answers first (RFC 8305)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from bridge.client.wire.directory import Target, known_targets, look_up
+from bridge.client.wire.poller import Poller, PollerTimer
+from bridge.transport.address import Address, is_loopback
+from bridge.transport.sockets import prepare
+
+__all__ = ["ATTEMPT_DELAY", "Dialer"]
+
+ATTEMPT_DELAY = 0.25
+"""Seconds after which the next address is tried too, while those before have neither connected nor failed."""
+
+
+class Dialer:
+    """Opens one socket, without waiting. Used with the lock held.
+
+    Args:
+        address: Where to.
+        poller: Calls back when a socket or a timer is ready.
+        connected: Called once with the connected socket, unless `failed` or `cancel` is.
+        failed: Called once with the reason.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        poller: Poller[Any],
+        connected: Callable[[socket.socket], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self._address = address
+        self._poller = poller
+        self._connected = connected
+        self._failed = failed
+        self._resolving = False
+        self._targets: deque[Target] = deque()
+        """Not tried yet."""
+        self._attempts: set[socket.socket] = set()
+        """Connecting."""
+        self._timer: PollerTimer | None = None
+
+    def start(self) -> None:
+        """Begin. May call `connected` or `failed` before it returns.
+
+        Raises:
+            SettingError: This platform has no such sockets.
+        """
+        targets = known_targets(self._address)
+        if targets is not None:
+            self._targets = deque(targets)
+            self._try_next()
+            return
+        self._resolving = True
+        self._poller.add_poster()
+        look_up(self._address.host, self._address.port, self._on_looked_up)
+
+    def cancel(self) -> None:
+        """Give up: close what is connecting, and call nothing back."""
+        if self._resolving:
+            self._resolving = False
+            self._poller.remove_poster()
+        if self._timer is not None:
+            self._timer.cancel()
+        for sock in list(self._attempts):
+            self._close(sock)
+        self._targets.clear()
+
+    def _on_looked_up(self, found: tuple[Target, ...] | OSError) -> None:
+        """Called in the resolver's thread."""
+        self._poller.call_soon_threadsafe(partial(self._resolved, found))
+
+    def _resolved(self, found: tuple[Target, ...] | OSError) -> None:
+        if not self._resolving:
+            return
+        if isinstance(found, OSError):
+            self.cancel()
+            self._failed(f"the host {self._address.host!r} is not known: {found}")
+            return
+        self._targets = deque(found)
+        self._try_next()
+        if self._resolving:
+            self._resolving = False
+            self._poller.remove_poster()
+
+    def _try_next(self, error: OSError | None = None) -> None:
+        """Try the next address beside those that are connecting already.
+
+        Args:
+            error: Why the last attempt failed; None: it is still under way.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._targets:
+            family, target = self._targets.popleft()
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as problem:  # a family that this system does not have
+                error = problem
+                continue
+            self._attempts.add(sock)
+            try:
+                prepare(sock)
+                number = sock.connect_ex(target)
+            except OSError as problem:  # a path that no socket takes
+                number, error = -1, problem
+            if number in (0, errno.EISCONN):
+                self._finish(sock)
+                return
+            if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
+                self._poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
+                if self._targets:
+                    self._timer = self._poller.call_later(ATTEMPT_DELAY, self._try_next)
+                return
+            self._close(sock)
+            if number > 0:
+                error = OSError(number, os.strerror(number))
+        if not self._attempts:
+            self.cancel()
+            detail = f"{error.strerror or error}" if error else "the name has no address"
+            hint = " Is the server running there?"
+            if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self._address.host):
+                hint += " It takes connections of other machines only if it was started with --host 0.0.0.0 (host=)."
+            self._failed(f"no connection: {detail}.{hint}")
+
+    def _on_ready(self, sock: socket.socket, events: int) -> None:
+        if sock not in self._attempts:
+            return
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number == 0:
+            self._finish(sock)
+        else:
+            self._close(sock)
+            self._try_next(OSError(number, os.strerror(number)))
+
+    def _finish(self, sock: socket.socket) -> None:
+        self._attempts.discard(sock)
+        self.cancel()
+        self._connected(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        self._attempts.discard(sock)
+        self._poller.forget(sock)
+        sock.close()

@@ -1,0 +1,389 @@
+"""The client's end of a gRPC connection, without a socket: dm_env_rpc's call, one or several of them over HTTP/2."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
+from bridge.transport import keepalive
+from bridge.transport.address import Address
+from bridge.transport.compression import inflater
+from bridge.transport.credentials import TOKEN_VARIABLE
+from bridge.transport.frames import (
+    CANCEL,
+    ENHANCE_YOUR_CALM,
+    REFUSED_STREAM,
+    Event,
+    HeadersReceived,
+    Http2Error,
+    Stream,
+    StreamEnded,
+    StreamReset,
+)
+from bridge.transport.http2 import Http2
+from bridge.transport.messages import (
+    LARGE,
+    PREFIX,
+    CompressedMessage,
+    MalformedMessage,
+    MessageReader,
+    TooLarge,
+    pack_prefix,
+)
+from bridge.transport.remedies import remedy
+from bridge.transport.service import HELLO, METHOD, SERVICE
+from bridge.transport.token import shown_token
+from bridge.version import __version__
+
+if TYPE_CHECKING:
+    from bridge.client.wire.connection import ClientCall
+
+__all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "CallRefused", "GrpcClient", "Received", "call_error"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallRefused:
+    """The server did nothing for a call: it is to be opened on a further connection."""
+
+    error: RemoteError
+    """The error of the call, if trying again is of no use."""
+
+
+Received = tuple["ClientCall", bytes | bytearray | RemoteError | CallRefused]
+"""An answer, or how a call ended."""
+
+FOREIGN_KEEPALIVE_INTERVAL = 310.0
+"""Seconds between pings to servers that are not ours: they hang up on who asks more often than every five minutes."""
+# The method that says, whenever it changes, whether a server takes calls, and the answer that says that it does not.
+_WATCH_PATH = "/grpc.health.v1.Health/Watch"
+_NOT_SERVING = b"\x08\x02"
+_MAX_HEALTH_BYTES = 4096
+# Lines of a connection: a server that says nothing of it takes at least a hundred.
+_MAX_CALLS = 64
+_BY_HTTP_STATUS = {
+    "400": Code.INTERNAL,
+    "401": Code.UNAUTHENTICATED,
+    "403": Code.PERMISSION_DENIED,
+    "404": Code.UNIMPLEMENTED,
+    **dict.fromkeys(("429", "502", "503", "504"), Code.UNAVAILABLE),
+}
+_MAX_HEADER_BYTES = 65536
+_INADEQUATE_SECURITY = 12
+# Statuses of a stream that is gone: answers to requests travel within the stream, those of errors too.
+_LOST = (Code.UNAVAILABLE, Code.CANCELLED)
+_BROKEN = (Code.INTERNAL, Code.UNKNOWN)
+
+
+@dataclasses.dataclass(frozen=True)
+class _CallStatus:
+    code: int
+    details: str
+
+
+def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool, withheld: bool) -> RemoteError:
+    """Return the error that a call's status stands for.
+
+    Args:
+        url: The server's URL, for the message.
+        scheme: The URL's scheme.
+        code: The status code.
+        details: The status message.
+        answered: Whether the server had answered anything.
+        withheld: Whether there is a token that was not sent, because it would have travelled unencrypted.
+    """
+    details = details or "no details"
+    if code == Code.OK:
+        return ConnectionLostError(url, "the server ended the stream")
+    if code == Code.UNAVAILABLE and not answered:
+        return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
+    if code in _LOST or (answered and code in _BROKEN):
+        return ConnectionLostError(url, f"the connection was lost: {details}")
+    if code in _BROKEN:
+        return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
+    if code == Code.UNIMPLEMENTED:
+        return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
+    if code == Code.UNAUTHENTICATED and withheld:
+        secure = f"{scheme.removesuffix('s')}s://"
+        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use {secure}, or pass token=)"
+    return RefusedError(url, f"the stream was ended: {details}", code)
+
+
+def _is_refused(stream: Stream, event: Event) -> bool:
+    """Return whether the server did nothing for a stream, so that it may be opened on a further connection."""
+    refused = isinstance(event, StreamReset) and event.reason is None and event.code == REFUSED_STREAM
+    return refused and not stream.headers_received
+
+
+class GrpcClient:
+    """Turns requests into bytes, and bytes into answers, for all calls of one connection.
+
+    Args:
+        address: The server.
+        max_message_bytes: The largest answer.
+        watches_health: Whether to ask to be told by gRPC's health service when the server drains.
+    """
+
+    ALPN = "h2"
+
+    def __init__(self, address: Address, max_message_bytes: int, *, watches_health: bool = False) -> None:
+        self._scheme = address.scheme
+        self._url = address.url
+        self._max_message_bytes = max_message_bytes
+        self._compression = address.compression
+        token = shown_token(address)
+        self._withheld = token is None and address.credentials.token is not None
+        self._fields = [
+            (":method", "POST"),
+            (":scheme", "https" if address.tls else "http"),
+            (":path", f"/{SERVICE}/{METHOD}"),
+            (":authority", address.authority),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("user-agent", f"gymnasium-bridge/{__version__}"),
+            *address.hello,  # U-12
+        ]
+        if address.compression is not None:
+            self._fields += [("grpc-encoding", address.compression), ("grpc-accept-encoding", address.compression)]
+        if token is not None:
+            self._fields.append(("authorization", f"Bearer {token}"))
+        self.http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
+        """The connection's HTTP/2."""
+        self.outgoing = self.http.outgoing
+        """Bytes to send."""
+        self._watch: Stream | None = None
+        """The stream of the health service; None: there was none yet."""
+        self._watches_health = watches_health
+        self._not_serving = False
+        self._queued: list[ClientCall] = []
+        """Calls that wait until the server has said how many there may be, and that it is ours."""
+        self.answered = False
+        """True if the server is known to speak gRPC."""
+        self._headers_received = False
+        """True if the fields of an answer have come, which name a server of ours."""
+        self.server_version: str | None = None
+        """The version of a server of this package; None: not known, or another server."""
+        self.keepalive_interval = FOREIGN_KEEPALIVE_INTERVAL
+        """Seconds without a byte from the server after which it is sent a ping."""
+
+    @property
+    def replies(self) -> int:
+        """How many frames were sent only because the server sent some."""
+        return self.http.replies
+
+    @property
+    def draining(self) -> bool:
+        """True if the server has said that it takes no further calls; those that are open go on."""
+        return self.http.goaway_received is not None or self._not_serving
+
+    @property
+    def foreign(self) -> bool:
+        """True once the server has shown that it is none of ours. It gets a connection for each call.
+
+        Other servers may keep state by the address that a connection comes from: remote-gym does, and mixes up the
+        worlds of two streams of one connection.
+        """
+        return self._headers_received and self.server_version is None
+
+    @property
+    def accepts_calls(self) -> bool:
+        """True if a further call may be opened."""
+        http = self.http
+        calls = len(http.streams) + len(self._queued)
+        return not (self.draining or self.foreign) and calls < min(_MAX_CALLS, http.max_peer_streams)
+
+    def open(self, call: ClientCall) -> None:
+        """Open a call, and send the requests that were made already.
+
+        All but the first wait for the settings and for the first one's header fields. A server of ours sends both as
+        soon as the first call is opened, before it makes a world: this costs a round trip a connection.
+        """
+        http = self.http
+        if http.streams and not (http.settings_received and self._headers_received):
+            self._queued.append(call)
+            return
+        stream = call.stream = http.open_stream(self._fields)
+        stream.owner = call
+        stream.reader = MessageReader(self._max_message_bytes)
+        for request in call.unconfirmed or ():
+            self.pack(call, request)
+        if call.finished:
+            http.end_stream(stream)
+
+    def _open_watch(self) -> None:
+        """Ask for the server's health, of which it then tells each change. One without that service refuses."""
+        http = self.http
+        if len(http.streams) < http.max_peer_streams and http.goaway_received is None:
+            fields = [(name, _WATCH_PATH if name == ":path" else value) for name, value in self._fields]
+            stream = self._watch = http.open_stream(fields)
+            stream.reader = MessageReader(_MAX_HEALTH_BYTES)
+            http.send_data(stream, [pack_prefix(0, 0)], PREFIX)
+            http.end_stream(stream)
+
+    def _open_queued(self) -> list[Received]:
+        """Open the calls that waited; return those that are for a further connection."""
+        refused: list[Received] = []
+        queued, self._queued = self._queued, []
+        for call in queued:
+            if self.accepts_calls:
+                self.open(call)
+            else:
+                text = f"the server takes {self.http.max_peer_streams} streams of a connection"
+                refused.append((call, CallRefused(ConnectError(call.url, text))))
+        return refused
+
+    def pack(self, call: ClientCall, request: bytes) -> None:
+        """Send a request, as far as the server has windows. Of a call that is not open yet it is sent by `open`."""
+        if call.stream is not None:
+            size = len(request)
+            self.http.send_data(call.stream, [pack_prefix(0, size), request], size + PREFIX)
+
+    def finish(self, call: ClientCall) -> None:
+        """End the call's requests."""
+        if call.stream is not None:
+            self.http.end_stream(call.stream)
+
+    def cancel(self, call: ClientCall) -> None:
+        """Cancel the call."""
+        if call.stream is not None:
+            self.http.reset_stream(call.stream, CANCEL)
+        elif call in self._queued:
+            self._queued.remove(call)
+
+    def ping(self) -> None:
+        """Send a ping."""
+        self.http.ping()
+
+    def buffer_updated(self, count: int) -> list[Received]:
+        """Note that bytes are in the buffer. Raises as `receive_data`."""
+        try:
+            return self._handle(self.http.buffer_updated(count))
+        except Http2Error as error:
+            raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
+
+    def receive_data(self, data: bytes) -> list[Received]:
+        """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
+        http = self.http
+        try:
+            if http.error is not None:
+                raise http.error
+            events = http.receive_data(data)
+            if self.answered and len(events) == 1 and not self._queued:  # as nearly always
+                stream, event = events[0]
+                if (type(event) is bytes or type(event) is bytearray) and stream is not self._watch:
+                    return [(stream.owner, event)]
+            return self._handle(events)
+        except Http2Error as error:
+            if self.answered:
+                raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
+            details = f"no gRPC server: {error}"
+            raise ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}") from error
+
+    def _handle(self, events: list[tuple[Stream, Event]]) -> list[Received]:
+        """Return what events mean to the calls."""
+        came: list[Received] = []
+        for stream, event in events:
+            if stream is self._watch:
+                if isinstance(event, (bytes, bytearray)):
+                    self._not_serving = event == _NOT_SERVING
+            elif type(event) is bytes or type(event) is bytearray:
+                self.answered = True
+                came.append((stream.owner, event))
+            else:
+                asked_for = self._compression is not None and isinstance(event, CompressedMessage)
+                found = self._inflate(event.data) if asked_for else self._status(stream, event)
+                if isinstance(found, (bytes, bytearray)):
+                    self.answered = True
+                    came.append((stream.owner, found))
+                elif found is not None:
+                    self.http.reset_stream(stream, CANCEL)  # if it is still open
+                    error = self._error(stream.owner.url, found)
+                    came.append((stream.owner, CallRefused(error) if _is_refused(stream, event) else error))
+        if self._queued and self.http.settings_received:
+            came += self._open_queued()
+        if self._watches_health and self.answered:
+            self._watches_health = False
+            self._open_watch()
+        if self.answered and self.keepalive_interval == FOREIGN_KEEPALIVE_INTERVAL and self.server_version is not None:
+            self.keepalive_interval = keepalive.KEEPALIVE
+        return came
+
+    def _status(self, stream: Stream, event: Event) -> _CallStatus | None:
+        """Return the status that an event gives a call; None: it goes on."""
+        if isinstance(event, HeadersReceived):
+            return self._by_fields(stream, event)
+        if isinstance(event, StreamReset):
+            return self._by_reset(event)
+        if isinstance(event, TooLarge):
+            limit = self._max_message_bytes
+            text = f"an answer of {event.size} bytes is larger than max_message_bytes={limit}"
+            return _CallStatus(int(Code.RESOURCE_EXHAUSTED), text)
+        if isinstance(event, MalformedMessage):
+            return _CallStatus(int(Code.INTERNAL), event.reason)
+        if isinstance(event, CompressedMessage):
+            text = "the server sent a compressed message, which was not asked for"
+            return _CallStatus(int(Code.INTERNAL), text)
+        if isinstance(event, StreamEnded):
+            return _CallStatus(int(Code.INTERNAL), "the server ended the stream without a status")
+        return None
+
+    def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _CallStatus:
+        """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
+        reader, most = inflater(str(self._compression)), self._max_message_bytes
+        try:
+            plain = reader.take(data, most + 1)
+        except Exception as error:  # each library has one of its own
+            return _CallStatus(int(Code.INTERNAL), f"the server sent a compressed message that cannot be read: {error}")
+        if len(plain) > most:
+            text = f"an answer is larger than max_message_bytes={most} once it is uncompressed"
+            return _CallStatus(int(Code.RESOURCE_EXHAUSTED), text)
+        if not reader.eof:
+            return _CallStatus(int(Code.INTERNAL), "the server sent a compressed message that is cut off")
+        return bytearray(plain) if len(plain) > LARGE else plain  # as what came plain
+
+    def _by_reset(self, event: StreamReset) -> _CallStatus:
+        """Return the status of a stream that was reset: lost, by the server or by a proxy, unless it was forbidden."""
+        if event.reason is not None:
+            return _CallStatus(int(Code.INTERNAL), f"the server broke the rules of HTTP/2: {event.reason}")
+        why = self.http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
+        code = {
+            REFUSED_STREAM: Code.UNAVAILABLE,
+            CANCEL: Code.CANCELLED,
+            ENHANCE_YOUR_CALM: Code.UNAVAILABLE,
+            _INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
+        }.get(event.code, Code.INTERNAL)
+        return _CallStatus(int(code), why)
+
+    def _by_fields(self, stream: Stream, event: HeadersReceived) -> _CallStatus | None:
+        fields = event.fields
+        http = fields.get(":status")
+        if http is not None or not event.end_stream:  # the first ones of the call
+            kind = fields.get("content-type", "")
+            if http != "200" and "grpc-status" not in fields:
+                code = _BY_HTTP_STATUS.get(http or "", Code.UNKNOWN)
+                return _CallStatus(int(code), f"the answer has the HTTP status {http or 'missing'}")
+            if not kind.startswith("application/grpc"):
+                return _CallStatus(int(Code.UNKNOWN), f"expected the content-type application/grpc, got {kind!r:.80}")
+            self.server_version = fields.get(HELLO, self.server_version)
+            # A call that was refused at once may have met a proxy in front of the server: it shows nothing.
+            self._headers_received |= not event.end_stream or self.server_version is not None
+        if not event.end_stream:
+            return None
+        if "grpc-status" not in fields:
+            return _CallStatus(int(Code.INTERNAL), "the server ended the stream without a status")
+        text = fields.get("grpc-status", "")
+        # Python reads no number of thousands of digits, and no code has more than two.
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else int(Code.UNKNOWN)
+        return _CallStatus(number, unquote(fields.get("grpc-message", ""), errors="replace"))
+
+    def _error(self, url: str, status: _CallStatus) -> RemoteError:
+        return call_error(
+            url, self._scheme, status.code, status.details, answered=self.answered, withheld=self._withheld
+        )
+
+    def cut_off(self) -> str:
+        """Say what the end of the socket's stream means now."""
+        if self.http.goaway_received:
+            return f"the connection was lost: {self.http.goaway_received}"
+        return "the server ended the stream" if self.answered else "it closed the connection without replying"

@@ -1,0 +1,139 @@
+"""A client's connection by the library grpcio, in place of our own HTTP/2: `transport="grpcio"`.
+
+grpcio has threads of its own for each connection, and a thread of ours reads the answers and posts them to the poller.
+Only this module of the client imports it. A process that was forked cannot use connections that it inherits.
+"""
+
+from __future__ import annotations
+
+import queue
+import ssl
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from bridge.client.wire.grpc_client import FOREIGN_KEEPALIVE_INTERVAL, call_error
+from bridge.client.wire.poller import Poller
+from bridge.errors import Code, ConnectionLostError, RemoteError, SettingError
+from bridge.forks import forget_in_child
+from bridge.transport.address import Address
+from bridge.transport.service import HELLO, METHOD, SERVICE
+from bridge.transport.sockets import PATIENCE
+from bridge.transport.tls import client_context
+from bridge.transport.token import shown_token
+
+__all__ = ["GrpcioCall"]
+
+
+class GrpcioCall:
+    """One stream of requests and answers, over a channel of its own.
+
+    Args:
+        address: The server; with TLS where its scheme says so.
+        poller: Gets the answers, and at the end of the stream the RemoteError that says why.
+        label: Wraps a received item for the poller.
+        most: The largest request or answer, in bytes.
+
+    Raises:
+        SettingError: The certificates cannot be used, or grpcio has no such compression.
+    """
+
+    def __init__(
+        self, address: Address, poller: Poller[Any], label: Callable[[bytes | RemoteError], Any], most: int
+    ) -> None:
+        self._url, self._scheme = address.url, address.scheme
+        self._poller, self._label, self._most = poller, label, most
+        self._finished = self._closed = self._inherited = False
+        self.server_version: str | None = None
+        self.silent = True
+        token = shown_token(address)
+        self._withheld = token is None and address.credentials.token is not None
+        metadata = (*address.hello, *(() if token is None else (("authorization", f"Bearer {token}"),)))
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        if address.compression == "zstd":
+            raise SettingError("grpcio cannot read zstd: use compression='gzip', or transport='http2'")
+        compression = grpc.Compression.NoCompression if address.compression is None else grpc.Compression.Gzip
+        self._channel = _channel(address, most)
+        method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}", bytes, bytes)
+        self._call: Any = method(iter(self._requests.get, None), metadata=metadata, compression=compression)
+        poller.add_poster()
+        self._reader = threading.Thread(target=self._read, name="bridge-grpcio", daemon=True)
+        self._reader.start()
+        forget_in_child(self)
+
+    @property
+    def draining(self) -> bool:
+        """True if the server has said that it takes no further calls: grpcio tells nobody."""
+        return False
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the connection to the parent process."""
+        self._inherited = True
+
+    def send(self, request: bytes) -> None:
+        """Send a request; SettingError where it is larger than `max_message_bytes`."""
+        if len(request) > self._most:
+            raise SettingError(f"a request of {len(request)} bytes is larger than max_message_bytes={self._most}")
+        if self._inherited:
+            raise ConnectionLostError(self._url, "this process was forked, and the connection is its parent's")
+        self._requests.put(request)
+
+    def finish(self) -> None:
+        """Say that no request follows; those sent before are served."""
+        if not (self._finished or self._inherited):
+            self._finished = True
+            self._requests.put(None)
+
+    def close(self, timeout: float) -> None:
+        """End the stream. Wait for the server at most `timeout` seconds, then cancel the call."""
+        if self._closed or self._inherited:
+            return
+        self.finish()
+        self._closed = True
+        # The garbage collector may close a connection in any thread, even the one that reads.
+        waits = self._reader is not threading.current_thread() and not sys.is_finalizing()
+        if waits:
+            self._reader.join(timeout)
+        self._call.cancel()
+        if waits:
+            self._reader.join(1.0)
+        self._channel.close()
+        self._poller.remove_poster()
+
+    def _read(self) -> None:
+        """Post the answers, and how the stream ended."""
+        answered, code, details = False, int(Code.OK), ""
+        try:
+            fields = dict(self._call.initial_metadata() or ())
+            self.server_version, self.silent = fields.get(HELLO), not fields
+            for answer in self._call:
+                answered, self.silent = True, False
+                if not self._closed:
+                    self._poller.post(self._label(answer))
+        except grpc.RpcError:
+            code, details = self._call.code().value[0], self._call.details() or ""
+        if not self._finished:
+            error = call_error(self._url, self._scheme, code, details, answered=answered, withheld=self._withheld)
+            self._poller.post(self._label(error))
+
+
+def _channel(address: Address, most: int) -> grpc.Channel:
+    options: dict[str, Any] = {
+        "grpc.max_receive_message_length": most,
+        "grpc.max_send_message_length": most,
+        "grpc.keepalive_time_ms": int(FOREIGN_KEEPALIVE_INTERVAL * 1000),
+        "grpc.keepalive_timeout_ms": int(PATIENCE * 1000),
+        "grpc.use_local_subchannel_pool": 1,  # a channel that failed to connect makes no other one wait
+    }
+    if not address.tls:
+        return grpc.insecure_channel(address.target, tuple(options.items()))
+    held = address.credentials
+    if held.tls_server_name is not None:
+        options["grpc.ssl_target_name_override"] = held.tls_server_name
+    trusted = client_context(held, "h2").get_ca_certs(binary_form=True)  # SettingError where a file cannot be used
+    roots = "".join(map(ssl.DER_cert_to_PEM_cert, trusted)).encode() or None  # None: those of grpcio
+    credentials = grpc.ssl_channel_credentials(roots, held.tls_key, held.tls_certificate)
+    return grpc.secure_channel(address.target, credentials, tuple(options.items()))

@@ -1,0 +1,287 @@
+"""Where everything that a client waits for arrives: a queue, and the sockets that fill it."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from bridge.transport import keepalive
+from bridge.transport.sockets import RECEIVE_TIMEOUT
+
+__all__ = ["Flushable", "Poller", "PollerTimer", "RegisteredConnection"]
+
+T = TypeVar("T")
+
+
+class RegisteredConnection(Protocol):
+    """A connection that is checked now and then."""
+
+    def check_keepalive(self) -> None:
+        """Ping the other end if it has been quiet, and end if a ping was not answered; with the lock held."""
+
+
+class Flushable(Protocol):
+    """A connection that may keep what it has to send for a while."""
+
+    def flush(self) -> None:
+        """Send it."""
+
+
+class PollerTimer:
+    """A call that is due at a time, until it is cancelled."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Let it not be called. May be called twice, or too late."""
+        self._call = None
+
+    def run(self) -> None:
+        """Call it, once."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+class Poller(Generic[T]):
+    """A queue that one thread takes from, which in the meantime looks after sockets: one selector, and no thread.
+
+    While nobody takes from it, a thread that all pollers share looks after the connections that are `register`ed.
+    """
+
+    def __init__(self) -> None:
+        self.items: deque[T] = deque()
+        """The events that nobody has taken yet."""
+        self._selector: selectors.BaseSelector | None = None
+        self._waits: dict[socket.socket, Callable[[], None] | None] = {}
+        self._alone: Callable[[], None] | None = None
+        """Waits for the only socket that is watched; None: there are more, or none that can."""
+        self._registered: set[RegisteredConnection] = set()
+        self._check_at = 0.0
+        self.deferred: set[Flushable] | None = None
+        """Connections that hold their requests back, to send them together at the end of `corked`; None: none does."""
+        self.connections: dict[Any, Any] = {}
+        """Sockets that may carry further calls, by where to."""
+        self.watches_health = False
+        """True if connections ask to be told when their servers drain, because their calls may move elsewhere."""
+        self.renew_every = math.inf
+        """Seconds from one look to the next between calls, because Steps are in flight; inf: none are."""
+        # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
+        self.lock = threading.RLock()
+        """Held by whoever is at the sockets."""
+        self._timers: list[tuple[float, int, PollerTimer]] = []
+        self._timer_numbers = itertools.count()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._posters = 0
+        self._waker: tuple[socket.socket, socket.socket] | None = None
+        self._waker_lock = threading.RLock()  # for the same reason
+
+    def look_every(self, seconds: float) -> None:
+        """Have owners take what has come so often between calls; the shortest time that was asked for counts."""
+        self.renew_every = min(self.renew_every, seconds)
+        keepalive.look_soon()
+
+    def put(self, item: T) -> None:
+        """Add an item; called by what looks after the sockets."""
+        self.items.append(item)
+
+    def post(self, item: T) -> None:
+        """Add an item from another thread, and wake whoever waits in `get`; after `add_poster`."""
+        self.items.append(item)
+        self._wake()
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        """Have `call` called by whatever looks after the sockets, and wake it; from any thread, after `add_poster`."""
+        self._calls.append(call)
+        self._wake()
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> PollerTimer:
+        """Have `call` called after some seconds by whatever looks after the sockets then; with the lock held."""
+        timer = PollerTimer(call)
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_numbers), timer))
+        return timer
+
+    def _wake(self) -> None:
+        with self._waker_lock:
+            waker = self._waker
+            if waker is not None:
+                with contextlib.suppress(OSError):  # it is full, or the garbage collector has just closed it
+                    waker[1].send(b"\0")
+
+    def add_poster(self) -> None:
+        """Take items from another thread, until `remove_poster`."""
+        with self.lock:
+            self._posters += 1
+            if self._waker is None:
+                self._waker = socket.socketpair()
+                for sock in self._waker:
+                    sock.setblocking(False)
+                self.watch(self._waker[0], selectors.EVENT_READ, self._on_wake)
+
+    def remove_poster(self) -> None:
+        """Undo one `add_poster`."""
+        with self.lock:
+            self._posters -= 1
+            if self._waker is None or self._posters:
+                return
+            with self._waker_lock:
+                waker, self._waker = self._waker, None
+            self.forget(waker[0])
+            for sock in waker:
+                sock.close()
+
+    def _on_wake(self, events: int) -> None:
+        if self._waker is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._waker[0].recv(4096)
+
+    @contextlib.contextmanager
+    def corked(self) -> Iterator[None]:
+        """Send the requests made meanwhile over the same socket together."""
+        self.deferred = set()
+        try:
+            yield
+        finally:
+            held, self.deferred = self.deferred, None
+            with self.lock:
+                for connection in held:
+                    connection.flush()
+
+    def defers(self, connection: Flushable) -> bool:
+        """Return whether a connection shall keep what it has to send; it is flushed at the end of `corked`."""
+        if self.deferred is None:
+            return False
+        self.deferred.add(connection)
+        return True
+
+    def watch(
+        self,
+        sock: socket.socket,
+        events: int,
+        ready: Callable[[int], None],
+        alone: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `ready` with the events, within `get`, whenever one of `events` is there; replaces what was watched.
+
+        Args:
+            sock: The socket.
+            events: What to wait for, as `selectors` says.
+            ready: What to call.
+            alone: What to call in place of all this while no other socket is watched: does what `ready` does, and waits
+                for it itself, `RECEIVE_TIMEOUT` seconds at most. None: nothing can.
+        """
+        if self._selector is None:
+            self._selector = selectors.DefaultSelector()
+        try:
+            self._selector.modify(sock, events, ready)
+        except KeyError:
+            self._selector.register(sock, events, ready)
+        self._waits[sock] = alone
+        self._find_alone()
+
+    def _find_alone(self) -> None:
+        self._alone = next(iter(self._waits.values())) if len(self._waits) == 1 else None
+
+    def forget(self, sock: socket.socket) -> None:
+        """Watch a socket no more."""
+        selector = self._selector
+        if selector is None:
+            return
+        self._waits.pop(sock, None)
+        self._find_alone()
+        with contextlib.suppress(KeyError, ValueError):
+            selector.unregister(sock)
+        if not selector.get_map():
+            selector.close()
+            self._selector = None
+
+    def register(self, connection: RegisteredConnection) -> None:
+        """Check a connection's keepalive from now on, also while nobody calls `get`."""
+        self._registered.add(connection)
+        keepalive.add(self)
+
+    def unregister(self, connection: RegisteredConnection) -> None:
+        """Undo `register`."""
+        self._registered.discard(connection)
+        if not self._registered:
+            keepalive.remove(self)
+
+    def poll_nowait(self) -> float:
+        """Serve the sockets that are ready and check keepalives, unless another thread does so now.
+
+        Returns:
+            The seconds until the next look.
+        """
+        if self.lock.acquire(blocking=False):
+            try:
+                self._poll(0.0)
+                self._check_keepalives()
+            finally:
+                self.lock.release()
+        return keepalive.period()
+
+    def _check_keepalives(self) -> None:
+        self._check_at = time.monotonic() + keepalive.period()
+        for connection in tuple(self._registered):
+            connection.check_keepalive()
+
+    def get(self, timeout: float) -> T:
+        """Take the next item; as `ready`.
+
+        Raises:
+            queue.Empty: None came.
+        """
+        items = self.ready(timeout)
+        if not items:
+            raise queue.Empty
+        return items.popleft()
+
+    def ready(self, timeout: float) -> deque[T]:
+        """Wait until there is an item; return `items`, from which the caller takes. It is empty where none came.
+
+        Args:
+            timeout: Seconds to wait; 0: only look at the sockets.
+        """
+        if self.items:
+            return self.items
+        now = time.monotonic()
+        deadline, wait = now + timeout, max(0.0, timeout)
+        with self.lock:
+            while not self.items:  # the other thread may have put one before it let go of the lock
+                if wait < 0:
+                    break
+                if self._alone is not None and wait > RECEIVE_TIMEOUT and not self._timers and now < self._check_at:
+                    self._alone()
+                elif self._selector is None:
+                    time.sleep(wait)  # nothing is there from which anything could come
+                # Also where one connection says so much that there is never a quiet moment.
+                elif not self._poll(min(wait, keepalive.KEEPALIVE / 10)) or now > self._check_at:
+                    self._check_keepalives()
+                now = time.monotonic()
+                wait = deadline - now
+        return self.items
+
+    def _poll(self, wait: float) -> bool:
+        """Look after what is ready within `wait` seconds, sockets and timers; return whether a socket was."""
+        selector, timers = self._selector, self._timers
+        if timers:
+            wait = max(0.0, min(wait, timers[0][0] - time.monotonic()))
+        ready = [] if selector is None else selector.select(wait)
+        for key, events in ready:
+            key.data(events)
+        while self._calls:
+            self._calls.popleft()()
+        while timers and timers[0][0] <= time.monotonic():
+            heapq.heappop(timers)[2].run()
+        return bool(ready)

@@ -1,0 +1,253 @@
+"""A joined world, from its specs and properties: its spaces, and how its Steps are written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from bridge.client.realtime.feed import Feed
+from bridge.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
+from bridge.client.realtime.reader import RealtimeReader
+from bridge.client.world.step_reader import SIGNALS, StepMessage, StepReader
+from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.encoding.space_json import plain_space_from_json, space_from_json
+from bridge.encoding.space_specs import space_from_specs
+from bridge.encoding.spaces import Column, Layout, Leaf
+from bridge.encoding.step_codec import StepCodec
+from bridge.encoding.tensors import Array, Spec, fill_tensor
+from bridge.errors import PeerError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["JoinedWorld", "changes_of"]
+
+_INTEGERS = (int, np.int64, np.int32)
+# Integer actions whose Steps are remembered.
+_MOST_KNOWN = 1024
+
+
+class JoinedWorld:
+    """A world that was joined; writes and reads its Steps.
+
+    Args:
+        request: What was asked for.
+        specs: The world's.
+        version: The version of a server of this package; None: another server.
+        properties: The world's properties by name, of a server of this package.
+        before: The same world as it was joined before; None: never.
+        waits_for_all: Whether answers of a real-time world of lanes wait until every lane has an observation.
+
+    Raises:
+        PeerError: Specs and spaces contradict each other.
+        TensorError: A spec cannot be read, or has no space.
+    """
+
+    def __init__(
+        self,
+        request: WorldRequest,
+        specs: pb.ActionObservationSpecs,
+        version: str | None,
+        properties: Mapping[str, Any],
+        before: JoinedWorld | None,
+        waits_for_all: bool,
+    ) -> None:
+        url, foreign = request.address.url, version is None
+        self.specs = specs
+        observations, actions = _read_specs(specs.observations), _read_specs(specs.actions)
+        signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
+        self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
+        lanes = None if foreign else int(properties["num_envs"]) or None
+        if foreign:
+            parts = [spec for _, spec in sorted(observations.items()) if spec.name not in signals]
+            observation_space = space_from_specs(parts, "observation")
+            action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
+        else:
+            read = plain_space_from_json if request.plain_spaces else space_from_json
+            observation_space, action_space = (
+                read(str(properties[name])) for name in ("observation_space", "action_space")
+            )
+        layout = Layout(observation_space, "observation", lanes, foreign=foreign)
+        self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
+        by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
+        action_by_name = {spec.name: uid for uid, spec in actions.items()}
+        try:
+            leaves = [by_name[leaf.name] for leaf in layout.leaves]
+            self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
+        except KeyError as error:
+            raise PeerError(url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
+        self.realtime: RealtimeReader | None = None
+        """Reads what only a real-time world answers; None: this is none."""
+        self.feed: Feed | None = None
+        """The results of Steps in flight; None: each Step waits for its own answer."""
+        if "frames" in self._uids:
+            single = Layout(observation_space, "observation")
+            self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
+            tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]
+            self.feed = _feed(self.realtime, self._uids, tensors, lanes, properties)
+            if before is not None and before.realtime is not None:
+                self.realtime.stale = before.realtime.stale
+        self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
+        self.codec: StepCodec | None = None
+        """Writes and reads Steps without protobuf; None: protobuf does."""
+        if not foreign and self.realtime is None and all(name in self._uids for name in SIGNALS):
+            # Other servers write their messages in another way.
+            order = [(uid, observations[uid]) for uid in self.reader.wanted]
+            self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
+        self.form = None if self.codec is None or lanes is not None else self.codec.form
+        """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
+        self.seat: str | None = properties.get("seat")
+        """The key of a stream for its actions; None: there is none."""
+        self._known: dict[Any, bytes] = {}
+        self.first_step = self._write_first_step()
+        """The Step without an action, by which an episode begins."""
+        if waits_for_all:
+            self.wait_for_all()
+        self.info = _world_info(observation_space, action_space, lanes, version, properties)
+
+    def _write_first_step(self) -> bytes:
+        self._wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
+        return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=self._wanted)).SerializeToString()
+
+    def wait_for_all(self) -> None:
+        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        if self.realtime is not None:
+            self.realtime.wait_for_all()
+            if self.feed is not None:
+                self.feed.waits_for_all = True
+            self.first_step = self._write_first_step()
+            self._known.clear()
+
+    def dropped(self) -> None:
+        """Count an answer that a later `reset` made meaningless."""
+        if self.realtime is not None:
+            self.realtime.stale += 1
+
+    def salvage(self, message: StepMessage | None) -> None:
+        """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        if not isinstance(message, pb.EnvironmentResponse) or self.realtime is None:
+            return
+        if message.WhichOneof("payload") == "step":
+            self.dropped()
+            self.realtime.salvage(message)
+
+    # Writing Steps
+
+    def write_action(self, action: Any) -> bytes:
+        """Return the Step with an action of a single environment. That of an integer is remembered.
+
+        Raises:
+            InvalidActionError: It is not in the action space.
+        """
+        integer = type(action) in _INTEGERS
+        if integer and (known := self._known.get(action)) is not None:
+            return known
+        data = self.write_step(self._action_layout.pack_action(action))
+        if integer and len(self._known) < _MOST_KNOWN:
+            self._known[action] = data
+        return data
+
+    def write_step(self, arrays: Sequence[Array]) -> bytes:
+        """Return the Step with the arrays of an action's tensors."""
+        data = self.codec.write_request(arrays) if self.codec is not None else None
+        if data is not None:
+            return data
+        request = pb.EnvironmentRequest()
+        for uid, array in zip(self._action_uids, arrays, strict=True):
+            fill_tensor(request.step.actions[uid], array)
+        request.step.requested_observations.extend(self._wanted)
+        return request.SerializeToString()
+
+    def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
+        """Return the Step with the actions of this world's slots, from `slot` on. That of an integer is remembered."""
+        key, column = None, columns[0] if len(columns) == 1 and self.form is not None else None
+        if type(column) is np.ndarray and column.ndim == 1 and column.dtype.kind == "i":
+            key = column.item(slot)
+            if (known := self._known.get(key)) is not None:
+                return known
+        data = self.write_step(self._action_layout.pack_columns(columns, slot))
+        if key is not None and len(self._known) < _MOST_KNOWN:
+            self._known[key] = data
+        return data
+
+    def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
+        """Return the Steps with the actions of some slots; None: `write_columns` is to do it."""
+        arrays = [column for column in columns if isinstance(column, np.ndarray)]
+        if self.codec is None or len(arrays) < len(columns):
+            return None
+        whole = len(slots) == len(arrays[0])
+        return self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+
+    def as_act(self, request: bytes) -> pb.EnvironmentRequest:
+        """Return a Step with actions that asks for nothing but times."""
+        message = pb.EnvironmentRequest.FromString(request)
+        del message.step.requested_observations[:]
+        message.step.requested_observations.append(self._uids["timing"])
+        return message
+
+    def write_act(self, columns: Sequence[Column], slot: int) -> bytes:
+        """Return the Step that leaves actions in a real-time world, and asks for nothing but times."""
+        request = pb.EnvironmentRequest()
+        for uid, array in zip(self._action_uids, self._action_layout.pack_columns(columns, slot), strict=True):
+            fill_tensor(request.step.actions[uid], array)
+        request.step.requested_observations.append(self._uids["timing"])
+        return request.SerializeToString()
+
+
+def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:
+    return {uid: Spec.from_proto(spec) for uid, spec in specs.items()}
+
+
+def _feed(
+    realtime: RealtimeReader,
+    uids: Mapping[str, int],
+    tensors: Sequence[tuple[int, Leaf]],
+    lanes: int | None,
+    properties: Mapping[str, Any],
+) -> Feed | None:
+    """Return what Steps in flight bring, where the server holds them; None: it does not."""
+    if "round_trip" not in properties:
+        return None
+    realtime.in_flight = True
+    return Feed(uids, tensors, lanes, float(properties["fps"]), float(properties["round_trip"]), realtime.latency)
+
+
+def _world_info(
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    lanes: int | None,
+    version: str | None,
+    properties: Mapping[str, Any],
+) -> WorldInfo:
+    return WorldInfo(
+        observation_space,
+        action_space,
+        lanes,
+        properties.get("env_id") or None,
+        properties.get("metadata") or {},
+        properties.get("render_mode") or None,
+        properties.get("spec"),
+        version,
+        space_from_json(properties["reward_space"]) if properties.get("reward_space") else None,
+        properties.get("fps"),
+    )
+
+
+def changes_of(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:
+    """Say what differs between specs, their UIDs apart; "" where nothing does."""
+    found = []
+    for what, old, new in (
+        ("action", before.actions, after.actions),
+        ("observation", before.observations, after.observations),
+    ):
+        olds, news = ({spec.name: spec for spec in specs.values()} for specs in (old, new))
+        for name in (*olds, *(name for name in news if name not in olds)):
+            if name not in news:
+                found.append(f"the {what} {name!r} is gone")
+            elif name not in olds:
+                found.append(f"the {what} {name!r} is new")
+            elif olds[name] != news[name]:
+                was, now = (Spec.from_proto(specs[name]).describe() for specs in (olds, news))
+                found.append(f"the {what} {name!r} was {was}, and is {now}")
+    return "; ".join(found)

@@ -1,0 +1,425 @@
+"""One place in a world, over one stream: joins a `ClientSession` to the call that carries it.
+
+`Remote` never blocks and never waits, and so a hundred of them connect at once without a thread of ours. Waiting is
+the business of its owner, who takes from the one poller that all its remotes deliver to.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bridge.client.realtime.acting import ActingStream, Place
+from bridge.client.realtime.far_session import FarSession
+from bridge.client.realtime.feed import Feed
+from bridge.client.realtime.reader import RealtimeReader
+from bridge.client.slots.remote_record import RemoteRecord
+from bridge.client.wire.connect import AnyCall, close_all, connect
+from bridge.client.wire.poller import Poller
+from bridge.client.world.events import Event, Joined, Lost, StepAnswered
+from bridge.client.world.extensions import extension, property_request
+from bridge.client.world.joined_world import JoinedWorld
+from bridge.client.world.session import CONNECTING, ONLINE, ClientState
+from bridge.client.world.step_reader import StepMessage, StepReader
+from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.encoding import values
+from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.encoding.spaces import Column
+from bridge.encoding.tensors import pack_tensor
+from bridge.errors import ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
+from bridge.forks import leak
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["Delivery", "Remote", "close_remotes"]
+
+
+Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
+"""An event in a poller: for whom, the number of the connection, and the data."""
+# In place of a connection's number: something is due by the clock.
+_DUE = 0
+_SILENT = "nothing has come from there at all: are host and port right, and does a firewall stand between?"
+
+
+class Remote:
+    """A place in a world: of one environment, of one agent, or of all lanes.
+
+    Args:
+        request: The world wanted.
+        poller: Gets this remote, its connection's number, and what came.
+        max_message_bytes: The largest request or answer.
+        transport: What to connect by, as for `connect`.
+        shared: Whether there are other remotes to the same place.
+        together: Whether they have to reach the same server, and so share a connection.
+        info: What is known of the world already, as of a copy; None: nothing.
+    """
+
+    def __init__(
+        self,
+        request: WorldRequest,
+        poller: Poller[Delivery],
+        max_message_bytes: int,
+        transport: str = "http2",
+        *,
+        shared: bool = False,
+        together: bool = False,
+        info: WorldInfo | None = None,
+    ) -> None:
+        self.request = request
+        self.url = request.address.url
+        self.session = FarSession(request, max_message_bytes, info)
+        """The protocol state."""
+        self.record = RemoteRecord()
+        """Its failures, and what they cost."""
+        self.now: Callable[[], float] = time.monotonic
+        """The clock."""
+        self._poller = poller
+        self._max_message_bytes = max_message_bytes
+        self._transport = transport
+        self._shared, self._together = shared, together
+        self._call: AnyCall | None = None
+        self._number = 0
+        self._arrivals: deque[float] = deque()
+        self._acting: ActingStream | None = None
+
+    def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
+        return options if options or not self.session.foreign else None
+
+    # What is known
+
+    @property
+    def info(self) -> WorldInfo | None:
+        """The description of the world; None: nothing is known yet."""
+        return self.session.info
+
+    @property
+    def world(self) -> JoinedWorld:
+        """The world that it is in, or was in last.
+
+        Raises:
+            PeerError: It never was in one.
+        """
+        world = self.session.world
+        if world is None:
+            raise PeerError(self.url, "there is no connection")
+        return world
+
+    @property
+    def reader(self) -> StepReader:
+        """Reads the answers to Steps."""
+        return self.world.reader
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
+        return 0.0 if self.session.world is None else self.session.world.reader.allowance
+
+    @property
+    def realtime(self) -> RealtimeReader | None:
+        """Reads what only a real-time world answers; None: this is none."""
+        return None if self.session.world is None else self.session.world.realtime
+
+    @property
+    def feed(self) -> Feed | None:
+        """The results of Steps in flight in a far real-time world; None: each Step waits for its own answer."""
+        return self.session.feed
+
+    @property
+    def slots(self) -> int:
+        """The number of slots that this remote fills."""
+        return 1 if self.info is None else self.info.lanes or 1
+
+    @property
+    def connected(self) -> bool:
+        """True if there is a connection, joined or not."""
+        return self._call is not None
+
+    @property
+    def silent(self) -> bool:
+        """True if not a byte has come over its connection yet."""
+        return self._call is not None and self._call.silent
+
+    @property
+    def draining(self) -> bool:
+        """True if the server has said that it is stopping; what there is goes on until then."""
+        return self._call is not None and self._call.draining
+
+    def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:
+        """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
+        hint = _SILENT if self.silent else "is the environment stuck, or timeout= too short?"
+        return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
+
+    # Requests
+
+    def open(self) -> None:
+        """Start to connect; `receive` returns `Joined` when the world is joined."""
+        self._number += 1
+        number = self._number
+        arrivals = self._arrivals = deque()
+
+        now, put = self.now, self._poller.items.append
+
+        def label(what: bytes | bytearray | RemoteError) -> Delivery:
+            arrivals.append(now())
+            return self, number, what
+
+        def deliver(what: bytes | bytearray | RemoteError) -> None:  # as `label` and `put`, in one call
+            arrivals.append(now())
+            put((self, number, what))
+
+        self._call = connect(
+            self.request.address,
+            self._poller,
+            label,
+            self._max_message_bytes,
+            self._transport,
+            shared=self._shared,
+            together=self._together,
+            deliver=deliver,
+        )
+        self.session.connect(self.now())
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the session has to send."""
+        for data in self.session.data_to_send():
+            if self._call is not None:
+                self._call.send(data)
+
+    def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
+        """Ask for the first Step of the next episode, as `ClientSession.begin`."""
+        self.session.begin(settings, self.now(), reset=reset)
+        self._flush()
+        if self.feed is not None:
+            self._expect(self.feed)
+
+    def step(self, action: Any) -> None:
+        """Ask a single environment for a Step with an action.
+
+        Raises:
+            InvalidActionError: It is not in the action space; nothing was sent.
+        """
+        world = self.session.world
+        self.send_step((self.world if world is None else world).write_action(action))
+
+    def send_step(self, request: bytes) -> None:
+        """Ask for a Step that `JoinedWorld` wrote."""
+        if self._acting is not None:
+            self._step_ahead(self._acting, request)
+            return
+        session = self.session
+        session.step(request, self.now())
+        out = session.out
+        while out:  # as `_flush`, in each step two calls less
+            data = out.pop(0)
+            if self._call is not None:
+                self._call.send(data)
+
+    def act_columns(self, columns: Sequence[Column], slot: int) -> None:
+        """Leave actions in a real-time world; what comes of them is asked for by a later Step."""
+        request = self.world.write_act(columns, slot)
+        if self._acting is not None:
+            self._act_ahead(self._acting, request)
+            return
+        self.session.act(request, self.now())
+        self._flush()
+
+    def _step_ahead(self, acting: ActingStream, request: bytes) -> None:
+        """Act, and ask for what Steps in flight bring."""
+        if self.session.state is ClientState.ENDED:
+            self.begin(reset=False)
+            return
+        self.session.ask_ahead(self.now())
+        if request != self.world.first_step:
+            self._act_ahead(acting, request)
+        self._flush()
+        if self.feed is not None:
+            self._expect(self.feed)
+
+    def _act_ahead(self, acting: ActingStream, request: bytes) -> None:
+        """Send actions on the stream that they have; while there is none, behind the Steps in flight."""
+        message, feed = self.world.as_act(request), self.feed
+        if feed is not None and acting.act(message.step, feed.episodes):
+            return
+        self.session.act(message.SerializeToString(), self.now())
+        self._flush()
+
+    def _expect(self, feed: Feed) -> None:
+        """Have `receive` called once there is something for a call that waits, whatever arrives."""
+        now = self.now()
+        wait = feed.wait(now, repeats=self.session.state is ClientState.RUNNING)
+        if wait <= 0.0:
+            self._poller.put(self._due)
+        elif wait < math.inf:
+            with self._poller.lock:
+                self._poller.call_later(wait, lambda: self._poller.put(self._due))
+
+    @property
+    def _due(self) -> Delivery:
+        return self, _DUE, b""
+
+    def read_property(self, key: str) -> None:
+        """Ask for a property's value."""
+        self._ask(property_request(key))
+
+    def write_property(self, key: str, value: Any) -> None:
+        """Ask to set a property that takes any value."""
+        tensor = pack_tensor(np.frombuffer(values.encode(value), np.uint8))
+        body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=tensor))
+        self._ask(extension(PROPERTY_REQUEST_URL, body))
+
+    def call(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        lanes: Sequence[int] = (),
+        *,
+        look: bool = False,
+    ) -> None:
+        """Ask to call a method, on all lanes or on some; `look`: only for an attribute's value, or what it is."""
+        body = bridge_pb2.CallRequest(
+            name=name,
+            args=bridge_pb2.Value.List(items=[values.to_value(item) for item in args]),
+            kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
+            lanes=lanes,
+            look=look,
+        )
+        self._ask(extension(CALL_REQUEST_URL, body))
+
+    def _ask(self, request: pb.EnvironmentRequest) -> None:
+        self.session.ask(request, self.now())
+        self._flush()
+
+    def salvage(self, message: StepMessage | None) -> None:
+        """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        if self.session.world is not None:
+            self.session.world.salvage(message)
+
+    # Answers
+
+    def receive(self, number: int, what: bytes | bytearray | RemoteError) -> Event | None:
+        """Take what was delivered; return what it means, or None where it means nothing any more."""
+        call = self._call
+        if number != self._number or call is None:
+            return self._receive_other(number, what)
+        arrived = self._arrivals.popleft() if self._arrivals else self.now()
+        if isinstance(what, RemoteError):
+            lost = self.session.connection_lost(what)
+            self._finish(0.0)
+            return lost
+        joining = self.session.state in CONNECTING
+        if joining:
+            self.session.server_version = call.server_version
+        event = self.session.receive(what, arrived)
+        if isinstance(event, StepAnswered) and self._acting is None:
+            return event
+        self._flush()
+        if isinstance(event, Joined):
+            self._open_acting()
+        if isinstance(event, Lost):
+            self._finish(0.5 if joining else 0.0)
+        return event
+
+    def _receive_other(self, number: int, what: bytes | bytearray | RemoteError) -> Event | None:
+        """Take what came of another connection than the stream's."""
+        if number == -self._number and self._acting is not None:
+            self._acting.receive(what)
+            return None
+        if number != _DUE or self._call is None or self.feed is None or self.session.state not in ONLINE:
+            self.session.stale += number != _DUE
+            return None
+        event = self.session.due(self.now())
+        if isinstance(event, Lost):
+            self._finish(0.0)
+        elif self.feed.asked:
+            self._expect(self.feed)
+        return event
+
+    def _open_acting(self) -> None:
+        """Open the stream for actions, where Steps are to be in flight."""
+        world, feed, number = self.world, self.feed, -self._number
+        if feed is None or world.seat is None or self.session.world_name is None:
+            return
+        place = Place(self.request, self.session.world_name, world.seat, self._transport, self._max_message_bytes)
+
+        def label(what: bytes | bytearray | RemoteError) -> Delivery:
+            return self, number, what
+
+        self._acting = ActingStream(place, self._poller, label, self.now, feed.latency, feed.note_round_trip)
+        self._acting.open()
+        self._poller.look_every(feed.frame / 2)
+
+    # The end
+
+    def tick(self, now: float, late: Callable[[], RemoteTimeoutError]) -> Lost | None:
+        """End the connection if an answer is late, as `ClientSession.tick`."""
+        event = self.session.tick(now, late)
+        if event is not None:
+            self._flush()
+            self._finish(0.0)
+        return event
+
+    def give_up(self, error: RemoteError) -> Lost:
+        """End the connection without waiting, because of `error`; return the event that says so."""
+        event = self.session.give_up(error, self.now())
+        self._flush()
+        self._finish(0.0)
+        return event
+
+    def disown(self, poller: Poller[Delivery]) -> None:
+        """In a forked process: leave the connection to the parent process, untouched, and have none."""
+        if self._call is not None:
+            leak(self._call)
+            leak(self._poller)
+        self._call = None
+        if self._acting is not None:
+            self._acting.disown()
+            self._acting = None
+        self.session.forget()
+        self._poller = poller
+
+    def drop(self) -> None:
+        """Give up a connection that has ended."""
+        self._finish(0.0)
+
+    def leave(self) -> None:
+        """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""
+        if self._call is None:
+            return
+        self.session.leave(self.now())
+        self._flush()
+        self._call.finish()
+
+    def close(self, timeout: float) -> None:
+        """Leave the world and end the connection, within `timeout` seconds."""
+        close_remotes([self], timeout)
+
+    def detach(self) -> AnyCall | None:
+        """Give up the connection, if there is one, and return it to be closed."""
+        call, self._call = self._call, None
+        acting, self._acting = self._acting, None
+        if acting is not None:
+            acting.close()
+        if self.session.state not in (ClientState.OFFLINE, ClientState.LOST):
+            self.session.connection_lost(ConnectionLostError(self.url, "the connection was closed"))
+        return call
+
+    def _finish(self, timeout: float) -> None:
+        call = self.detach()
+        if call is not None:
+            call.close(timeout)
+
+
+def close_remotes(remotes: Sequence[Remote], timeout: float) -> None:
+    """Leave the worlds and end the connections, within `timeout` seconds in all."""
+    for remote in remotes:
+        remote.leave()
+    detached = [remote.detach() for remote in remotes]
+    close_all([connection for connection in detached if connection is not None], timeout)

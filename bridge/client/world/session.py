@@ -1,0 +1,558 @@
+"""The client's protocol state of one stream, without input or output: the mirror of `bridge.server.session`.
+
+Requests are made by methods, and `data_to_send` gives their bytes. Answers go in through `receive`, the stream's end
+through `connection_lost`, time through `tick`; frozen events come out. Everything that affects the state lives in
+`TRANSITIONS`. dm_env_rpc answers requests in their order, so an answer belongs to the oldest request without one.
+"""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from bridge.client.world.description import Description
+from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.world.joined_world import JoinedWorld, changes_of
+from bridge.client.world.step_reader import StepMessage
+from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.encoding.tensors import pack_tensor
+from bridge.errors import (
+    Code,
+    EnvironmentFailedError,
+    PeerError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    SettingError,
+    TensorError,
+)
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = [
+    "CONNECTING",
+    "ENDED_CODES",
+    "ONLINE",
+    "TRANSITIONS",
+    "ClientSession",
+    "ClientState",
+    "OpenRequest",
+    "RequestKind",
+    "Trigger",
+]
+
+ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+"""With what a Step or Reset is refused where the world is gone."""
+_MAX_RENUMBERED = 3
+
+
+class ClientState(enum.Enum):
+    """Where a stream is."""
+
+    OFFLINE = "offline"
+    """There is no stream yet."""
+    CREATING = "creating"
+    """CreateWorld was sent."""
+    JOINING = "joining"
+    """JoinWorld was sent."""
+    DESCRIBING = "describing"
+    """The joined world's properties are being read."""
+    JOINED = "joined"
+    """In a world. No episode runs, and none was asked for."""
+    RESETTING = "resetting"
+    """An episode was asked for; its first observation has not come."""
+    RUNNING = "running"
+    """In an episode."""
+    ENDED = "ended"
+    """The episode has ended. The next Step begins another."""
+    LOST = "lost"
+    """The stream ended, or was given up."""
+
+    # A member is one object; Enum's own __hash__ is a Python function, called in each step.
+    __hash__ = object.__hash__
+
+
+class Trigger(enum.Enum):
+    """An event that changes the state."""
+
+    CREATE = "CreateWorld sent"
+    JOIN = "JoinWorld sent"
+    DESCRIBE = "first property asked for"
+    READY = "all of the world is known"
+    BEGIN = "first Step of an episode sent"
+    STEP_RAN = "Step answered, running"
+    STEP_ENDED = "Step answered, terminated or interrupted"
+    REFUSED = "Reset or Step refused"
+    ABANDON = "episode given up"
+    END = "end of stream"
+
+
+_O, _C, _W, _D = ClientState.OFFLINE, ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING
+_J, _B, _R, _E, _L = ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED, ClientState.LOST
+
+TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
+    (_O, Trigger.CREATE): _C,
+    (_O, Trigger.JOIN): _W,
+    (_C, Trigger.JOIN): _W,
+    (_C, Trigger.END): _L,
+    (_W, Trigger.DESCRIBE): _D,
+    (_W, Trigger.READY): _J,  # another server than ours has no properties
+    (_W, Trigger.END): _L,
+    (_D, Trigger.READY): _J,
+    (_D, Trigger.END): _L,
+    (_J, Trigger.BEGIN): _B,
+    (_J, Trigger.STEP_RAN): _R,  # a Step sent ahead, as by a rollout (D-25)
+    (_J, Trigger.STEP_ENDED): _E,
+    (_J, Trigger.REFUSED): _J,
+    (_J, Trigger.ABANDON): _J,
+    (_J, Trigger.END): _L,
+    (_B, Trigger.BEGIN): _B,
+    (_B, Trigger.STEP_RAN): _R,
+    (_B, Trigger.STEP_ENDED): _E,
+    (_B, Trigger.REFUSED): _J,
+    (_B, Trigger.ABANDON): _J,
+    (_B, Trigger.END): _L,
+    (_R, Trigger.BEGIN): _B,
+    (_R, Trigger.STEP_RAN): _R,
+    (_R, Trigger.STEP_ENDED): _E,
+    (_R, Trigger.REFUSED): _R,  # D-2: the episode goes on
+    (_R, Trigger.ABANDON): _J,
+    (_R, Trigger.END): _L,
+    (_E, Trigger.BEGIN): _B,
+    (_E, Trigger.STEP_RAN): _R,  # D-9
+    (_E, Trigger.STEP_ENDED): _E,
+    (_E, Trigger.REFUSED): _E,
+    (_E, Trigger.ABANDON): _J,
+    (_E, Trigger.END): _L,
+    (_L, Trigger.CREATE): _C,
+    (_L, Trigger.JOIN): _W,
+}
+
+CONNECTING = frozenset({ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING})
+"""Not in a world yet."""
+ONLINE = frozenset({ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED})
+"""In a world."""
+
+
+class RequestKind(enum.Enum):
+    """A request's kind, by what its answer is for."""
+
+    CREATE = "create_world"
+    JOIN = "join_world"
+    DESCRIBE = "property"
+    RESET = "reset"
+    STEP = "step"
+    HELD = "held step"
+    ACT = "act"
+    QUESTION = "question"
+
+
+class OpenRequest(NamedTuple):
+    """A request whose answer is outstanding."""
+
+    kind: RequestKind
+    number: int
+    """The episode that it belongs to; of a question: how often questions had been given up."""
+    sent: float
+    """Seconds."""
+
+
+class ClientSession:
+    """The state of one stream to a server, and of each that follows it after a loss.
+
+    Args:
+        request: The world wanted.
+        max_message_bytes: The largest request.
+        info: What is known of the world already, as of a copy; None: nothing.
+    """
+
+    def __init__(self, request: WorldRequest, max_message_bytes: int, info: WorldInfo | None = None) -> None:
+        self.request = request
+        self.state = ClientState.OFFLINE
+        self.world: JoinedWorld | None = None
+        """The world that was joined, also after its loss; None: none ever was."""
+        self.world_name: str | None = None
+        """The name of the world that was asked for last."""
+        self.server_version: str | None = None
+        """The version of a server of this package, as its metadata says; set by the driver before `receive`."""
+        self.deadline = float("inf")
+        """When the answer that is waited for is late, monotonic seconds; set by the driver."""
+        self.stale = 0
+        """Answers that belonged to nothing any more."""
+        self.error: RemoteError | None = None
+        """Why the stream was lost."""
+        self._max_message_bytes = max_message_bytes
+        self._url = request.address.url
+        self.info = info
+        """The description of the world, also of one that was left; None: nothing is known yet."""
+        self.out: list[bytes] = []
+        """Requests that were made and not sent."""
+        self._pending: deque[OpenRequest] = deque()
+        self._episode = 0
+        self._questions_abandoned = 0
+        self._created: str | None = None
+        self._description = Description()
+        self._waits_for_all = False
+        self._settings: Mapping[str, pb.Tensor] = {}
+        self._renumbered = 0
+
+    def _move(self, trigger: Trigger) -> None:
+        try:
+            self.state = TRANSITIONS[self.state, trigger]
+        except KeyError:
+            raise PeerError(self._url, f"{trigger.value!r} is not possible while {self.state.value}") from None
+
+    @property
+    def outstanding(self) -> int:
+        """Requests whose answers have not come."""
+        return len(self._pending)
+
+    @property
+    def foreign(self) -> bool:
+        """True if the joined world is another server's than ours."""
+        return self.info is not None and self.info.server_version is None
+
+    # Requests
+
+    def data_to_send(self) -> list[bytes]:
+        """Return the requests made since the last call, each serialized."""
+        out, self.out = self.out, []
+        return out
+
+    def _send(self, kind: RequestKind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        if len(data) > self._max_message_bytes:  # not sent, so it gets no answer
+            raise self._too_large(len(data))
+        self.out.append(data)
+        number = self._questions_abandoned if kind is RequestKind.QUESTION else self._episode
+        self._pending.append(OpenRequest(kind, number, now))
+
+    def _too_large(self, size: int) -> SettingError:
+        return SettingError(f"a request of {size} bytes is larger than max_message_bytes={self._max_message_bytes}")
+
+    def connect(self, now: float) -> None:
+        """Begin a new stream: create the world and join it, or join the one that exists.
+
+        Raises:
+            SettingError: A setting cannot be sent.
+        """
+        self._pending.clear()
+        self.out.clear()
+        self._created, self.error = None, None
+        name = self.request.address.world
+        if name is not None:
+            self._join_world(name, now)
+            return
+        self._move(Trigger.CREATE)
+        create = pb.CreateWorldRequest(settings=self.request.settings())
+        self._send(RequestKind.CREATE, pb.EnvironmentRequest(create_world=create), now)
+
+    def _join_world(self, name: str, now: float) -> None:
+        self._move(Trigger.JOIN)
+        self.world_name = name
+        texts = dict(self.request.join_settings)
+        if self.request.agent is not None:
+            texts["agent"] = self.request.agent
+        settings = {key: pack_tensor(value) for key, value in texts.items()}
+        join = pb.JoinWorldRequest(world_name=name, settings=settings)
+        self._send(RequestKind.JOIN, pb.EnvironmentRequest(join_world=join), now)
+
+    def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
+        """Ask for the first Step of the next episode; what still comes of the present one is dropped.
+
+        Args:
+            settings: For a Reset before it.
+            now: The time.
+            reset: Whether to send a Reset; after an episode's end a Step alone begins the next (D-9).
+        """
+        world = self._require_world()
+        self._move(Trigger.BEGIN)
+        self._episode += 1
+        self._settings = settings or {}
+        if reset:
+            self._send(RequestKind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
+        self._send_first_step(world, now)
+
+    def _send_first_step(self, world: JoinedWorld, now: float) -> None:
+        self._send(RequestKind.STEP, world.first_step, now)
+
+    def step(self, request: bytes, now: float) -> None:
+        """Ask for a Step that `JoinedWorld` wrote."""
+        if self.state not in ONLINE:
+            self._require_world()
+        if len(request) > self._max_message_bytes:  # not sent, so it gets no answer
+            raise self._too_large(len(request))
+        self.out.append(request)
+        self._pending.append(OpenRequest(RequestKind.STEP, self._episode, now))
+
+    def act(self, request: bytes, now: float) -> None:
+        """Leave actions in a real-time world; a later Step asks what came of them."""
+        self._require_world()
+        self._send(RequestKind.ACT, request, now)
+
+    def ask(self, request: pb.EnvironmentRequest, now: float) -> None:
+        """Ask for a property or a method call; `Replied` says what was answered."""
+        self._require_world()
+        self._send(RequestKind.QUESTION, request, now)
+
+    def leave(self, now: float) -> None:
+        """Leave the world, and destroy it where it was made for this session."""
+        if self.state not in ONLINE:
+            return
+        self._send(RequestKind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
+        if self._created:
+            destroy = pb.DestroyWorldRequest(world_name=self._created)
+            self._send(RequestKind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
+
+    def abandon_episode(self) -> None:
+        """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
+        self._move(Trigger.ABANDON)
+        self._episode += 1
+
+    def abandon_questions(self) -> None:
+        """Drop the answers to questions that are still to come."""
+        self._questions_abandoned += 1
+
+    def wait_for_all(self) -> None:
+        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        self._waits_for_all = True
+        if self.world is not None:
+            self.world.wait_for_all()
+
+    def _require_world(self) -> JoinedWorld:
+        if self.world is None or self.state not in ONLINE:
+            raise PeerError(self._url, "there is no connection")
+        return self.world
+
+    # Answers
+
+    def receive(self, data: bytes | bytearray, now: float) -> Event | None:
+        """Take an answer; return what it means, or None where it means nothing to the caller.
+
+        Args:
+            data: A serialized EnvironmentResponse.
+            now: When it arrived.
+        """
+        pending, world = self._pending, self.world
+        if pending and pending[0].kind is RequestKind.STEP and world is not None and world.codec is not None:
+            answer = world.codec.read_response(data)
+            if answer is not None:
+                request = pending.popleft()
+                if answer.state == pb.RUNNING and self.state is ClientState.RUNNING and request.number == self._episode:
+                    self._renumbered = 0
+                    return StepAnswered(answer, world.reader)
+                return self._on_step(request, world, answer, answer.state, now)
+        if self.state is ClientState.OFFLINE or self.state is ClientState.LOST:
+            self.stale += 1
+            return None
+        try:
+            message = pb.EnvironmentResponse.FromString(bytes(data))
+        except DecodeError as problem:
+            return self._break(f"it sent {len(data)} bytes that are no EnvironmentResponse: {problem}")
+        if not pending:
+            return self._break("it sent an answer to no request")
+        request = pending.popleft()
+        error = self._refusal(message) if message.WhichOneof("payload") == "error" else None
+        return self._ON_ANSWER[request.kind](self, request, message, error, now)
+
+    def connection_lost(self, error: RemoteError) -> Lost:
+        """Take note that the stream ended, or give it up: nothing more comes."""
+        established = self.state in ONLINE
+        if self.state is not ClientState.LOST and self.state is not ClientState.OFFLINE:
+            self._move(Trigger.END)
+        self.error = error
+        self._pending.clear()
+        return Lost(error, established)
+
+    def give_up(self, error: RemoteError, now: float) -> Lost:
+        """Leave the world, if there is one, and expect nothing more of the stream."""
+        established = self.state in ONLINE
+        self.leave(now)
+        self.connection_lost(error)
+        return Lost(error, established)
+
+    def tick(self, now: float, late: Callable[[], RemoteTimeoutError]) -> Lost | None:
+        """Give up the stream if an answer is late; return the event then.
+
+        Args:
+            now: The time.
+            late: Makes the error.
+        """
+        if not self._pending or now <= self.deadline:
+            return None
+        return self.give_up(late(), now)
+
+    def know(self, other: ClientSession) -> None:
+        """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
+        self.world, self.info = other.world, other.info
+
+    def forget(self) -> None:
+        """Have no stream any more, as in a forked process; what the world is stays known."""
+        self.state = ClientState.OFFLINE
+        self._created = None
+        self._pending.clear()
+        self.out.clear()
+
+    def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
+        status = message.error
+        kind = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
+        return kind(self._url, status.message or "no message", status.code)
+
+    def _break(self, reason: str) -> Lost:
+        return self.connection_lost(PeerError(self._url, f"it broke the protocol: {reason}"))
+
+    # Answers while joining
+
+    def _on_create(
+        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        name = ""
+        if error is None:
+            self._created = name = message.create_world.world_name
+        elif self.request.settings():
+            return self.connection_lost(error)
+        # D-4: a server may have but one world, and refuse to make others
+        self._join_world(name, now)
+        return None
+
+    def _on_join(
+        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        if error is not None:
+            return self.connection_lost(error)
+        found = self._description = Description(message.join_world.specs, "wait" not in self.request.join_settings)
+        if self.server_version is None:
+            return self._become_ready()
+        found.ask_all()
+        self._move(Trigger.DESCRIBE)
+        self._send(RequestKind.DESCRIBE, found.next_request(), now)
+        return None
+
+    def _on_described(
+        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        found = self._description
+        if error is not None and not found.optional:
+            return self.connection_lost(error)
+        try:
+            found.take(message, error, self._url, now - request.sent)
+        except PeerError as problem:
+            return self.connection_lost(problem)
+        if not found.unread:
+            return self._become_ready()
+        self._send(RequestKind.DESCRIBE, found.next_request(), now)
+        return None
+
+    def _become_ready(self) -> Event:
+        try:
+            self._learn(self._description.specs, self.server_version, self._description.properties)
+        except RemoteError as problem:
+            return self.connection_lost(problem)
+        except TensorError as problem:
+            return self.connection_lost(PeerError(self._url, str(problem)))
+        self._move(Trigger.READY)
+        return Joined()
+
+    def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, properties: Mapping[str, Any]) -> None:
+        if version is None and self.info is None and all(s.name != "reward" for s in specs.observations.values()):
+            text = f"{self._url} gives no observation named reward: every reward is 0.0"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        self.world = JoinedWorld(self.request, specs, version, properties, self.world, self._waits_for_all)
+        self.info = self.world.info
+
+    # Answers in a world
+
+    def _on_step(
+        self, request: OpenRequest, world: JoinedWorld, answer: StepMessage, state: int, now: float
+    ) -> StepAnswered | None:
+        if request.number != self._episode:
+            self.stale += 1
+            world.salvage(answer)
+            return None
+        if world.realtime is not None:
+            world.realtime.timed(request.sent, now)
+        return self._step_answered(world, answer, state)
+
+    def _step_answered(self, world: JoinedWorld, answer: StepMessage, state: int) -> StepAnswered:
+        self._renumbered = 0
+        # Lanes begin their next episodes by themselves.
+        ran = state == pb.RUNNING or world.info.lanes is not None
+        if not ran or self.state is not ClientState.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
+            self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
+        return StepAnswered(answer, world.reader)
+
+    def _on_held(
+        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        """Take the answer to a Step in flight, which this class sends none of."""
+        return self._break("it answered a Step that was not sent")
+
+    def _on_step_or_reset(
+        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        world = self._require_world()
+        if request.number != self._episode:
+            self.stale += 1
+            world.salvage(message)
+            return None
+        if error is not None:
+            if not self.foreign and error.code in ENDED_CODES:
+                # Connecting again makes another world; of other servers an error ends nothing (D-2).
+                return self.connection_lost(error)
+            if request.kind is RequestKind.RESET:
+                self.abandon_episode()  # the Step sent after it began something else, if anything
+            self._move(Trigger.REFUSED)
+            return Refused(error)
+        kind = message.WhichOneof("payload")
+        if kind != request.kind.value:
+            return self._break(f"it answered a {request.kind.value} by {kind}")
+        if request.kind is RequestKind.RESET:
+            return self._compare(world, message.reset.specs, now)
+        return self._on_step(request, world, message, message.step.state, now)
+
+    def _compare(self, world: JoinedWorld, specs: pb.ActionObservationSpecs, now: float) -> Event | None:
+        """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
+        if not self.foreign or specs == world.specs or not specs.ByteSize():
+            return None
+        changes = changes_of(world.specs, specs)
+        if changes:
+            self.abandon_episode()
+            return Refused(PeerError(self._url, f"its specs changed at Reset: {changes}; connect anew"))
+        self._renumbered += 1
+        if self._renumbered > _MAX_RENUMBERED:
+            return self._break("it gives its specs other UIDs at every Reset")
+        # The Step that is on its way asks for the old UIDs: begin again with the new ones.
+        self._learn(specs, None, {})
+        self.begin(self._settings, now)
+        return None
+
+    def _on_act(
+        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        if error is None or request.number != self._episode:
+            return None
+        self._move(Trigger.REFUSED)
+        return Refused(error)
+
+    def _on_reply(
+        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
+    ) -> Event | None:
+        if request.number != self._questions_abandoned:
+            self.stale += 1
+            return None
+        return Replied(message, error)
+
+    _ON_ANSWER: Mapping[RequestKind, Callable[..., Event | None]] = {
+        RequestKind.CREATE: _on_create,
+        RequestKind.JOIN: _on_join,
+        RequestKind.DESCRIBE: _on_described,
+        RequestKind.RESET: _on_step_or_reset,
+        RequestKind.STEP: _on_step_or_reset,
+        RequestKind.HELD: lambda self, *answer: self._on_held(*answer),
+        RequestKind.ACT: _on_act,
+        RequestKind.QUESTION: _on_reply,
+    }

@@ -1,0 +1,209 @@
+"""Reads the answer to a Step: observation, reward, terminated, truncated and info."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import Space
+
+from bridge.client.realtime.reader import RealtimeReader
+from bridge.encoding import values
+from bridge.encoding.interventions import PACE
+from bridge.encoding.spaces import Column, Layout
+from bridge.encoding.step_codec import StepAnswer
+from bridge.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.errors import PeerError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["SIGNALS", "Batch", "StepMessage", "StepReader", "Transition"]
+
+SIGNALS = ("reward", "terminated", "truncated", "info")
+"""The observations that are asked for after those of the observation space, in this order."""
+StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer
+"""The answer to a Step: read by protobuf, or matched without it."""
+Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated and info of a single environment; the reward is a float or an array."""
+
+
+@dataclasses.dataclass
+class Batch:
+    """One step's results over all slots, while they come in."""
+
+    columns: list[Column]
+    rewards: Array
+    terminations: Array
+    truncations: Array
+
+    @classmethod
+    def empty(cls, layout: Layout, size: int, reward_space: Space[Any] | None = None) -> Batch:
+        """Make one of `size` slots: rewards 0.0, flags False, and observations that are not initialized."""
+        if reward_space is None:
+            rewards: Array = np.zeros(size)
+        else:
+            rewards = np.zeros((size, *(reward_space.shape or ())), reward_space.dtype)
+        return cls(layout.columns(size), rewards, np.zeros(size, np.bool_), np.zeros(size, np.bool_))
+
+
+class StepReader:
+    """Reads the answers of one remote.
+
+    Args:
+        url: For errors.
+        layout: Of the observations.
+        leaves: The UID and spec of each of the layout's leaves.
+        uids: The UIDs of the observations that carry signals, by name.
+        realtime: Reads what only a real-time world answers; None: this is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        layout: Layout,
+        leaves: Sequence[tuple[int, Spec]],
+        uids: Mapping[str, int],
+        realtime: RealtimeReader | None,
+    ) -> None:
+        self._url = url
+        self._layout = layout
+        self._leaves = tuple(leaves)
+        self._uids = uids
+        self._realtime = realtime
+        self._form: Any = None
+        # Whether an observation is the very array of its tensor.
+        self._is_array = layout.is_array
+        self.lanes = layout.lanes
+        self.wanted = [uid for uid, _ in leaves] + [uids[name] for name in SIGNALS if name in uids]
+        """The UIDs to ask for, but for those of a real-time world."""
+        self.allowance = 0.0
+        """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
+
+    def read(self, message: StepMessage, now: float) -> Transition:
+        """Return what a single environment answered; the arrays belong to the caller.
+
+        Args:
+            message: Its answer.
+            now: The client's time, seconds.
+
+        Raises:
+            PeerError: An observation is missing, or not of its spec.
+        """
+        try:
+            if isinstance(message, StepAnswer):
+                # The info may say how the observation is built.
+                info = {} if message.info == values.EMPTY_DICT else self.read_info(message)
+                *arrays, reward, _, truncated = message.template.values(message.data, message.start)
+                # They may share memory with the message; protobuf's are the caller's already.
+                if self._is_array:
+                    observation = np.array(arrays[0])
+                else:
+                    observation = self._layout.unpack([np.array(array) for array in arrays], form=self._form)
+                if type(reward) is not float:
+                    reward = np.array(reward)
+                return observation, reward, message.state == pb.TERMINATED, truncated, info
+            tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
+            reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
+            observation = self._layout.unpack(tensors, form=self._form)
+            return observation, reward, bool(terminated), bool(truncated), info
+        except (TensorError, KeyError, ValueError) as error:
+            raise PeerError(self._url, f"its observations cannot be read: {error}") from error
+
+    def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
+        """Write an answer into a batch, from `slot` on.
+
+        Returns:
+            The info: a dict of one environment, or of arrays over the lanes.
+
+        Raises:
+            PeerError: An observation is missing, or not of its spec.
+        """
+        try:
+            if isinstance(message, StepAnswer):
+                *tensors, reward, terminated, truncated = message.arrays()
+                if self.lanes is None:
+                    terminated = np.asarray(message.state == pb.TERMINATED)
+                info: Any = self.read_info(message)
+            else:
+                tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
+            for index, array in enumerate(tensors):
+                self._layout.write(batch.columns, index, slot, array)
+            stop = slot + (self.lanes or 1)
+            batch.rewards[slot:stop] = reward
+            batch.terminations[slot:stop] = terminated
+            batch.truncations[slot:stop] = truncated
+        except (TensorError, KeyError, ValueError) as error:
+            raise PeerError(self._url, f"its observations cannot be read: {error}") from error
+        return info
+
+    def read_rows(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
+        """Write what single environments answered by the same template into a batch, but for the infos.
+
+        Args:
+            answers: Of this remote and others like it.
+            batch: Where to; its columns are arrays.
+            slots: The answers' slots: a slice, or their numbers.
+
+        Raises:
+            TensorError: An observation of one of them is not of its space.
+        """
+        *arrays, rewards, _, truncations = StepAnswer.stack(answers)
+        for index, array in enumerate(arrays):
+            self._layout.write_rows(batch.columns, index, slots, array)
+        batch.rewards[slots] = rewards
+        batch.terminations[slots] = np.array([answer.state for answer in answers]) == pb.TERMINATED
+        batch.truncations[slots] = truncations
+
+    def read_info(self, answer: StepAnswer) -> Any:
+        """Return the info that came with an answer.
+
+        Raises:
+            PeerError: It cannot be read.
+        """
+        try:
+            return {} if answer.info is None else self._decode_info(answer.info)
+        except TensorError as error:
+            raise PeerError(self._url, f"its info cannot be read: {error}") from error
+
+    def _decode_info(self, data: bytes) -> Any:
+        """Return an info; take how observations are built from here on, and tell the user what did not travel."""
+        info, notes, form = values.decode_info(data)
+        if form is not values.UNCHANGED:
+            self._form = form
+        if info:
+            self.allowance = _allowance(info) or self.allowance
+        for note in notes:
+            warnings.warn(f"{self._url}: {note}", RuntimeWarning, stacklevel=2)
+        return info
+
+    def _read_tensors(self, message: pb.EnvironmentResponse, now: float) -> tuple[list[Array], Any, Any, Any, Any]:
+        """Return the observation's tensors, and reward, terminated, truncated and info."""
+        observations, state = message.step.observations, message.step.state
+        for uid, spec in self._leaves:
+            if uid not in observations:
+                raise PeerError(self._url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
+        tensors = [spec.read(observations[uid]) for uid, spec in self._leaves]
+        signals = {name: observations[uid] for name, uid in self._uids.items() if uid in observations}
+        reward = unpack_tensor(signals["reward"], "reward") if "reward" in signals else 0.0
+        truncated: Any = state == pb.INTERRUPTED
+        terminated: Any = state == pb.TERMINATED
+        if self.lanes is not None:
+            terminated = unpack_tensor(signals["terminated"], "terminated")
+            truncated = unpack_tensor(signals["truncated"], "truncated")
+        elif "truncated" in signals:  # an episode can end in both ways at once, of which the state tells one
+            truncated |= bool(unpack_tensor(signals["truncated"], "truncated"))
+        info = self._decode_info(signals["info"].uint8s.array) if "info" in signals else {}
+        if self._realtime is not None:
+            info = self._realtime.extend(info, observations, now)
+        return tensors, reward, terminated, truncated, info
+
+
+def _allowance(info: Any) -> float:
+    """Return the seconds between two steps at the pace that an info tells, one at most; 0: it tells none."""
+    first = info[0] if isinstance(info, list) else info
+    pace = first.get(PACE) if isinstance(first, Mapping) else None
+    if isinstance(pace, np.ndarray):
+        pace = pace.reshape(-1)[0].item() if pace.size else None
+    return 1 / max(1.0, pace) if isinstance(pace, float) else 0.0

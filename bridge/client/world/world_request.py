@@ -1,0 +1,177 @@
+"""Which world a client asks for, and what it then knows of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from gymnasium import Space
+
+from bridge.encoding import values
+from bridge.encoding.tensors import pack_tensor
+from bridge.errors import SettingError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.address import Address, parse_address
+from bridge.transport.compression import Compression
+from bridge.transport.credentials import ClientCredentials
+
+__all__ = ["WorldInfo", "WorldRequest", "pack_factory"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldRequest:
+    """Which world a client wants."""
+
+    address: Address
+    """The server."""
+    env_id: str | None = None
+    """The environment, where a server has several."""
+    render_mode: str | None = None
+    """The render mode to make it with."""
+    env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """For its constructor."""
+    agent: str | None = None
+    """The agent to join as, in a world of several; None: the first that is free."""
+    join_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """JoinWorld settings: `role` and `wait` of a real-time world."""
+    diagnostics: bool = True
+    """True: ask a real-time world for times (U-11)."""
+
+    env_factory: bytes | None = dataclasses.field(default=None, repr=False)
+    """A pickled function that makes the environment there."""
+    plain_spaces: bool = False
+    """True if a space of a class of its own is read as the plain one that stands for it, without a warning."""
+
+    @classmethod
+    def of(
+        cls,
+        url: str,
+        env_id: str | None = None,
+        render_mode: str | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        agent: str | None = None,
+        join_settings: Mapping[str, str | None] | None = None,
+        diagnostics: bool = True,
+        *,
+        credentials: ClientCredentials | None = None,
+        compression: Compression | None = None,
+        env: Callable[..., Any] | None = None,
+    ) -> WorldRequest:
+        """Join what a URL says and what keywords say.
+
+        Raises:
+            AddressError: The URL cannot be read.
+            SettingError: They contradict each other, or ask for something of a world that exists already.
+        """
+        address = parse_address(url)
+        url = address.url  # which holds no token
+        if credentials is not None:
+            address = dataclasses.replace(
+                address, credentials=credentials.with_token_of(address.credentials, address.url)
+            )
+        if compression is not None:
+            if address.compression not in (None, compression):
+                raise SettingError(
+                    f"the URL {url!r} asks for another compression than compression={compression!r}; give one of them"
+                )
+            address = dataclasses.replace(address, compression=compression)
+        if address.env_id and env_id and address.env_id != env_id:
+            raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
+        if env is not None and (address.env_id or env_id or address.world is not None):
+            raise SettingError(
+                f"{url!r} with env={env!r:.80}: expected env, an environment id or a world, got two of them"
+            )
+        if address.world is not None and (env_id or render_mode or env_kwargs):
+            raise SettingError(
+                f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
+            )
+        factory = None if env is None else pack_factory(env)
+        given = {key: value for key, value in (join_settings or {}).items() if value is not None}
+        env_id = address.env_id or env_id
+        return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics, factory)
+
+    def settings(self) -> dict[str, pb.Tensor]:
+        """Return the CreateWorld settings."""
+        found: dict[str, pb.Tensor] = {}
+        for name, text in self.address.settings:
+            found[name] = pack_tensor(_parameter(name, text))
+        if self.env_factory is not None:
+            found["env_factory"] = pack_tensor(np.frombuffer(self.env_factory, np.uint8))
+        if self.env_id is not None:
+            found["env_id"] = pack_tensor(self.env_id)
+        if self.render_mode is not None:
+            found["render_mode"] = pack_tensor(self.render_mode)
+        rest = {}
+        for name, value in self.env_kwargs.items():
+            if isinstance(value, (bool, int, float, str)):
+                found[f"kwargs.{name}"] = pack_tensor(value)
+            else:
+                rest[name] = value
+        if rest:
+            try:
+                found["kwargs"] = pack_tensor(np.frombuffer(values.encode(rest), np.uint8))
+            except TensorError as error:
+                raise SettingError(f"env_kwargs cannot be sent: {error}") from error
+        return found
+
+
+def pack_factory(env: Callable[..., Any]) -> bytes:
+    """Pickle a function that makes an environment, for the server to call.
+
+    Raises:
+        SettingError: It is none, or holds what cannot be pickled.
+    """
+    if not callable(env):
+        raise SettingError(f"expected env to be a function that returns an environment, got {env!r:.80}")
+    try:
+        data: bytes = cloudpickle.dumps(env)
+    except Exception as error:  # whatever the pickling of a user's objects raises
+        raise SettingError(f"env={env!r:.80} cannot be pickled, and so not be sent: {error!r}") from error
+    return data
+
+
+def _parameter(name: str, text: str) -> Any:
+    """A query parameter's value: a number or truth value where it reads as one and is not expected to be text."""
+    if name in ("env_id", "render_mode", "vectorization_mode"):
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldInfo:
+    """A client's knowledge of the world that it is in."""
+
+    observation_space: Space[Any]
+    """Of one environment."""
+    action_space: Space[Any]
+    """Of one environment."""
+    lanes: int | None
+    """The number of lanes; None for a single environment."""
+    env_id: str | None
+    """The environment's id."""
+    metadata: Mapping[str, Any]
+    """The environment's metadata."""
+    render_mode: str | None
+    """How it renders."""
+    spec: Mapping[str, Any] | None
+    """The spec of its registration."""
+    server_version: str | None
+    """The version of a Gymnasium Bridge server; None for another one."""
+    reward_space: Space[Any] | None = None
+    """Of array rewards; None: rewards are numbers."""
+    fps: float | None = None
+    """Frames a second of a real-time world; None: it waits for each action."""
+
+    @property
+    def spaces(self) -> tuple[Space[Any], ...]:
+        """The observation space, the action space and, where rewards are arrays, theirs."""
+        given = (self.observation_space, self.action_space)
+        return given if self.reward_space is None else (*given, self.reward_space)

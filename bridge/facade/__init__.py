@@ -1,0 +1,1 @@
+"""The functions for users that assemble a server: its worlds, observers, recording and page."""

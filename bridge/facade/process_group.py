@@ -1,0 +1,470 @@
+"""Several full servers, each in a process of its own, that start and stop together.
+
+A child is a fresh interpreter, so nothing of this process's threads or locks is in it, and no main module is imported
+again. What to serve comes through its standard input; it ends when that ends, and so never outlives this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fnmatch
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+import cloudpickle
+import gymnasium
+
+from bridge.errors import SettingError, StartError
+from bridge.facade.serve import serve_gym
+from bridge.forks import forget_in_child, leak
+from bridge.server.limits import Limits, check_drain_timeout
+from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.transport.address import parse_address
+
+__all__ = ["ServerGroup", "registered_specs"]
+
+START_TIMEOUT = 120.0
+"""Seconds that all servers together have to start."""
+_ASK_TIMEOUT = 10.0
+# Seconds that a process has to end once it was told to.
+_END_TIMEOUT = 15.0
+_CHILD = "import sys; sys.path[:] = {path!r}; from bridge.facade.process_group import run_child; run_child()"
+
+
+class ServerGroup(Server):
+    """Servers in processes of their own; `urls` lists them all, `stop` ends them all.
+
+    Args:
+        env: As for `serve_gym`; a callable travels by value, through a pipe of this machine.
+        processes: How many.
+        arguments: The other keyword arguments of `serve_gym`. Process i gets `port + i` where that is not 0, likewise
+            the other ports, and `unix_path` with `.i` after it.
+        start: Whether they serve at once; False: once `start`, `run` or `wait` is called.
+
+    Raises:
+        SettingError: One of them cannot start; its message is the server's own.
+    """
+
+    def __init__(self, env: Any, processes: int, arguments: Mapping[str, Any], *, start: bool = True) -> None:
+        self._running = self._ending = False
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+        self._asking = threading.Lock()
+        self._draining = False
+        self._drain_timeout = (arguments.get("limits") or Limits()).drain_timeout
+        self._title = getattr(env, "__name__", str(env))
+        self._children: list[_ServerProcess] = []
+        forget_in_child(self)
+        deadline = time.monotonic() + START_TIMEOUT
+        try:
+            for index in range(processes):
+                self._children.append(_ServerProcess(_payload(env, _shifted(arguments, index))))
+            for child in self._children:
+                said = child.read(deadline)
+                if said is None:
+                    raise SettingError(
+                        f"a server process ended, or did not start within {START_TIMEOUT:g} s; its output is above"
+                    )
+                if "error" in said:
+                    raise SettingError(f"a server process could not start: {said['error']}")
+                child.urls = said["urls"]
+                child.web_url = said["web_url"]
+                child.env_ids = said["env_ids"]
+                child.metrics_port = said["metrics_port"]
+        except BaseException:
+            self._end_children(0.0)
+            raise
+        atexit.register(self.stop, 0.0)
+        if start:
+            self.start()
+
+    def after_fork(self) -> None:
+        """In a forked process: leave the servers to the parent process."""
+        atexit.unregister(self.stop)
+        self._stopping = threading.Lock()
+        self._asking = threading.Lock()
+        self._stopped = threading.Event()
+        self._stopped.set()
+        for child in self._children:
+            child.after_fork()
+
+    @property
+    def url(self) -> str:
+        """The first server's URL."""
+        return self._children[0].urls[0]
+
+    @property
+    def urls(self) -> list[str]:
+        """The gRPC URL of each server, a world of each being what `make_vec_remote` joins."""
+        return [child.urls[0] for child in self._children]
+
+    @property
+    def all_urls(self) -> list[list[str]]:
+        """All URLs of each server: what its own `urls` says."""
+        return [list(child.urls) for child in self._children]
+
+    @property
+    def web_url(self) -> str | None:
+        """The page of the first server; None: there is none. The others have pages at their own ports."""
+        return self._children[0].web_url
+
+    @property
+    def port(self) -> int:
+        """The first server's port."""
+        return parse_address(self.url).port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the first server's metrics; None: there are none."""
+        return self._children[0].metrics_port
+
+    @property
+    def metrics_ports(self) -> list[int]:
+        """The port of each server's metrics; empty if there are none."""
+        return [child.metrics_port for child in self._children if child.metrics_port is not None]
+
+    def start(self) -> None:
+        """Serve: each process makes and calls its environments in its main thread.
+
+        Raises:
+            SettingError: They are started already, or stopped.
+        """
+        self._begin("start()")
+        for child in self._children:
+            child.write("serve")
+
+    def run(self, grace: float | None = None, *, started: Callable[[], None] | None = None) -> None:
+        """Serve, and block until Ctrl-C, SIGTERM, `drain` or `stop` from another thread: `start` and `wait`.
+
+        Args:
+            grace: Seconds that open connections get to end by themselves after SIGTERM.
+            started: Called once the first process has made the environment of its first world. That of the other
+                processes, and without `started` of all, is made when a client asks for it.
+
+        Raises:
+            SettingError: They are started already, or stopped; with `started`, the environment cannot be served.
+            StartError: With `started`, the environment failed while it was made.
+        """
+        if started is None:
+            self.start()
+        elif self._make_first():
+            started()
+        self.wait(grace)
+
+    def _make_first(self) -> bool:
+        """Have the first process make its first environment, and then all of them serve; False: they were stopped.
+
+        There is no deadline, as in one process: it takes the time that the environment takes.
+        """
+        self._begin("run()")
+        first, *others = self._children
+        with self._asking:
+            first.write("prepare")
+            said = first.read(None)
+        if self._ending:
+            return False
+        if said is None or "error" in said:
+            self.stop()
+        if said is None:
+            raise StartError("a server process ended while it made the environment; its output is above")
+        if "error" in said:
+            raise (SettingError if said["usage"] else StartError)(said["error"])
+        for child in others:
+            child.write("serve")
+        return True
+
+    def wait(self, grace: float | None = None) -> None:
+        """Block until Ctrl-C or SIGTERM, or `drain` or `stop` from another thread, have ended all servers.
+
+        SIGTERM drains them; Ctrl-C, and any second signal, stops them.
+
+        Args:
+            grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
+        """
+        if not self._running and not self._stopped.is_set():
+            self.start()
+        signals: list[int] = []
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            signals.append(number)  # an Event's lock may be held by the very thread that this interrupts
+
+        handled = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, on_signal) for number in handled}
+        try:
+            # A wait without a timeout would keep Python from running signal handlers on some platforms.
+            while not self._stopped.wait(0.2) and any(child.process.poll() is None for child in self._children):
+                if signal.SIGINT in signals or len(signals) > 1:
+                    break
+                if signals and not self._draining:
+                    self.drain(grace)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.stop()
+
+    @property
+    def draining(self) -> bool:
+        """True if they take no further worlds, and end once their clients have left."""
+        return self._draining
+
+    def dial(self, url: str, **keywords: Any) -> None:
+        """Refuse: the processes dial by themselves, from their start on."""
+        raise SettingError(f"with processes= each server dials by itself: give dial={url!r} to serve_gym")
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Have all servers drain, as `Server.drain`."""
+        seconds = self._drain_timeout if timeout is None else timeout
+        check_drain_timeout(seconds, "timeout")
+        self._draining = True
+        for child in self._children:
+            child.write(f"drain {seconds}")
+
+    @property
+    def pids(self) -> list[int]:
+        """The number of each process."""
+        return [child.process.pid for child in self._children]
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections of all servers."""
+        return sum(int(said["connections"]) for said in self._ask())
+
+    @property
+    def worlds(self) -> list[str]:
+        """The names of the worlds of all servers."""
+        return [name for said in self._ask() for name in said["worlds"]]
+
+    @property
+    def env_ids(self) -> list[str]:
+        """The environment ids that a client may name."""
+        return list(self._children[0].env_ids)
+
+    def status(self) -> dict[str, Any]:
+        """Return what all servers do and have done together; the longest `uptime`, and `draining` where one drains."""
+        found = [said["status"] for said in self._ask()]
+        together: dict[str, Callable[..., Any]] = {"uptime": max, "draining": any}
+        names = found[0] if found else ()
+        return {name: together.get(name, sum)([status[name] for status in found]) for name in names}
+
+    def _ask(self) -> list[dict[str, Any]]:
+        """Ask every server that is alive how it is; nothing once they are stopped, or belong to a parent process."""
+        with self._asking:
+            if self._stopped.is_set():
+                return []
+            asked = [child for child in self._children if child.write("count")]
+            deadline = time.monotonic() + _ASK_TIMEOUT
+            return [said for child in asked if (said := child.read(deadline)) is not None]
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Stop all servers, at the same time, and wait for their processes. May be called twice.
+
+        Args:
+            grace: Seconds that clients have to leave.
+        """
+        with self._stopping:
+            if self._stopped.is_set():
+                return
+            atexit.unregister(self.stop)
+            self._ending = True
+            try:
+                self._end_children(grace)
+            finally:
+                self._stopped.set()
+
+    def _end_children(self, grace: float) -> None:
+        for child in self._children:
+            child.write(f"drain {grace}")
+        deadline = time.monotonic() + grace
+        for child in self._children:
+            child.end(deadline)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped.is_set() else ", ".join(self.urls)
+        return f"ServerGroup({self._title}, {len(self._children)} processes, {state})"
+
+
+class _ServerProcess:
+    """One server process, from this side."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.urls: list[str] = []
+        self.web_url: str | None = None
+        self.env_ids: list[str] = []
+        self.metrics_port: int | None = None
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD.format(path=sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C in the terminal goes to this process, which then stops its servers in order.
+            start_new_session=os.name == "posix",
+        )
+        self._reader = threading.Thread(target=self._read, name="bridge-processes", daemon=True)
+        self._reader.start()
+        with contextlib.suppress(OSError):  # it died at once, which `read` tells
+            if self.process.stdin is not None:
+                self.process.stdin.write(len(payload).to_bytes(8, "big") + payload)
+                self.process.stdin.flush()
+
+    def _read(self) -> None:
+        if self.process.stdout is not None:
+            for line in self.process.stdout:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def after_fork(self) -> None:
+        """In a forked process: give up the pipes without closing the parent's."""
+        leak(self.process)  # the lock of its stdout is held by a thread that only the parent has
+        # The server ends when its standard input ends, so this copy must not hold it open after the parent's death.
+        # What is still in the file's buffer is the parent's to send: /dev/null takes it here.
+        null = os.open(os.devnull, os.O_RDWR)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and not pipe.closed:
+                os.dup2(null, pipe.fileno(), inheritable=False)
+        os.close(null)
+
+    def read(self, deadline: float | None) -> dict[str, Any] | None:
+        """Return what it says next; None: it ended, or has said nothing by the deadline, where there is one."""
+        line: bytes | None = None
+        while True:
+            # A wait without a timeout would keep Python from running signal handlers on some platforms.
+            wait = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                line = self._lines.get(timeout=wait)
+                break
+            except queue.Empty:
+                if deadline is not None:
+                    return None
+        if line is None:
+            self._lines.put(None)
+            return None
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def write(self, command: str) -> bool:
+        """Tell it something; False: it is gone."""
+        try:
+            if self.process.stdin is not None:
+                self.process.stdin.write(f"{command}\n".encode())
+                self.process.stdin.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until a deadline; then stop it, and end it by force where it does not stop."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(_END_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(5.0)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def _shifted(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The arguments of process `index`."""
+    mine = dict(arguments)
+    for name, value in arguments.items():
+        if (name == "port" or name.endswith("_port")) and isinstance(value, int) and value:
+            mine[name] = value + index
+        elif name in ("unix_path", "dial_name") and value is not None:
+            mine[name] = f"{value}.{index}"
+    return mine
+
+
+def registered_specs(env: Any) -> list[gymnasium.envs.registration.EnvSpec]:
+    """Return the specs that this process has of the ids and patterns of a served environment; none of a callable."""
+    names: Sequence[str] = [env] if isinstance(env, str) else env if isinstance(env, (list, tuple)) else []
+    patterns = [name.rpartition(":")[2] for name in names if isinstance(name, str)]
+    return [
+        spec
+        for key, spec in gymnasium.registry.items()
+        if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+    ]
+
+
+def _payload(env: Any, arguments: Mapping[str, Any]) -> bytes:
+    """Pickle what a child needs: the environment, and the specs that this process may have registered itself."""
+    try:
+        payload: bytes = cloudpickle.dumps((env, dict(arguments), registered_specs(env)))
+    except Exception as error:
+        raise SettingError(
+            f"the environment {env!r:.80} cannot be sent to another process: {error!r}; serve it by its id, or by a "
+            "callable that makes it there"
+        ) from error
+    return payload
+
+
+def run_child() -> None:
+    """Serve what standard input says until it ends: the whole life of a server process."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what an environment prints must not stand between our lines
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stdin = sys.stdin.buffer
+    size = int.from_bytes(stdin.read(8), "big")
+    payload = stdin.read(size)
+    if len(payload) < size or not size:
+        return  # the parent is gone
+
+    def say(**what: Any) -> None:
+        with contextlib.suppress(OSError):
+            print(json.dumps(what), file=out, flush=True)
+
+    try:
+        env, arguments, specs = cloudpickle.loads(payload)  # from our own parent, through a pipe
+        for spec in specs:
+            gymnasium.registry.setdefault(spec.id, spec)
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        server = serve_gym(env, start=False, **arguments)
+    except BaseException as error:
+        say(error=str(error) or repr(error))
+        if not isinstance(error, SettingError):
+            raise
+        return
+
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in stdin:
+            command = line.decode().split()
+            if command[:1] == ["count"]:
+                say(connections=server.connections, worlds=server.worlds, status=server.status())
+            elif command[:1] == ["drain"]:
+                server.drain(float(command[1]))
+            else:
+                orders.put(command[0])
+        server.stop()
+        _end_process()  # also where an environment does not return from its call
+
+    threading.Thread(target=listen, name="bridge-parent", daemon=True).start()
+    say(urls=server.urls, env_ids=server.env_ids, metrics_port=server.metrics_port, web_url=server.web_url)
+    try:
+        ahead = orders.get() == "prepare"  # the other order is "serve"
+        server.run(started=(lambda: say(prepared=True)) if ahead else None)
+    except (SettingError, StartError) as error:
+        say(error=str(error), usage=isinstance(error, SettingError))
+    finally:
+        _end_process()
+
+
+def _end_process() -> NoReturn:
+    """End this process; the thread that listens may sit in a read that only the parent's end would end."""
+    sys.stderr.flush()
+    os._exit(0)

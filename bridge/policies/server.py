@@ -1,0 +1,346 @@
+"""Serves a policy: requests of all connections that wait are answered by one call of the function."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http
+import logging
+import math
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from bridge.errors import SettingError
+from bridge.policies.rows import from_map, join, layout, row_count, take, with_rows
+from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
+from bridge.transport.address import is_loopback
+from bridge.transport.credentials import TLS, TokenLike, checked_tls, read_pem, read_token
+from bridge.transport.tls import server_context
+from bridge.transport.websocket import LOGGER
+
+# After `wire`, whose error says what to install.
+from websockets.exceptions import ConnectionClosed  # isort: skip
+from websockets.frames import CloseCode  # isort: skip
+from websockets.http11 import Request as HttpRequest, Response  # isort: skip
+from websockets.sync.server import ServerConnection, serve  # isort: skip
+
+__all__ = ["PolicyServer", "serve_policy"]
+
+_LOG = logging.getLogger("bridge.policies")
+_CLOSE_TIMEOUT = 1.0
+
+
+class _FunctionError(Exception):
+    """The function raised, or returned what are no actions."""
+
+
+class _StoppingError(Exception):
+    """The server stops. An answer in text would say that the function failed; who loses a connection tries again."""
+
+
+@dataclasses.dataclass
+class _Waiting:
+    """A request that waits for the function."""
+
+    batch: Any
+    rows: int
+    layout: Any
+    answer: Future[Any] = dataclasses.field(default_factory=Future)
+
+
+class PolicyServer:
+    """A policy at a port, as `serve_policy` starts it. A context manager that stops it."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        listener: socket.socket,
+        *,
+        shown_host: str,
+        token: Any,
+        tls: TLS,
+        chunked: bool,
+        max_batch: int,
+        max_wait: float,
+        max_connections: int,
+        max_message_bytes: int,
+        metadata: Mapping[str, Any],
+    ) -> None:
+        self._function, self._token, self._chunked = function, token, chunked
+        self._max_batch, self._max_wait, self._max_connections = max_batch, max_wait, max_connections
+        self._metadata = pack({**metadata, MAX_BATCH: max_batch})
+        self._waiting: list[_Waiting] = []
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._connections: dict[ServerConnection, threading.Thread] = {}
+        self.calls = 0
+        """How often the function was called."""
+        context = None
+        if tls.certificate is not None:
+            pem = tls.read()
+            context = server_context(pem.certificate, pem.key, read_pem("client_ca", tls.client_ca))  # type: ignore[arg-type]
+        host = f"[{shown_host}]" if ":" in shown_host else shown_host
+        scheme = "ws" if context is None else "wss"
+        self.url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+        """The URL for `RemotePolicy`, without a token."""
+        self._server = serve(
+            self._serve,
+            sock=listener,
+            ssl=context,
+            process_request=self._admit,
+            origins=[None],  # a page in a browser that visits another site must not reach a policy on this machine
+            compression=None,
+            max_size=max_message_bytes,
+            close_timeout=_CLOSE_TIMEOUT,
+            server_header=None,
+            logger=LOGGER,
+        )
+        self._threads = [
+            threading.Thread(target=self._server.serve_forever, name="policy-accept", daemon=True),
+            threading.Thread(target=self._work, name="policy-batches", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def token(self) -> str | None:
+        """The token that clients have to show; None: none."""
+        return None if self._token is None else str(self._token.reveal())
+
+    def wait(self) -> None:
+        """Wait until another thread, or a signal's KeyboardInterrupt, stops the server."""
+        while self._threads[0].is_alive():
+            self._threads[0].join(1.0)
+
+    def stop(self) -> None:
+        """Close the port and all connections."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            open_now = dict(self._connections)
+        self._server.shutdown()
+        for connection in open_now:
+            with contextlib.suppress(Exception):  # it is closing already
+                connection.close(CloseCode.GOING_AWAY)
+        for thread in (*self._threads, *open_now.values()):
+            if thread is not threading.current_thread():
+                thread.join(5.0)
+
+    def __enter__(self) -> PolicyServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
+        if request.path == "/healthz":  # as openpi's server has it, for probes
+            return connection.respond(http.HTTPStatus.OK, "OK\n")
+        kind, _, shown = request.headers.get("Authorization", "").partition(" ")
+        if self._token is not None and not (kind in ("Bearer", "Api-Key") and self._token.matches(shown)):
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "expected this server's token\n")
+        with self._changed:
+            if len(self._connections) >= self._max_connections:
+                text = f"expected at most max_connections={self._max_connections} clients\n"
+                return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
+            self._connections[connection] = threading.current_thread()
+        return None
+
+    def _serve(self, connection: ServerConnection) -> None:
+        """Answer the requests of one connection, one after the other."""
+        try:
+            if self._stopped:  # `stop` does not know of this one
+                raise _StoppingError
+            connection.send(self._metadata)
+            for data in connection:
+                began = time.perf_counter()
+                try:
+                    actions, seconds = self._answer(data)
+                    spent = {"infer_ms": 1000 * seconds, "total_ms": 1000 * (time.perf_counter() - began)}
+                    connection.send(pack({ACTIONS: actions, "server_timing": spent}))
+                except (WireError, _FunctionError) as error:
+                    connection.send(str(error))  # a text is an error on this wire; the connection goes on
+        except _StoppingError:
+            connection.close(CloseCode.GOING_AWAY, "the server stops")
+        except ConnectionClosed:
+            pass
+        finally:
+            with self._changed:
+                del self._connections[connection]
+
+    def _answer(self, data: Any) -> tuple[Any, float]:
+        message = unpack(data)
+        count = message.pop(BATCH, None)
+        if count is None:
+            batch = {key: with_rows(value) for key, value in message.items()}
+        elif type(count) is not int or not 1 <= count <= self._max_batch:
+            raise WireError(f"expected {BATCH} to be 1 to max_batch={self._max_batch}, got {count!r:.40}")
+        else:
+            batch = message
+        if not batch or row_count(batch) != {count or 1}:
+            raise WireError(f"expected {count or 1} rows in every part of the observation, got {row_count(batch)}")
+        request = _Waiting(from_map(batch), count or 1, layout(batch))
+        with self._changed:
+            if self._stopped:
+                raise _StoppingError
+            self._waiting.append(request)
+            self._changed.notify_all()
+        actions, seconds = request.answer.result()
+        return (actions if count else actions[0]), seconds
+
+    def _work(self) -> None:
+        while batch := self._next():
+            self._run(batch)
+
+    def _next(self) -> list[_Waiting]:
+        """Wait for requests; return those for one call, none once the server stops."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._waiting)
+            # Connections with no request under way cannot add one sooner than a turn of their loops: where all that
+            # are open wait already, waiting longer gains nothing.
+            self._changed.wait_for(
+                lambda: (
+                    self._stopped
+                    or sum(one.rows for one in self._waiting) >= self._max_batch
+                    or len(self._waiting) >= len(self._connections)
+                ),
+                self._max_wait,
+            )
+            if self._stopped:
+                for one in self._waiting:
+                    one.answer.set_exception(_StoppingError())
+                return []
+            chosen: list[_Waiting] = []
+            rows = 0
+            for one in self._waiting:
+                if one.layout == self._waiting[0].layout and rows + one.rows <= self._max_batch:
+                    chosen.append(one)
+                    rows += one.rows
+            self._waiting = [one for one in self._waiting if not any(one is taken for taken in chosen)]
+            return chosen
+
+    def _run(self, requests: list[_Waiting]) -> None:
+        """Answer requests by one call; where that fails, each by a call of its own: one may spoil it for the others."""
+        began = time.perf_counter()
+        try:
+            actions = self._call(join([one.batch for one in requests]), sum(one.rows for one in requests))
+        except Exception as error:
+            if len(requests) > 1:
+                for one in requests:
+                    self._run([one])
+                return
+            if not isinstance(error, _FunctionError):
+                _LOG.exception("the policy raised")
+                error = _FunctionError(f"the policy raised {type(error).__name__}: {error}"[:500])
+            requests[0].answer.set_exception(error)
+            return
+        seconds, start = time.perf_counter() - began, 0
+        for one in requests:
+            own = take(actions, slice(start, start + one.rows))
+            start += one.rows
+            if own.dtype.kind == "f" and not np.isfinite(own).all():
+                text = "the policy returned NaN or infinity for this observation; look for them in the observation"
+                one.answer.set_exception(_FunctionError(text))
+            else:
+                one.answer.set_result((own, seconds))
+
+    def _call(self, batch: Any, rows: int) -> Any:
+        self.calls += 1
+        actions = np.asarray(self._function(batch))
+        least = 2 if self._chunked else 1
+        if actions.dtype.kind not in "biuf" or actions.ndim < least or len(actions) != rows:
+            shape = f"({rows}, horizon, …)" if self._chunked else f"({rows}, …)"
+            raise _FunctionError(
+                f"expected the policy to return an array of numbers of {shape}, got {actions.dtype} of {actions.shape}"
+            )
+        return actions if self._chunked else actions[:, None]
+
+
+def serve_policy(
+    function: Callable[[Any], Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    chunked: bool = False,
+    max_batch: int = 64,
+    max_wait: float = 0.002,
+    max_connections: int = 64,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    token: TokenLike | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls: TLS | None = None,
+    insecure: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+) -> PolicyServer:
+    """Serve a policy in the background, for `RemotePolicy` and for clients of openpi.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bridge.policies import RemotePolicy, serve_policy
+        >>> with serve_policy(lambda observations: (observations[:, 0] > 0).astype(int)) as server:
+        ...     with RemotePolicy(server.url) as policy:
+        ...         print(policy(np.array([1.0, 2.0])))
+        1
+
+    Args:
+        function: Takes a batch of observations, `(rows, …)` or a dict of such, and returns `(rows, …)` actions.
+            `by_rows` makes one of a function of single observations.
+        host: The address to listen on.
+        port: The port; 0: any free one.
+        chunked: Whether the function returns chunks, `(rows, horizon, …)`.
+        max_batch: The most observations of one call.
+        max_wait: Seconds that a request waits for others to share a call with.
+        max_connections: How many clients there may be.
+        max_message_bytes: The largest request.
+        token: What clients have to show. Without one, a server beyond loopback makes one: `PolicyServer.token`.
+        token_file: A file that holds it.
+        tls: The server's certificate and key.
+        insecure: Beyond loopback, let anybody in.
+        metadata: What clients are told when they connect.
+
+    Raises:
+        SettingError: A keyword is out of its range, or the port is taken.
+    """
+    if not callable(function):
+        raise SettingError(f"expected a policy that takes a batch of observations, got a {type(function).__name__}")
+    for name, value in (
+        ("max_batch", max_batch),
+        ("max_connections", max_connections),
+        ("max_message_bytes", max_message_bytes),
+    ):
+        if type(value) is not int or value < 1:
+            raise SettingError(f"expected {name} to be a positive integer, got {value!r}")
+    if not 0 <= max_wait < math.inf:
+        raise SettingError(f"expected max_wait to be seconds, got {max_wait!r}")
+    found = read_token(token, token_file)
+    if found is None and not insecure and not is_loopback(host):
+        found = read_token(secrets.token_urlsafe(24), None)
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise SettingError(f"cannot listen on {host}:{port}: {error}; choose another port=") from None
+    try:
+        return PolicyServer(
+            function,
+            listener,
+            shown_host=host,
+            token=found,
+            tls=checked_tls(tls),
+            chunked=chunked,
+            max_batch=max_batch,
+            max_wait=max_wait,
+            max_connections=max_connections,
+            max_message_bytes=max_message_bytes,
+            metadata=metadata or {},
+        )
+    except BaseException:
+        listener.close()
+        raise

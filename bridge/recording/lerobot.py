@@ -1,0 +1,303 @@
+"""Episodes as a dataset of LeRobot, version 3.0 of its format: Parquet for numbers, mp4 for pictures.
+
+Each step is a frame: what was seen before the action, the action, and the reward that it got. The last observation of
+an episode belongs to no action and is left out, as in LeRobot's own recordings.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from gymnasium import Space, spaces
+
+from bridge.encoding.tensors import Array
+from bridge.errors import SettingError
+from bridge.extras import install_command
+from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
+from bridge.recording.exports import Said, datasets_of, even, quiet, rate_of
+from bridge.recording.reader import Episode
+
+__all__ = ["export_lerobot"]
+
+_VERSION = "v3.0"
+_FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+_DATA, _VIDEO = f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
+_FIRST = {"chunk_index": 0, "file_index": 0}
+_STATE, _IMAGE, _ACTION = "observation.state", "observation.image", "action"
+_OWN = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",
+        "task_index": "int64"}  # fmt: skip
+_QUANTILES = {f"q{percent:02}": percent / 100 for percent in (1, 10, 50, 90, 99)}
+_SAMPLED_PICTURES = 100
+"""Pictures of an episode that its statistics are of, at most."""
+_PICTURE_AXES = 3
+
+
+def export_lerobot(
+    episodes: Sequence[Episode],
+    folder: str | Path,
+    *,
+    env: Any = None,
+    fps: float | None = None,
+    task: str | None = None,
+    say: Said = quiet,
+    allow_calls: bool = False,
+) -> list[Path]:
+    """Write episodes as a dataset of LeRobot; of several agents one for each, in folders with their names.
+
+    Observations and actions keep their bits, rewards become float32. Pictures become a film (H.264), which loses some
+    of theirs: observations in colour, or the frames where these were recorded.
+
+    Args:
+        episodes: Of one environment.
+        folder: The dataset, which must not exist yet.
+        env: As for `export_minari`.
+        fps: Frames a second; None: those of the real-time world, or of the environment's metadata, or 30.
+        task: The task in words; None: the name of the environment.
+        say: Takes a line for each dataset.
+        allow_calls: As for `Replay`.
+
+    Returns:
+        The folders.
+
+    Raises:
+        SettingError: PyAV is not installed, the folder exists, or spaces are of a kind that LeRobot has no feature for.
+        RecordingError: The episodes are of several environments, or their observations are not to be had.
+    """
+    root = Path(folder)
+    if root.exists():
+        raise SettingError(f"expected a folder that does not exist yet, got {root}; give another, or remove it")
+    written = []
+    try:
+        for agent, data in datasets_of(episodes, env, allow_calls):
+            path = root if agent is None else root / agent.replace("/", "_")
+            dataset = _Dataset(path, data, rate_of(episodes[0].stream, fps), task or episodes[0].stream.title)
+            dataset.write()
+            written.append(path)
+            say(f"{path}: {len(data)} episodes, {dataset.frames} frames")
+    except BaseException:  # half a dataset reads as one
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+    return written
+
+
+class _Dataset:
+    """A dataset that is being written.
+
+    Args:
+        root: Its folder.
+        data: What one agent saw and did, an entry for each episode.
+        fps: Frames a second.
+        task: The task in words.
+    """
+
+    def __init__(self, root: Path, data: Sequence[EpisodeData], fps: float, task: str) -> None:
+        self._root, self._data, self._fps, self._task = root, data, fps, task
+        first = data[0]
+        self._seen, self._acted = first.observation_space, first.action_space
+        self._of_pictures = _is_picture(self._seen)
+        self._has_film = self._of_pictures or all(one.agent is None and has_frames(one.episode) for one in data)
+        self.frames = sum(len(one.actions) for one in data)
+        """How many there are, in all episodes."""
+        self._features = self._describe()
+
+    def _describe(self) -> dict[str, dict[str, Any]]:
+        """Return the features: the type and the shape of each column."""
+        found = {_ACTION: _feature_of(self._acted, "actions")}
+        if not self._of_pictures:
+            found[_STATE] = _feature_of(self._seen, "observations")
+        if self._has_film:
+            height, width = even(next(self._pictures(self._data[0]))).shape[:2]
+            names = ["height", "width", "channels"]
+            film = {"video.height": height, "video.width": width, "video.channels": 3, "video.codec": "h264",
+                    "video.pix_fmt": "yuv420p", "video.fps": self._fps, "video.is_depth_map": False,
+                    "has_audio": False}  # fmt: skip
+            found[_IMAGE] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": film}
+        found["next.reward"] = {"dtype": "float32", "shape": [1], "names": None}
+        for name in ("next.done", "next.truncated"):
+            found[name] = {"dtype": "bool", "shape": [1], "names": None}
+        return {**found, **{name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _OWN.items()}}
+
+    def write(self) -> None:
+        """Write all its files."""
+        columns = [self._columns(number, one) for number, one in enumerate(self._data)]
+        index = 0
+        for one in columns:
+            one["index"] = np.arange(index, index := index + len(one["index"]))
+        schema = pa.schema([(name, _type_of(self._features[name])) for name in columns[0]])
+        self._save(_DATA.format(**_FIRST), pa.concat_tables([_table(one, schema) for one in columns]))
+        stats = [{name: _statistics(column) for name, column in one.items()} for one in columns]
+        if self._has_film:
+            for data, found in zip(self._data, stats, strict=True):
+                found[_IMAGE] = _picture_statistics(self._pictures(data), len(data.actions))
+            self._film()
+        self._save(f"meta/episodes/{_FILE.format(**_FIRST)}.parquet", self._episodes(stats))
+        self._save("meta/tasks.parquet", _indexed({"task_index": [0], "task": [self._task]}, "task"))
+        self._save_json("meta/stats.json", _joined(stats))
+        self._save_json("meta/info.json", self._info())
+
+    def _columns(self, number: int, one: EpisodeData) -> dict[str, Array]:
+        """Return the columns of an episode's frames."""
+        steps = np.arange(len(one.actions))
+        found = {} if self._of_pictures else {_STATE: _rows(self._seen, one.observations[:-1])}
+        if one.rewards.ndim > 1:
+            raise SettingError("LeRobot has no feature for rewards that are arrays")
+        return {
+            **found, _ACTION: _rows(self._acted, one.actions), "next.reward": one.rewards.astype(np.float32),
+            "next.done": one.terminations | one.truncations, "next.truncated": one.truncations,
+            "timestamp": (steps / self._fps).astype(np.float32), "frame_index": steps,
+            "episode_index": np.full_like(steps, number), "index": steps, "task_index": np.zeros_like(steps),
+        }  # fmt: skip
+
+    def _episodes(self, stats: Sequence[Mapping[str, Mapping[str, Any]]]) -> pa.Table:
+        """Return a row for each episode: where its frames are, and their statistics."""
+        rows, at = [], 0
+        for number, (one, found) in enumerate(zip(self._data, stats, strict=True)):
+            length = len(one.actions)
+            row: dict[str, Any] = {"episode_index": number, "tasks": [self._task], "length": length,
+                                   "dataset_from_index": at, "dataset_to_index": at + length}  # fmt: skip
+            for part in ("data", "meta/episodes", *([f"videos/{_IMAGE}"] if self._has_film else [])):
+                row.update({f"{part}/{name}": value for name, value in _FIRST.items()})
+            if self._has_film:
+                for name, frame in (("from", at), ("to", at + length)):
+                    row[f"videos/{_IMAGE}/{name}_timestamp"] = frame / self._fps
+            row.update({f"stats/{name}/{key}": v for name, each in found.items() for key, v in each.items()})
+            rows.append(row)
+            at += length
+        return pa.Table.from_pylist(rows)
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "codebase_version": _VERSION, "robot_type": None, "total_episodes": len(self._data),
+            "total_frames": self.frames, "total_tasks": 1, "chunks_size": 1000, "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": 500, "fps": self._fps, "splits": {"train": f"0:{len(self._data)}"},
+            "data_path": _DATA, "video_path": _VIDEO if self._has_film else None, "features": self._features,
+        }  # fmt: skip
+
+    def _film(self) -> None:
+        """Write the pictures of all episodes as one film."""
+        try:
+            import av
+        except ImportError as error:
+            raise SettingError(f"films of LeRobot need PyAV: {install_command('lerobot')}") from error
+        path = self._path(_VIDEO.format(video_key=_IMAGE, **_FIRST))
+        height, width, _ = self._features[_IMAGE]["shape"]
+        with av.open(str(path), "w") as container:
+            # Two frames to a keyframe, as LeRobot writes its own: a reader seeks to any of them.
+            stream = container.add_stream("libx264", rate=Fraction(self._fps).limit_denominator(100_000))
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            stream.codec_context.gop_size = 2
+            for picture in (picture for one in self._data for picture in self._pictures(one)):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(even(picture), format="rgb24")))
+            container.mux(stream.encode())
+
+    def _pictures(self, one: EpisodeData) -> Iterator[Array]:
+        """Yield the picture before each action of an episode."""
+        if self._of_pictures:
+            yield from one.observations[:-1]
+            return
+        for step, _, frame in observed_rows(one.episode, frames=True):
+            if step < len(one.actions) and frame is not None:
+                yield frame()
+
+    def _path(self, name: str) -> Path:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _save(self, name: str, table: pa.Table) -> None:
+        pq.write_table(table, self._path(name), compression="snappy")
+
+    def _save_json(self, name: str, value: Any) -> None:
+        self._path(name).write_text(json.dumps(value, indent=4), "utf-8")
+
+
+def _is_picture(space: Space[Any]) -> bool:
+    """Return whether a space is of pictures in colour, which go into a film."""
+    shape = space.shape or ()
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) == _PICTURE_AXES and shape[2] == 3
+
+
+def _feature_of(space: Space[Any], what: str) -> dict[str, Any]:
+    """Return the feature of a space of numbers: one axis, whatever the shape is.
+
+    Raises:
+        SettingError: It is another kind of space.
+    """
+    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        raise SettingError(
+            f"LeRobot has no feature for {what} of {type(space).__name__}: expected Box, Discrete, MultiDiscrete or "
+            "MultiBinary; wrap the environment where it is made, as by gymnasium.wrappers.FlattenObservation"
+        )
+    size = int(np.prod(space.shape or (1,)))
+    return {"dtype": str(space.dtype), "shape": [size], "names": [f"{what[:-1]}_{at}" for at in range(size)]}
+
+
+def _rows(space: Space[Any], samples: Sequence[Any]) -> Array:
+    """Return samples as an array with a row for each; a number alone is a row."""
+    found: Array = np.asarray(samples, space.dtype).reshape(len(samples), -1)
+    return found[:, 0] if found.shape[1] == 1 else found
+
+
+def _type_of(feature: Mapping[str, Any]) -> pa.DataType:
+    plain = pa.bool_() if feature["dtype"] == "bool" else pa.from_numpy_dtype(np.dtype(feature["dtype"]))
+    return plain if feature["shape"] == [1] else pa.list_(plain, feature["shape"][0])
+
+
+def _table(columns: Mapping[str, Array], schema: pa.Schema) -> pa.Table:
+    cells = []
+    for name, column in columns.items():
+        kind = schema.field(name).type
+        flat = pa.array(column.reshape(-1))
+        cells.append(pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat)
+    return pa.Table.from_arrays(cells, schema=schema)
+
+
+def _indexed(columns: Mapping[str, list[Any]], index: str) -> pa.Table:
+    """Return a table one of whose columns pandas takes as the index of its rows, as LeRobot reads its tasks."""
+    table = pa.table(dict(columns))
+    return table.replace_schema_metadata({"pandas": json.dumps({
+        "index_columns": [index], "column_indexes": [], "columns": [
+            {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": plain, "metadata": None}
+            for name, kind, plain in (("task_index", "int64", "int64"), (index, "unicode", "object"))
+        ],
+    })})  # fmt: skip
+
+
+def _statistics(column: Array) -> dict[str, list[Any]]:
+    """Return what LeRobot normalizes a column by, a number for each element."""
+    values = column.reshape(len(column), -1).astype(np.float64)
+    quantiles = np.quantile(values, list(_QUANTILES.values()), axis=0)
+    return {
+        "min": values.min(0).tolist(), "max": values.max(0).tolist(), "mean": values.mean(0).tolist(),
+        "std": values.std(0).tolist(), "count": [len(values)], **dict(zip(_QUANTILES, quantiles.tolist(), strict=True)),
+    }  # fmt: skip
+
+
+def _picture_statistics(pictures: Iterator[Array], count: int) -> dict[str, list[Any]]:
+    """Return the statistics of some of `count` pictures by channel, `(3, 1, 1)`, of values from 0 to 1."""
+    chosen = set(np.linspace(0, count - 1, min(count, _SAMPLED_PICTURES)).round().astype(int).tolist())
+    sampled = [picture.reshape(-1, 3) for at, picture in enumerate(pictures) if at in chosen]
+    found = _statistics(np.concatenate(sampled) / 255.0)
+    return {key: [len(chosen)] if key == "count" else [[[v]] for v in value] for key, value in found.items()}
+
+
+def _joined(stats: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return the statistics of all episodes together; quantiles are averages of theirs, as LeRobot joins them."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in stats[0]:
+        each = {key: np.array([one[name][key] for one in stats]) for key in stats[0][name]}
+        count = each["count"].reshape(-1, *[1] * (each["mean"].ndim - 1))
+        mean = (each["mean"] * count).sum(0) / count.sum()
+        variance = ((each["std"] ** 2 + (each["mean"] - mean) ** 2) * count).sum(0) / count.sum()
+        joined = {"min": each["min"].min(0), "max": each["max"].max(0), "mean": mean, "std": np.sqrt(variance)}
+        joined.update({key: (each[key] * count).sum(0) / count.sum() for key in _QUANTILES})
+        found[name] = {**{key: value.tolist() for key, value in joined.items()}, "count": [int(count.sum())]}
+    return found

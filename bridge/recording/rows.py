@@ -1,0 +1,655 @@
+"""Rows of a recording: what went through an environment, as columns of Arrow.
+
+One call of the environment (a reset or a step) gives one row for each lane, or for each agent, that it concerned. The
+encoder lays the calls of a batch out as a grid, calls by lanes, computes each column on the grid, and keeps the cells
+that exist.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from gymnasium import Space
+from gymnasium.vector.utils import batch_space, iterate
+
+from bridge.encoding import values
+from bridge.encoding.space_json import space_from_json
+from bridge.encoding.spaces import Layout, Leaf
+from bridge.encoding.tensors import Array, Spec
+from bridge.errors import TensorError
+from bridge.worlds.rewards import Rewards
+
+__all__ = ["Columns", "Encoder", "Kind", "LaneSamples", "Row", "as_text", "hash_of", "is_fixed", "split_autoreset"]
+
+FORMAT = 2
+"""The version of the format, in the metadata of each file."""
+_HASH_BYTES = 8
+# Tensors of more elements than this are bytes in their cells, for lists of numbers are slow to write and to read.
+_LARGEST_LIST = 1024
+
+
+class Kind:
+    """The column `kind`: what a row tells."""
+
+    STEP = 0
+    """The lane was stepped."""
+    RESET = 1
+    """It was reset, by a call or by itself (autoreset)."""
+    FAILED_STEP = 2
+    """The environment raised when it was stepped."""
+    FAILED_RESET = 3
+    """The environment raised when it was reset."""
+    LOST = 16
+    """So many calls were lost here. It is in no file: the numbers of the calls have a gap there."""
+    CALL = 17
+    """A method was called, or an attribute set."""
+    END = 18
+    """The environment was closed."""
+
+
+class Row(NamedTuple):
+    """One call of an environment, as it goes to the writer's thread."""
+
+    kind: int
+    time: float
+    """Seconds of the epoch."""
+    by: Any = ""
+    """Who acted: a text, or one for each agent by name; a list of one for each lane where they differ."""
+    action: Any = None
+    """Of the environment's action space; for `LOST` a number, for `CALL` a pair, else None."""
+    observation: Any = None
+    reward: Any = 0.0
+    terminated: Any = False
+    truncated: Any = False
+    alive: Any = ()
+    """With several agents: those that go on."""
+    seed: Any = None
+    options: Any = None
+    error: str = ""
+    moment: Any = None
+    """In real time: the world's seconds, the number of the frame, and when the action came."""
+    frame: Any = None
+    """The result of `render`, a list with an entry a lane; None: it is not recorded."""
+    info: Any = None
+    """The info; of lanes a dict of arrays or a list of dicts, of several agents a dict by agent."""
+
+
+class LaneSamples(list[Any]):
+    """Observations of lanes as a list, None where a lane has none."""
+
+
+def as_text(value: Any) -> str:
+    """Return a value of the values codec as text; raises TensorError where it has no such form."""
+    return base64.b64encode(values.encode(value)).decode("ascii")
+
+
+def is_fixed(spec: Spec) -> bool:
+    """Return whether a tensor is of numbers and always of one shape."""
+    return spec.dtype.kind in "biuf" and all(size >= 0 for size in spec.shape)
+
+
+def hash_of(layout: Layout, sample: Any) -> bytes:
+    """Return the hash of an observation: BLAKE2b of the little-endian bytes of its tensors in order.
+
+    Raises:
+        TensorError: It is not of the space.
+    """
+    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    spec = layout.specs[0]
+    plain = layout.single and is_fixed(spec) and type(sample) is np.ndarray and sample.flags.c_contiguous
+    if plain and sample.dtype == spec.dtype and sample.shape == spec.shape:
+        digest.update(sample.data)
+        return digest.digest()
+    for array, each in zip(layout.pack(sample, rounding=True), layout.specs, strict=True):
+        little = array.dtype.newbyteorder("<")
+        digest.update(np.ascontiguousarray(array, little).tobytes() if is_fixed(each) else values.encode(array))
+    return digest.digest()
+
+
+class _Group:
+    """Lanes, or agents, that have the same spaces, and their columns.
+
+    Args:
+        prefix: Of the columns' names; empty for the first group.
+        members: Which columns of the grid they are.
+        spaces: Observation and action space.
+        lanes: How many lanes one sample holds; None: it is a single one.
+    """
+
+    def __init__(
+        self, prefix: str, members: Sequence[int], spaces: tuple[Space[Any], Space[Any]], lanes: int | None
+    ) -> None:
+        self.prefix, self.members = prefix, members
+        self.layouts = {name: Layout(space, name) for name, space in zip(_SAMPLED, spaces, strict=True)}
+        self.batches = {name: Layout(space, name, lanes) for name, space in zip(_SAMPLED, spaces, strict=True)}
+        self.batched = {
+            name: None if lanes is None else batch_space(space, lanes)
+            for name, space in zip(_SAMPLED, spaces, strict=True)
+        }
+
+    def names(self, name: str) -> list[str]:
+        """Return the names of the columns of observations or actions."""
+        return [f"{self.prefix}{leaf.name}" for leaf in self.layouts[name].leaves]
+
+
+_SAMPLED = ("observation", "action")
+
+
+class Columns:
+    """The columns of a recording of some environment, by what its header says.
+
+    Args:
+        header: The metadata of its files; raises as `space_from_json` where its spaces are none.
+    """
+
+    def __init__(self, header: Mapping[str, Any]) -> None:
+        self.header = header
+        self.kind: str = header["kind"]
+        self.agents: list[str] = list(header.get("agents", ()))
+        self.lanes = int(header["lanes"]) if self.kind == "lanes" else None
+        self.width = len(self.agents) if self.kind == "agents" else self.lanes or 1
+        self.spaces = [(space_from_json(one), space_from_json(two)) for one, two in header["spaces"]]
+        self.groups: list[_Group] = []
+        texts = [json.dumps(pair) for pair in header["spaces"]]
+        for text in dict.fromkeys(texts):
+            first = texts.index(text)
+            members = [at for at, other in enumerate(texts) if other == text] if self.agents else range(self.width)
+            prefix = f"{first}:" if first else ""
+            self.groups.append(_Group(prefix, members, self.spaces[first], self.lanes))
+        reward = header.get("reward_space")
+        self.reward = Rewards(None if reward is None else space_from_json(reward), None).spec
+        self.schema = pa.schema(self._fields(), {b"bridge": json.dumps(dict(header)).encode()})
+
+    def group_of(self, lane: int) -> _Group:
+        """Return the group of a lane, or of an agent by its number."""
+        return next(group for group in self.groups if lane in group.members)
+
+    def _fields(self) -> Iterator[tuple[str, pa.DataType]]:
+        yield from (("call", pa.int64()), ("lane", pa.int32()), ("kind", pa.int8()))
+        yield from (("episode", pa.int64()), ("t", pa.int64()), ("time", pa.float64()))
+        if self.header.get("fps"):
+            yield from (("clock", pa.float64()), ("frame_number", pa.int64()), ("acted_at", pa.float64()))
+        yield "by", pa.string()
+        yield from self._of("action")
+        yield "reward", type_of(self.reward)
+        yield from (("terminated", pa.bool_()), ("truncated", pa.bool_()))
+        if self.agents:
+            yield from (("acted", pa.bool_()), ("seen", pa.bool_()), ("alive", pa.bool_()))
+        if self.header.get("observations"):
+            yield from self._of("observation")
+        else:
+            yield "hash", pa.binary()
+        yield from ((name[:-1], pa.binary()) for name in ("infos", "frames") if self.header.get(name))
+        yield "event", pa.string()
+
+    def _of(self, name: str) -> Iterator[tuple[str, pa.DataType]]:
+        for group in self.groups:
+            for leaf in group.layouts[name].leaves:
+                yield f"{group.prefix}{leaf.name}", type_of(leaf.spec, leaf.kind)
+
+
+def type_of(spec: Spec, kind: str = "array") -> pa.DataType:
+    """Return the type of Arrow of the cells of a tensor."""
+    if kind == "text":
+        return pa.string()
+    if not is_fixed(spec):
+        return pa.binary()
+    plain = pa.from_numpy_dtype(spec.dtype)
+    if not spec.shape:
+        return plain
+    return pa.list_(pa.field("element", plain)) if int(np.prod(spec.shape)) <= _LARGEST_LIST else pa.binary()
+
+
+def split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
+    """Split a step that also began the next episode of lanes that it ended (autoreset mode SAME_STEP).
+
+    Returns:
+        The step with each lane's last observation, and the reset with the first ones of the next episode.
+    """
+    ended = np.broadcast_to(np.asarray(row.terminated, np.bool_) | np.asarray(row.truncated, np.bool_), (lanes,))
+    if row.kind != Kind.STEP or not ended.any():
+        return [row]
+    infos = lane_infos(row.info, lanes)
+    seen = LaneSamples(iterate(batch_space(space, lanes), row.observation))
+    for lane in np.flatnonzero(ended).tolist():
+        seen[lane] = infos[lane].get("final_obs")
+    last = [{**info, **(info.get("final_info") or {})} if end else info for info, end in zip(infos, ended, strict=True)]
+    for info in last:
+        info.pop("final_obs", None), info.pop("final_info", None)
+    first = [{} if not end else {k: v for k, v in info.items() if not k.startswith("final_")}
+             for info, end in zip(infos, ended, strict=True)]  # fmt: skip
+    step = row._replace(observation=seen, info=last)
+    return [step, Row(Kind.RESET, row.time, observation=row.observation, options={"reset_mask": ended.copy()},
+                      moment=row.moment, frame=row.frame, info=first, error="autoreset")]  # fmt: skip
+
+
+def lane_infos(info: Any, lanes: int) -> list[dict[str, Any]]:
+    """Return the info of each lane: a list, or a dict of arrays with masks `_key` as Gymnasium joins them."""
+    if isinstance(info, list):
+        return [dict(one) for one in info]
+    found: list[dict[str, Any]] = [{} for _ in range(lanes)]
+    for key, value in (info or {}).items():
+        if isinstance(key, str) and key.startswith("_") and key[1:] in info:
+            continue
+        mask = info.get(f"_{key}")
+        parts: Any = lane_infos(value, lanes) if isinstance(value, Mapping) else value
+        for lane in range(lanes):
+            if (mask is None or mask[lane]) and np.ndim(parts) and len(parts) == lanes:
+                found[lane][key] = parts[lane]
+    return found
+
+
+class Encoder:
+    """Makes record batches of the rows of one environment, of lanes that are stepped together, or of several agents.
+
+    Args:
+        header: The metadata of the files, as `facts_of` makes it.
+        same_step: Whether lanes that end begin anew in the same step; otherwise they do in the next.
+    """
+
+    def __init__(self, header: Mapping[str, Any], *, same_step: bool = False) -> None:
+        self.columns = Columns(header)
+        self.stream = int(header["stream"])
+        width = self.columns.width
+        self._same_step = same_step
+        self._lost = 0
+        self._call = 0
+        self._begun = np.zeros(width, np.int64)
+        self._t = np.zeros(width, np.int64)
+        self._over = np.zeros(width, np.bool_)
+        self._known = np.zeros(width, np.bool_)
+        self._before = self._state()
+        self._hashes = self.columns.groups if not header.get("observations") else []
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, and in their metadata what the rows are of."""
+        return self.columns.schema
+
+    def _state(self) -> tuple[Any, ...]:
+        return self._lost, self._call, self._begun, self._t, self._over, self._known
+
+    def encode(self, rows: Sequence[Row]) -> list[pa.RecordBatch]:
+        """Return the rows as record batches."""
+        self._before = self._state()
+        found: list[pa.RecordBatch] = []
+        calls: list[Row] = []
+        self._lose(self._lost)
+        self._lost = 0
+        for row in rows:
+            if row.kind < Kind.LOST:
+                calls.append(row)
+                continue
+            if calls:
+                found.append(self._encode(calls))
+                calls = []
+            if row.kind == Kind.LOST:
+                self._lose(row.action)
+            else:
+                found.append(self._note(row))
+        if calls:
+            found.append(self._encode(calls))
+        return found
+
+    def give_up(self, rows: Sequence[Row]) -> None:
+        """Count rows as lost that `encode` was called with last: it failed, or what it returned was not written."""
+        self.rewind()
+        self._lost += sum(row.action if row.kind == Kind.LOST else row.kind < Kind.LOST for row in rows)
+
+    def rewind(self) -> None:
+        """Forget the last call of `encode`."""
+        self._lost, self._call, self._begun, self._t, self._over, self._known = self._before
+
+    def _lose(self, count: int) -> None:
+        if count:  # how many episodes ended meanwhile is not known: rows are of none until the next one begins
+            self._call += count
+            self._known = np.zeros_like(self._known)
+            self._over = np.zeros_like(self._over)
+
+    def _note(self, row: Row) -> pa.RecordBatch:
+        """Return the row of what is neither a reset nor a step."""
+        event = {} if row.kind == Kind.END else {"what": row.action[0], "request": _base64(row.action[1])}
+        cells: dict[str, Any] = {
+            "call": self._call,
+            "lane": -1,
+            "kind": row.kind,
+            "episode": 0,
+            "t": 0,
+            "time": row.time,
+        }
+        cells.update(terminated=False, truncated=False, event=json.dumps(event))
+        return pa.RecordBatch.from_pylist([cells], self.schema)
+
+    def _encode(self, rows: list[Row]) -> pa.RecordBatch:
+        numbers = np.arange(self._call, self._call + len(rows))
+        self._call += len(rows)
+        if self._same_step and self.columns.lanes is not None:
+            parts = [split_autoreset(row, self.columns.lanes, self.columns.spaces[0][0]) for row in rows]
+            numbers = np.repeat(numbers, [len(part) for part in parts])
+            rows = [row for part in parts for row in part]
+        return _Batch(self.columns, rows, numbers).build(self)
+
+    def count(self, kinds: Array, masks: Array, ended: Array) -> tuple[Array, Array, Array]:
+        """Follow the episodes of a batch.
+
+        Args:
+            kinds: Of the calls.
+            masks: Which lanes each call concerns, bool `(calls, lanes)`.
+            ended: Which lanes' episodes ended in it.
+
+        Returns:
+            Which cells begin an episode, the number of each cell's episode (0: it is not known), and its `t`.
+        """
+        begins = masks & (kinds == Kind.RESET)[:, None]
+        steps = kinds == Kind.STEP
+        if self.columns.lanes is not None and not self._same_step:
+            # A lane that ended begins anew in the next step, unless it was reset before.
+            before = self._over
+            some = ended.any(axis=1) | ~steps
+            busy = np.flatnonzero(np.concatenate([[True], some[:-1]]) | ~steps)
+            done = -1
+            for at in busy.tolist():
+                over = before if done == at - 1 else ended[at - 1]
+                if steps[at]:
+                    begins[at] = over
+                    before = ended[at]
+                else:
+                    before = over & ~begins[at]
+                done = at
+            self._over = before if done == len(kinds) - 1 else ended[-1]
+        stepped = masks & steps[:, None] & ~begins
+        total = self._t + np.cumsum(stepped, axis=0)
+        t = total - np.maximum.accumulate(np.where(begins, total, 0), axis=0)
+        number = self._begun + np.cumsum(begins, axis=0)
+        known = self._known | np.logical_or.accumulate(begins, axis=0)
+        self._t, self._begun, self._known = t[-1], number[-1], known[-1]
+        return begins, np.where(known, number, 0), t
+
+
+class _Batch:
+    """Rows as a grid of calls by lanes."""
+
+    def __init__(self, columns: Columns, rows: list[Row], numbers: Array) -> None:
+        self.columns, self.rows, self.numbers = columns, rows, numbers
+        self.shape = (len(rows), columns.width)
+        self.kinds = np.array([row.kind for row in rows], np.int8)
+
+    def build(self, encoder: Encoder) -> pa.RecordBatch:
+        """Return the record batch."""
+        columns, rows, kinds = self.columns, self.rows, self.kinds
+        agents = self._agents() if columns.agents else {}
+        masks = self._masks() if not agents else agents.pop("there")
+        flags = {name: self._flags([getattr(row, name) for row in rows]) for name in ("terminated", "truncated")}
+        ended = flags["terminated"] | flags["truncated"]
+        if agents:
+            ended = np.broadcast_to(~agents["alive"].any(axis=1, keepdims=True), self.shape)
+        begins, episodes, t = encoder.count(kinds, masks, ended & (kinds == Kind.STEP)[:, None])
+        grid = np.broadcast_to(kinds[:, None], self.shape)
+        kind = np.where(begins, np.int8(Kind.RESET), grid)
+        acted = masks & ((kind == Kind.STEP) | (kind == Kind.FAILED_STEP))
+        stepped, seen = masks & (kind == Kind.STEP), masks & (kind <= Kind.RESET)
+        self.masks, self.first = masks, _first_of_each(masks)
+        cells: dict[str, Any] = {
+            "call": self._each(self.numbers), "lane": self._lane(), "kind": kind[masks],
+            "episode": episodes[masks], "t": t[masks], "time": self._each(np.array([row.time for row in rows])),
+        }  # fmt: skip
+        if columns.header.get("fps"):
+            moments = np.array([row.moment or (np.nan, 0, np.nan) for row in rows])
+            for at, name in enumerate(("clock", "frame_number", "acted_at")):
+                cells[name] = self._each(moments[:, at].astype(np.int64 if at == 1 else np.float64))
+        cells["by"] = self._by(acted if not agents else agents["acted"])
+        cells.update(self._samples("action", acted if not agents else agents["acted"]))
+        cells["reward"] = _array(self._rewards(), stepped, masks, type_of(columns.reward))
+        cells.update({name: (flag & stepped)[masks] for name, flag in flags.items()})
+        cells.update({name: flag[masks] for name, flag in agents.items()})
+        seen = seen if not agents else agents["seen"]
+        if encoder._hashes:  # noqa: SLF001 - one class in two
+            cells["hash"] = self._hash(seen)
+        else:
+            present = seen
+            if any(isinstance(row.observation, LaneSamples) for row in rows):
+                present = seen.copy()
+                for at, row in enumerate(rows):
+                    if isinstance(row.observation, LaneSamples):
+                        present[at] &= [one is not None for one in row.observation]
+            cells.update(self._samples("observation", present))
+        if columns.header.get("infos"):
+            cells["info"] = self._infos()
+        if columns.header.get("frames"):
+            cells["frame"] = self._frames()
+        cells["event"] = self._events()
+        return pa.RecordBatch.from_arrays(
+            [pa.array(cells[name]) for name in columns.schema.names], schema=columns.schema
+        )
+
+    def _masks(self) -> Array:
+        """Return which lanes each call concerns: all, or those that a reset names."""
+        found = np.ones(self.shape, np.bool_)
+        for at in np.flatnonzero((self.kinds == Kind.RESET) | (self.kinds == Kind.FAILED_RESET)).tolist():
+            mask = mask_of(self.rows[at])
+            if mask is not None:
+                found[at] = mask
+        return found
+
+    def _agents(self) -> dict[str, Array]:
+        """Return which agents acted, have an observation and go on, and which are in a call at all."""
+        found = {name: np.zeros(self.shape, np.bool_) for name in ("acted", "seen", "alive", "there")}
+        for at, row in enumerate(self.rows):
+            for number, agent in enumerate(self.columns.agents):
+                found["acted"][at, number] = agent in (row.action or ())
+                found["seen"][at, number] = agent in (row.observation or ())
+                found["alive"][at, number] = agent in row.alive
+                found["there"][at, number] = agent in (row.reward or ())
+        found["there"] |= found["acted"] | found["seen"] | found["alive"]
+        found["there"][~found["there"].any(axis=1), 0] = True  # a call that concerned nobody is a row all the same
+        return found
+
+    def _each(self, per_call: Array) -> Array:
+        """Repeat what is of a call for each of its rows."""
+        return np.broadcast_to(per_call[:, None], self.shape)[self.masks]
+
+    def _lane(self) -> Array:
+        own = self.columns.header.get("lane", 0)
+        lanes = np.arange(self.shape[1], dtype=np.int32) + np.int32(own if self.columns.kind == "env" else 0)
+        return np.broadcast_to(lanes, self.shape)[self.masks]
+
+    def _flags(self, flags: list[Any]) -> Array:
+        found = np.zeros(self.shape, np.bool_)
+        for at, flag in enumerate(flags):
+            if isinstance(flag, Mapping):
+                found[at] = [bool(flag.get(agent)) for agent in self.columns.agents]
+            elif flag is not False and flag is not None:
+                found[at] = flag
+        return found
+
+    def _rewards(self) -> Array:
+        """Return the rewards; NaN for what is no number."""
+        spec = self.columns.reward
+        found: Array = np.zeros((*self.shape, *spec.shape), spec.dtype)
+        for at, row in enumerate(self.rows):
+            reward = row.reward
+            if isinstance(reward, Mapping):
+                reward = [reward.get(agent, 0.0) for agent in self.columns.agents]
+            try:
+                found[at] = reward
+            except (TypeError, ValueError):
+                found[at] = 0 if reward is None or spec.dtype.kind != "f" else np.nan
+        return found
+
+    def _by(self, acted: Array) -> pa.Array:
+        codes = np.zeros(self.shape, np.int32)
+        players: dict[str, int] = {}
+        for at, row in enumerate(self.rows):
+            by = row.by
+            if isinstance(by, str):
+                codes[at] = players.setdefault(by, len(players))
+                continue
+            names = [by.get(agent, "") for agent in self.columns.agents] if isinstance(by, Mapping) else by
+            codes[at] = [players.setdefault(name, len(players)) for name in names]
+        return pa.array(list(players), pa.string()).take(pa.array(codes[self.masks], mask=~acted[self.masks]))
+
+    def _samples(self, name: str, present: Array) -> dict[str, pa.Array]:
+        found: dict[str, pa.Array] = {}
+        for group in self.columns.groups:
+            own = present
+            if len(self.columns.groups) > 1:
+                own = present & np.isin(np.arange(self.shape[1]), group.members)
+            for column, leaf, grid in zip(
+                group.names(name), group.layouts[name].leaves, self._grids(group, name, own), strict=True
+            ):
+                found[column] = _array(grid, own, self.masks, type_of(leaf.spec, leaf.kind))
+        return found
+
+    def _grids(self, group: _Group, name: str, present: Array) -> list[Array]:
+        """Return a grid for each tensor of the actions or observations."""
+        layout, samples = group.layouts[name], [getattr(row, name) for row in self.rows]
+        if layout.single and is_fixed(layout.specs[0]) and not self.columns.agents:
+            stacked = self._stack(layout.specs[0], samples)
+            if stacked is not None:
+                return [stacked]
+        grids = [
+            np.zeros((*self.shape, *spec.shape), spec.dtype) if is_fixed(spec) else np.empty(self.shape, object)
+            for spec in (leaf.spec for leaf in layout.leaves)
+        ]
+        for at, sample in enumerate(samples):
+            if sample is None or not present[at].any():
+                continue
+            if self.columns.lanes is not None and not isinstance(sample, LaneSamples):
+                arrays = group.batches[name].pack(sample, rounding=True)
+                for grid, leaf, array in zip(grids, layout.leaves, arrays, strict=True):
+                    column = leaf.unpack_lanes(array, self.shape[1])
+                    grid[at] = column if is_fixed(leaf.spec) else [_cell(leaf, leaf.pack(one, True)) for one in column]
+                continue
+            for lane in np.flatnonzero(present[at]).tolist():
+                part = sample[self.columns.agents[lane]] if self.columns.agents else sample
+                part = sample[lane] if isinstance(sample, LaneSamples) else part
+                for grid, leaf, array in zip(grids, layout.leaves, layout.pack(part, rounding=True), strict=True):
+                    grid[at, lane] = array if is_fixed(leaf.spec) else _cell(leaf, array)
+        return grids
+
+    def _stack(self, spec: Spec, samples: list[Any]) -> Array | None:
+        """Return samples that are arrays, or scalars, of a spec as one array; None: they are something else."""
+        shape = spec.shape if self.columns.lanes is None else (self.shape[1], *spec.shape)
+        zero = np.zeros(shape, spec.dtype)[()]
+        try:
+            column: Array = np.array([zero if sample is None else sample for sample in samples])
+        except ValueError:
+            return None
+        fits = column.dtype == spec.dtype and column.shape == (len(samples), *shape)
+        return column.reshape(*self.shape, *spec.shape) if fits else None
+
+    def _hash(self, seen: Array) -> pa.Array:
+        """Return the hash of each agent's observation, or of those of all lanes, which their rows share."""
+        if self.columns.agents:
+            found = np.full(self.shape, None, object)
+            for at, lane in np.argwhere(seen).tolist():
+                layout = self.columns.group_of(lane).layouts["observation"]
+                found[at, lane] = hash_of(layout, self.rows[at].observation[self.columns.agents[lane]])
+            return pa.array(found[self.masks].tolist(), pa.binary())
+        layout = self.columns.groups[0].batches["observation"]
+        there: list[bool] = np.asarray(seen.any(axis=1)).tolist()
+        hashes = [  # of a step and a reset in one call, the reset has it
+            hash_of(layout, row.observation) if given and not isinstance(row.observation, LaneSamples) else None
+            for row, given in zip(self.rows, there, strict=True)
+        ]
+        return pa.array(hashes, pa.binary()).take(pa.array(self._each(np.arange(len(hashes)))))
+
+    def _infos(self) -> pa.Array:
+        found = np.full(self.shape, None, object)
+        for at, row in enumerate(self.rows):
+            if not row.info:
+                continue
+            if self.columns.agents:
+                infos = [row.info.get(agent) for agent in self.columns.agents]
+            else:
+                infos = [row.info] if self.columns.lanes is None else lane_infos(row.info, self.shape[1])
+            found[at] = [values.encode_info(info, values.Notes()) if info else None for info in infos]
+        return pa.array(found[self.masks].tolist(), pa.binary())
+
+    def _frames(self) -> pa.Array:
+        found = np.full(self.shape, None, object)
+        for at, row in enumerate(self.rows):
+            for lane, frame in enumerate(row.frame or ()):
+                if isinstance(frame, np.ndarray):
+                    file = io.BytesIO()
+                    np.lib.format.write_array(file, frame, allow_pickle=False)
+                    found[at, lane] = file.getvalue()
+        return pa.array(found[self.masks].tolist(), pa.binary())
+
+    def _events(self) -> pa.Array:
+        texts = [_event(row) for row in self.rows]
+        if not any(texts):
+            return pa.nulls(int(self.masks.sum()), pa.string())
+        found = np.full(self.shape, None, object)
+        for at, text in enumerate(texts):
+            found[at, self.first[at]] = text
+        return pa.array(found[self.masks].tolist(), pa.string())
+
+
+def _first_of_each(masks: Array) -> Array:
+    """Return the first lane that each call concerns."""
+    found: Array = np.argmax(masks, axis=1)
+    return found
+
+
+def _cell(leaf: Leaf, array: Array) -> Any:
+    if leaf.kind == "text":
+        return str(array[()])
+    return array.tobytes() if leaf.kind == "encoded" else values.encode(array)
+
+
+def _array(grid: Array, present: Array, masks: Array, kind: pa.DataType) -> pa.Array:
+    """Return the cells of a grid as a column; null where there is none."""
+    there = present[masks]
+    if grid.dtype == object:
+        given = zip(grid[masks].tolist(), there.tolist(), strict=True)
+        return pa.array([cell if known else None for cell, known in given], kind)
+    if grid.ndim == present.ndim:
+        return pa.array(grid[masks], kind, mask=None if there.all() else ~there)
+    # Pictures are copied as rarely as can be: that is most of what recording them costs.
+    cells = grid.reshape(present.size, *grid.shape[2:]) if present.all() else grid[present]
+    found = np.ascontiguousarray(cells, grid.dtype.newbyteorder("<"))
+    size = int(np.prod(grid.shape[2:])) * (1 if pa.types.is_list(kind) else grid.dtype.itemsize)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(there, dtype=np.int64) * size]).astype(np.int32))
+    nulls = None if there.all() else pa.array(~there)
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(offsets, pa.array(found.reshape(-1)), type=kind, mask=nulls)
+    validity = None if nulls is None else pa.array(there).buffers()[1]
+    return pa.Array.from_buffers(kind, len(there), [validity, offsets.buffers()[1], pa.py_buffer(found)])
+
+
+def mask_of(row: Row) -> Any:
+    """Return which lanes a reset is of; None: all."""
+    return row.options.get("reset_mask") if isinstance(row.options, Mapping) else None
+
+
+def _event(row: Row) -> str | None:
+    """Return what else there is to say of a call, as JSON: the arguments of a reset, or what was raised."""
+    if row.kind in (Kind.FAILED_STEP, Kind.STEP):
+        return json.dumps({"error": row.error}) if row.error else None
+    found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}
+    if row.error == "autoreset":
+        return None
+    several = isinstance(row.seed, (list, tuple))
+    seeds = [None if seed is None else int(seed) for seed in (row.seed if several else [row.seed])]
+    found["seed"] = seeds if several else seeds[0]
+    mask = mask_of(row)
+    if mask is not None:
+        found["mask"] = np.asarray(mask, np.bool_).tolist()
+    if row.options is not None:
+        try:
+            found["options"] = as_text(row.options)
+        except TensorError as error:
+            found["unknown_options"] = str(error)
+    return json.dumps(found)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

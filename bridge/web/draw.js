@@ -1,0 +1,182 @@
+// The page, drawn by one function of its state. Pictures and figures, which come many times a second, are painted as they come.
+
+import {$, replaceKeepingFocus} from "./dom.js";
+import {chooseKey} from "./input.js";
+import {signOf} from "./keys.js";
+import {firstWorld, isKnown, laneSeats, serverOf, short, state, worldOf} from "./state.js";
+import {match, recordings} from "./views.js";
+import {tell} from "./words.js";
+import {chosenEnvironment, select} from "./worlds.js";
+
+// Draw what has changed. It is called after each change of the state.
+export function draw() {
+  drawWords();
+  drawWorlds();
+  drawSeats();
+  drawEnvironments();
+  drawPlay();
+  drawLegend();
+  recordings.update();
+  match.show(worldOf(state.selected)?.match ?? null, state.playing?.seat ?? null);
+}
+
+function write(element, text) {
+  if (element.textContent !== text) element.textContent = text; // the same text again would be read aloud again
+}
+
+function drawWords() {
+  const {status, message, badge, playing, selected, server} = state;
+  const world = worldOf(selected);
+  write($("status-text"), status.text);
+  document.querySelector(".dot").className = `dot ${status.kind}`;
+  $("message").hidden = !message;
+  write($("message"), message ?? "");
+  $("badge").hidden = !badge;
+  write($("badge"), badge?.text ?? "");
+  $("badge").className = badge?.live ? "badge live" : "badge";
+  write($("stage-title"), playing?.own ? short(playing.title) : selected === null ? "" : short(world?.title ?? server.title));
+  const idle = selected === null ? !firstWorld() : world?.waiting; // nobody plays: there is no picture
+  $("empty").hidden = Boolean(playing || state.wantsToPlay || !idle || !isKnown());
+  if (server.title) write($("empty-text"), `${short(world?.waiting ? world.title : server.title)} is ready.`);
+}
+
+function chip(text, on) {
+  const element = document.createElement("span");
+  element.className = on ? "chip on" : "chip";
+  element.textContent = text;
+  return element;
+}
+
+// Whether a list is shown already as the text of it says; it is not replaced then, under somebody's finger.
+function isShown(list, text) {
+  const same = list.dataset.shown === text;
+  list.dataset.shown = text;
+  return same;
+}
+
+function drawWorlds() {
+  const list = $("worlds");
+  const text = JSON.stringify([state.server.worlds, state.server.servers, state.selected], (key, value) => (key === "match" ? undefined : value));
+  if (isShown(list, text)) return;
+  replaceKeepingFocus(list, "world", [...state.server.worlds.map((world) => {
+    const button = document.createElement("button");
+    button.dataset.world = world.name;
+    button.setAttribute("aria-current", String(world.name === state.selected));
+    const name = document.createElement("b");
+    name.textContent = short(world.title);
+    name.title = world.title;
+    const about = document.createElement("small");
+    const fps = world.fps ?? (world.waiting ? serverOf(world).fps : null);
+    const place = world.server === undefined ? world.name.slice(0, 14) : world.name.replace(/(world-.{4}).*/, "$1…").replace(/\/$/, "");
+    const kind = world.kind === "perlert" ? "PERLERT" : fps ? `${fps} fps` : "lock-step";
+    const parts = world.replay
+      ? ["replay", `${world.replay.length} step${world.replay.length === 1 ? "" : "s"}`]
+      : [kind, world.lanes ? `${world.lanes} lanes` : "", place];
+    about.textContent = parts.filter(Boolean).join(" · ");
+    const who = document.createElement("div");
+    who.className = "who";
+    if (world.recording) who.append(chip("● rec", false));
+    const named = Object.fromEntries(world.match?.seats.map((one) => [one.seat, one.taken_by]) ?? []);
+    who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${named[seat] || seat}` : `○ ${seat}`, taken)));
+    if (world.viewers) who.append(chip(`${world.viewers} watching`, false));
+    button.append(name, about, who);
+    button.onclick = () => {
+      tell(null);
+      select(world.name);
+    };
+    const item = document.createElement("li");
+    item.append(button);
+    return item;
+  }), ...(state.server.servers ?? []).filter(({problem}) => problem).map(({name, problem}) => {
+    const item = document.createElement("li");
+    item.className = "lost";
+    item.append(Object.assign(document.createElement("b"), {textContent: name}), Object.assign(document.createElement("small"), {textContent: problem}));
+    return item;
+  })]);
+  $("no-worlds").hidden = state.server.worlds.length > 0;
+}
+
+function drawSeats() {
+  const world = worldOf(state.selected);
+  const lanes = world?.lanes ?? 0;
+  const seats = lanes > 1 ? laneSeats(world) : Object.entries(world?.seats ?? {});
+  $("name-label").hidden = !serverOf(world).match || state.playing !== null;
+  $("seat-kind").textContent = lanes > 1 ? "Take over" : "Seat";
+  $("seat-label").hidden = seats.length < 2 || state.playing !== null || Boolean(world?.match) || world?.kind === "perlert";
+  $("lanes-label").hidden = !(lanes > 1);
+  if (isShown($("seat"), JSON.stringify(seats))) return;
+  const before = $("seat").value;
+  $("seat").replaceChildren(...seats.map(([seat, taken]) => new Option(taken && lanes <= 1 ? `${seat} (taken)` : seat, seat)));
+  const free = seats.find(([, taken]) => !taken)?.[0];
+  $("seat").value = seats.some(([seat]) => seat === before) ? before : free ?? seats[0]?.[0] ?? "";
+}
+
+// The environments of a server of several; the first choice is to play in the world that is shown, where there is one.
+function drawEnvironments() {
+  const world = worldOf(state.selected);
+  const ids = serverOf(world).environments ?? [];
+  const list = !world || world.waiting ? ids : ["", ...ids];
+  $("env-label").hidden = ids.length < 2 || state.playing !== null;
+  if (isShown($("env"), JSON.stringify(list))) return;
+  $("env").replaceChildren(...list.map((id) => new Option(id ? short(id) : "this world", id)));
+}
+
+// What the button does: it takes a free seat, or takes over from whoever has it. Lanes have an agent, or are looked at.
+function drawPlay() {
+  const world = worldOf(state.selected);
+  const lanes = (world?.lanes ?? 0) > 1;
+  const makes = !state.playing && Boolean(chosenEnvironment());
+  const full = !state.playing && !makes && world?.match && Object.values(world.seats).every(Boolean);
+  const taken = !makes && (lanes || world?.seats[$("seat").value] === true);
+  write($("play"), state.playing ? (state.playing.takesOver ? "Give back" : "Stop") : !taken ? "Play" : world.match ? "Full" : "Take over");
+  $("play").classList.toggle("stop", state.playing !== null);
+  $("play").disabled = !state.connected || !isKnown() || Boolean(full);
+  $("play").hidden = !state.playing && !makes && (Boolean(world?.replay) || world?.kind === "perlert" || (lanes && !laneSeats(world).length));
+}
+
+function drawLegend() {
+  const {keyboard = null, own, takesOver} = state.playing ?? {};
+  const entries = keyboard?.legend() ?? [];
+  const resting = takesOver ? "no key: the agent acts" : keyboard?.resting(own && keyboard.needsKey);
+  if (isShown($("legend"), JSON.stringify([entries, resting]))) return;
+  $("legend").replaceChildren(...entries.map(([keys, meaning], position) => {
+    const button = document.createElement("button");
+    button.title = "Choose another key";
+    for (const key of keys) {
+      const sign = document.createElement("kbd");
+      sign.textContent = signOf(key);
+      sign.dataset.key = key;
+      button.append(sign);
+    }
+    button.append(meaning);
+    button.onclick = () => chooseKey(position, meaning);
+    return button;
+  }));
+  if (entries.length && resting) $("legend").append(Object.assign(document.createElement("span"), {className: "hint", textContent: resting}));
+  drawPad(keyboard);
+}
+
+// The buttons for fingers: directions where they lie, the others beside them.
+function drawPad(keyboard) {
+  $("pad").hidden = !keyboard?.names.length;
+  if (!keyboard) return;
+  const {directions, others} = keyboard.spatial();
+  const button = (name, place) => {
+    const element = document.createElement("button");
+    element.textContent = signOf(name);
+    element.dataset.key = name;
+    element.setAttribute("aria-label", keyboard.meaning(name));
+    element.setAttribute("aria-pressed", "false");
+    if (place) element.style.gridArea = place;
+    return element;
+  };
+  const group = (kind, buttons) => {
+    const element = document.createElement("div");
+    element.className = kind;
+    element.append(...buttons);
+    return element;
+  };
+  const cross = group("cross", directions.map(([place, name]) => button(name, place)));
+  cross.classList.toggle("flat", !directions.some(([place]) => place === "up" || place === "down"));
+  $("pad").replaceChildren(...(directions.length ? [cross] : []), ...(others.length ? [group("rest", others.map((name) => button(name)))] : []));
+}

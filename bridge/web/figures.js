@@ -1,0 +1,55 @@
+// The figures beside the picture, and the notice of a world that stands still.
+
+import {line} from "./charts.js";
+import {$} from "./dom.js";
+import {state, worldOf} from "./state.js";
+import {announce} from "./words.js";
+
+// Each seat's return, where several act: of the last episode, and the mean.
+function seatReturns() {
+  const found = Object.entries(worldOf(state.selected)?.returns ?? {});
+  const several = found.length > 1;
+  $("returns-graph").hidden = several;
+  $("seat-returns").hidden = !several;
+  if (!several) return;
+  $("last-return").textContent = "";
+  $("episodes").textContent = $("episodes").textContent.replace(/, mean.*/, "");
+  $("seat-returns-rows").replaceChildren(...found.map(([seat, [last, mean]]) => {
+    const row = document.createElement("tr");
+    row.append(Object.assign(document.createElement("th"), {scope: "row", textContent: seat}));
+    row.append(...[last, mean].map((value) => Object.assign(document.createElement("td"), {textContent: value.toFixed(2)})));
+    return row;
+  }));
+}
+
+export function figures() {
+  const now = performance.now();
+  const {arrived, steps} = state.frames;
+  const seconds = arrived.length > 1 ? (arrived.at(-1) - arrived[0]) / 1000 : 0;
+  $("rate").textContent = seconds && now - arrived.at(-1) < 2000 ? ((arrived.length - 1) / seconds).toFixed(1) : "0";
+  if (steps.length > 1) {
+    const span = (steps.at(-1)[0] - steps[0][0]) / 1000;
+    $("steps").textContent = span ? ((steps.at(-1)[1] - steps[0][1]) / span).toFixed(span < 1 ? 1 : 0) : "–";
+  }
+  $("data").textContent = `${((state.frames.bytes * 8) / 1e6).toFixed(2)} Mbit/s`;
+  state.frames.bytes = 0;
+  if (!state.playing) $("dropped").textContent = String(state.frames.skipped);
+  const sorted = [...state.latencies].sort((one, other) => one - other);
+  $("latency").dataset.all = state.latencies.map((value) => value.toFixed(1)).join(" ");
+  $("latency").textContent = sorted.length ? `${sorted[sorted.length >> 1].toFixed(0)} ms` : "–";
+  line($("latency-graph"), state.latencies, {limit: 50, least: 0});
+  line($("returns-graph"), state.returns);
+  seatReturns();
+}
+
+// A world in real time goes on by itself: where no picture comes, it stands still, or the connection does.
+export function stall() {
+  const world = worldOf(state.selected);
+  const runs = world?.fps && state.watching && !state.lost && !world.replay && !world.waiting && (world.match?.state ?? "running") === "running";
+  const last = state.frames.arrived.at(-1) ?? Infinity;
+  const seconds = (performance.now() - last) / 1000;
+  const stalls = Boolean(runs) && seconds >= Math.max(1, 2 / world.fps);
+  if (stalls && $("stall").hidden) announce("No new picture comes.");
+  $("stall").hidden = !stalls;
+  if (stalls) $("stall").textContent = `No picture for ${Math.floor(seconds)} s: the world stands still, or the connection does`;
+}

@@ -1,0 +1,103 @@
+// Keys and buttons: which are held, and which were chosen.
+
+import {$, works} from "./dom.js";
+import {draw} from "./draw.js";
+import {openHelp, startHelp} from "./help.js";
+import {nameOf} from "./keys.js";
+import {stop} from "./playing.js";
+import {state} from "./state.js";
+import {announce} from "./words.js";
+
+const MOST_PRESSES = 4;
+
+// Chosen keys stay in this browser, for all worlds with the same controls.
+export function recall(keyboard) {
+  const stored = localStorage.getItem(keyboard.storedAs);
+  if (stored) JSON.parse(stored).forEach((name, position) => name && keyboard.assign(position, name));
+  if (!keyboard.names.length) announce(keyboard.controls.why ?? "");
+}
+
+// The next key that is pressed is that of an entry of the legend.
+export function chooseKey(position, meaning) {
+  const {keyboard} = state.playing;
+  announce(`Press a key for: ${meaning}`);
+  document.addEventListener("keydown", (event) => {
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    keyboard.assign(position, nameOf(event));
+    localStorage.setItem(keyboard.storedAs, JSON.stringify(keyboard.legend().map(([[key]]) => key)));
+    announce("");
+    $("stage").focus(); // the next Space or Enter is for the world
+    draw();
+  }, {once: true, capture: true});
+}
+
+const fingers = new Map(); // the button below each finger
+
+// A finger that slides to the next button presses that one.
+function finger(event) {
+  const down = event.type === "pointerdown";
+  const before = fingers.get(event.pointerId);
+  if (!down && before === undefined) return;
+  event.preventDefault();
+  if (down) $("pad").setPointerCapture(event.pointerId);
+  const lifted = event.type === "pointerup" || event.type === "pointercancel";
+  const below = lifted ? null : down ? event.target : document.elementFromPoint(event.clientX, event.clientY);
+  const name = below?.closest?.("#pad button")?.dataset.key ?? "";
+  if (name === before) return;
+  lifted ? fingers.delete(event.pointerId) : fingers.set(event.pointerId, name);
+  if (before && ![...fingers.values()].includes(before)) hold(before, false);
+  if (name) hold(name, true);
+}
+
+export function hold(name, down) {
+  if (!state.playing) return;
+  const {held} = state.playing.keyboard;
+  if (held.has(name) === down) return;
+  down ? held.add(name) : held.delete(name);
+  if (down && state.playing.presses && state.playing.presses.length < MOST_PRESSES) state.playing.presses.push(state.playing.keyboard.action(new Set([name])));
+  state.playing.changed ??= performance.now();
+  state.playing.wake();
+  for (const sign of document.querySelectorAll(`[data-key="${CSS.escape(name)}"]`)) {
+    sign.classList.toggle("held", down);
+    if (sign.matches("#pad button")) sign.setAttribute("aria-pressed", String(down));
+  }
+}
+
+function isTyping(event) {
+  return works(event) || document.querySelector("dialog[open]") !== null;
+}
+
+function release() {
+  if (state.playing) [...state.playing.keyboard.held].forEach((name) => hold(name, false));
+}
+
+function help() {
+  release(); // a dialog gets the key's release, not the page
+  openHelp(state.playing?.keyboard ?? null);
+}
+
+export function startInput() {
+  for (const kind of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) $("pad").addEventListener(kind, finger);
+  // A screen reader, a switch or the Enter key clicks without a pointer, and cannot hold: a second click lets go.
+  // In a turn-based world a press is one step, so a click is all of it.
+  $("pad").addEventListener("click", (event) => {
+    const name = event.target.closest("button")?.dataset.key;
+    if (event.detail !== 0 || !state.playing || name === undefined) return; // a finger's click: finger() has seen it
+    hold(name, !state.playing.keyboard.held.has(name));
+    if (state.playing.presses) hold(name, false);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "?" && !isTyping(event) && !state.playing?.keyboard.uses("?")) return help();
+    if (!state.playing || isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+    const name = state.playing.keyboard.meant(nameOf(event));
+    if (name === "escape") stop();
+    else if (state.playing.keyboard.uses(name)) {
+      event.preventDefault();
+      hold(name, true);
+    }
+  });
+  document.addEventListener("keyup", (event) => state.playing && hold(state.playing.keyboard.meant(nameOf(event)), false));
+  window.addEventListener("blur", release);
+  startHelp(help);
+}

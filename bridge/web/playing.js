@@ -1,0 +1,224 @@
+// The seat of the person: playing, matches, taking over, and giving the seat back.
+
+import {Stream} from "./client.js";
+import {$, pause} from "./dom.js";
+import {draw} from "./draw.js";
+import {recall} from "./input.js";
+import {Keyboard} from "./keys.js";
+import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
+import {kindOf, serverOf, state, worldOf} from "./state.js";
+import {match} from "./views.js";
+import {show} from "./watching.js";
+import {request, tensor, textTensor, values} from "./wire.js";
+import {announce, badge, myName, tell} from "./words.js";
+import {chosenEnvironment, nothing, refresh, select} from "./worlds.js";
+
+const RUNNING = 1;
+
+const DOUBLE = 2;
+const DEFAULT_FPS = 30;
+const SOON = 15; // seconds before a seat is given back at which the page begins to count
+// In a turn-based world: milliseconds after which a key that stays down repeats, the rate, and how many presses wait.
+const REPEAT_AFTER = 500;
+const REPEATS = 4;
+
+// Taking over: while keys are held their action stands in for the agent's.
+
+export async function takeOver() {
+  tell(null);
+  const stream = new Stream(state.token);
+  const world = worldOf(state.selected);
+  try {
+    // The world waits for a person's eyes. The stream of the pictures is in it already, so it can ask for the rate.
+    const {fps: own} = state.watching ? JSON.parse(await state.watching.property("world.controls")) : {};
+    const fps = serverOf(world).play_fps ?? own;
+    const given = {role: textTensor("takeover"), name: textTensor(myName()), pace: tensor([Math.max(1, fps || DEFAULT_FPS)], DOUBLE, [])};
+    const seat = $("seat").value;
+    if ((world.lanes ?? 0) > 1) given.lane = tensor([Number(seat.slice(5))], 5, []);
+    else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
+    const joined = await stream.ask(request.join(state.selected, given));
+    const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
+    state.playing = {stream, keyboard, own: false, takesOver: true, name: state.selected, changed: null, wake: () => {}};
+    recall(keyboard);
+    badge(`ready to take over from ${seat}: hold a key`, true);
+    $("stage").focus();
+    const play = state.playing;
+    const wanted = ["acting", "steps", "seconds_left"].map((name) => joined.observations.get(name).uid);
+    await stream.ask(request.step([], wanted));
+    while (state.playing === play) {
+      const actions = keyboard.holds ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard.action(), spec)]) : [];
+      const changed = play.changed;
+      play.changed = null;
+      const sent = performance.now();
+      const answer = await stream.ask(request.step(actions, wanted));
+      const acting = values(answer.observations.get(wanted[0]))[0] === 1;
+      $("trip").textContent = `${(performance.now() - sent).toFixed(1)} ms`;
+      const left = Math.ceil(values(answer.observations.get(wanted[2]))[0]);
+      const gone = worldOf(play.name)?.seats?.[seat] === false;
+      badge(gone ? `${seat} has left: nothing moves until it is back` : acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: hold a key` : `hold a key, or ${seat} goes on without you in ${left} s`, acting && !gone);
+      if (changed !== null) state.waitingKeys.push({at: changed, frame: values(answer.observations.get(wanted[1]))[0] + 1});
+      if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
+    }
+  } catch (error) {
+    if (error.code !== 1) tell(error.message.split("\n")[0]);
+  } finally {
+    stream.close();
+    if (state.playing?.stream === stream || !state.playing) stopped();
+  }
+}
+
+function seed() {
+  return crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
+}
+
+function actionTensor(flat, spec) {
+  return tensor(spec.dtype === 1 || spec.dtype === 2 ? flat : flat.map(Math.round), spec.dtype, spec.shape);
+}
+
+export async function play(chosen) {
+  state.wantsToPlay = true;
+  tell(null);
+  const stream = new Stream(state.token);
+  const world = worldOf(state.selected);
+  const home = serverOf(world);
+  const own = !home.realtime; // a world that waits for its agent: one of our own
+  const sees = !state.blind.has(home.name ?? "");
+  let env = chosenEnvironment();
+  const ids = home.environments ?? [];
+  if (own && !env && ids.length > 1) env = ids.find((id) => id === world?.title) ?? ids[0];
+  try {
+    let name = state.selected ?? "";
+    const wanted = {...(env && {env_id: textTensor(env)}), ...(env && sees && {render_mode: textTensor("rgb_array")}), ...(home !== state.server && {server: textTensor(home.name)})};
+    if (own || env) name = (await stream.ask(request.create(wanted))).world;
+    const given = !own ? {role: textTensor("player")} : sees ? {frame: textTensor(kindOf(home.name ?? ""))} : {};
+    let seat = chosen ?? $("seat").value;
+    if (!own && !env && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
+    given.player = textTensor(`person:${myName()}`);
+    const joined = await stream.ask(request.join(name, given));
+    // A recording of what begins with a seed can be replayed.
+    if (!home.match && (own || env || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
+    const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
+    if (keyboard.nothing !== null) throw new Error(`This world cannot be played here: ${keyboard.nothing}.`);
+    const fps = (own ? home.play_fps ?? keyboard.controls.fps : env ? home.fps : world?.fps ?? home.fps) || DEFAULT_FPS;
+    if (env) await refresh(stream);
+    if (home.match) {
+      seat = await stream.property("world.agent");
+      await refresh(stream);
+    }
+    state.playing = {stream, keyboard, own, name, title: env || home.title, seat: home.match ? seat : null, changed: null, wake: () => {}};
+    if (own && keyboard.needsKey) state.playing.presses = [];
+    recall(keyboard);
+    badge(own ? "playing your own world" : home.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
+    $("stage").focus();
+    if (own) {
+      state.watching?.close();
+      state.watching = null;
+      $("panel").hidden = true;
+    } else if (!state.watching || env) select(name);
+    await (home.match ? rounds : steps)(state.playing, joined, fps);
+  } catch (error) {
+    if (own && sees && (drawsNothing(error) || lacksJpeg(error))) {
+      (lacksJpeg(error) ? state.lossless : state.blind).add(home.name ?? "");
+      setTimeout(play);
+    } else if (error.code !== 1) {
+      const unreachable = error.code === 14;
+      if (!unreachable) state.wantsToPlay = false;
+      tell(error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
+    }
+  } finally {
+    stream.close();
+    if (state.playing?.stream === stream || !state.playing) stopped();
+  }
+}
+
+// The rounds of a match, one after the other; between them the person says when to go on.
+async function rounds(play, joined, fps) {
+  for (let round = 0; state.playing === play; ) {
+    const next = await match.begins(round);
+    if (next === null || state.playing !== play) return;
+    round = next;
+    try {
+      await steps(play, joined, fps);
+    } catch (error) {
+      if (error.code !== 9 && error.code !== 13) throw error; // the round is over, or was broken off
+    }
+  }
+}
+
+// The action of the next press of a key, in a world of one's own that stands still without: no action does nothing
+// there. A press is one step, however long it takes; a key that stays down repeats slowly. null: nobody plays any more.
+async function nextPress(play) {
+  let again = performance.now() + (play.repeats ? 1000 / REPEATS : REPEAT_AFTER);
+  while (state.playing === play) {
+    play.repeats = !play.presses.length;
+    if (!play.repeats) return play.presses.shift();
+    if (!play.keyboard.holds) again = performance.now() + REPEAT_AFTER;
+    else if (performance.now() >= again) return play.keyboard.action();
+    await Promise.race([pause(50), new Promise((resolve) => (play.wake = resolve))]);
+  }
+  return null;
+}
+
+async function steps(play, joined, fps) {
+  const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
+  const names = ["reward", "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
+  const seen = play.own && !("frame" in uids) ? new Observations(joined, $("canvas"), $("panel")) : null;
+  const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
+  let total = 0, running = false, episode = 0, due = performance.now();
+  while (state.playing === play) {
+    const action = running && play.presses ? await nextPress(play) : play.keyboard.action();
+    if (state.playing !== play) return;
+    const actions = [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(action, spec)]);
+    const changed = play.changed;
+    play.changed = null;
+    const sent = performance.now();
+    const answer = await play.stream.ask(request.step(running ? actions : [], wanted));
+    const now = performance.now();
+    const read = (name) => values(answer.observations.get(uids[name]));
+    $("trip").textContent = `${(now - sent).toFixed(1)} ms`;
+    if ("timing" in uids) {
+      const timing = read("timing");
+      if (changed !== null && running) state.waitingKeys.push({at: changed, frame: timing[6] + 1});
+      $("dropped").textContent = String(timing[11]);
+    }
+    if (play.own) {
+      if (changed !== null && running) state.waitingKeys.push({at: changed, frame: -1});
+      if (seen) seen.show(answer);
+      else show(answer.observations.get(uids.frame), answer.observations.get(uids.watch));
+    }
+    total += running ? read("reward")[0] : 0;
+    if (answer.state !== RUNNING) {
+      if (play.seat) return;
+      episode += 1;
+      announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`);
+      total = 0;
+      play.presses?.splice(0);
+    }
+    running = answer.state === RUNNING;
+    // A world of one's own has waited meanwhile: it has nothing to catch up with.
+    due = Math.max(due + 1000 / fps, play.own ? now : now - 100);
+    // A key that changes is sent at once; else one message a frame, with all keys that are held.
+    const early = play.own ? new Promise(() => {}) : new Promise((resolve) => (play.wake = resolve));
+    if (!play.presses && (play.changed === null || play.own)) await Promise.race([pause(Math.max(0, due - performance.now())), early]);
+  }
+}
+
+export function stop() {
+  state.wantsToPlay = false;
+  match.left();
+  const {stream, name, own} = state.playing;
+  state.playing = null;
+  stream.close();
+  stopped();
+  if (own) {
+    nothing();
+    if (state.server.worlds.length) select(state.server.worlds[0].name);
+  } else select(name);
+}
+
+export function stopped() {
+  state.playing = null;
+  state.waitingKeys.length = 0;
+  state.badge = state.selected === null ? null : {text: worldOf(state.selected)?.replay ? "replay" : "watching", live: false};
+  draw();
+}

@@ -1,0 +1,40 @@
+// The parts of the page that are told of its state and act on it: recordings and matches.
+
+import {MatchView} from "./match.js";
+import {play, stop} from "./playing.js";
+import {Recordings} from "./recordings.js";
+import {firstWorld, state} from "./state.js";
+import {intTensor, request} from "./wire.js";
+import {announce, tell} from "./words.js";
+import {nothing, refresh, select} from "./worlds.js";
+
+export const recordings = new Recordings({
+  token: () => state.token,
+  server: () => state.server,
+  selected: () => state.selected,
+  playing: () => state.playing,
+  select: (name, newer) => {
+    if (state.playing) stop();
+    state.server = newer;
+    select(name);
+  },
+  leave: () => {
+    nothing();
+    if (firstWorld()) select(firstWorld().name);
+  },
+  tell,
+  announce,
+});
+
+export const match = new MatchView({
+  sit: (seat) => play(seat),
+  ready: async (value) => {
+    try {
+      await state.playing?.stream.ask(request.write("world.ready", intTensor(Number(value))));
+      await refresh(state.playing?.stream);
+    } catch (error) {
+      if (error.code !== 1) tell(error.message);
+    }
+  },
+  announce: (text) => announce(text),
+});

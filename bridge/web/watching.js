@@ -1,0 +1,178 @@
+// Looking at a world: its pictures, its observations where it draws none, or a lobby.
+
+import {Stream} from "./client.js";
+import {$, pause} from "./dom.js";
+import {draw} from "./draw.js";
+import {recall} from "./input.js";
+import {Lobby} from "./lobby.js";
+import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
+import {stopped} from "./playing.js";
+import {kindOf, state, worldOf} from "./state.js";
+import {intTensor, request, textTensor, values} from "./wire.js";
+import {announce, badge, myName, tell} from "./words.js";
+
+const MOST_AHEAD = 8;
+
+function lanesWanted() {
+  const text = $("lanes").value.trim();
+  if (!text) return null;
+  const lanes = text.split(",").flatMap((part) => {
+    const [first, last = first] = part.split("-").map(Number);
+    return Number.isInteger(first) && last >= first && last - first < 64 ? Array.from({length: last - first + 1}, (_, i) => first + i) : [];
+  });
+  return lanes.length ? lanes : null;
+}
+
+export async function watch(name) {
+  state.watching?.close();
+  const world = worldOf(name);
+  $("panel").hidden = true;
+  if (world?.kind === "perlert") return visit(name);
+  if (world?.waiting && !state.playing) {
+    state.watching = null;
+    return;
+  }
+  const stream = (state.watching = new Stream(state.token));
+  state.frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
+  state.returns.length = 0;
+  if (!state.playing) badge(worldOf(name)?.replay ? "replay" : "watching", false);
+  if (state.blind.has(name)) return observe(name, stream);
+  const given = {role: textTensor("spectator"), frame: textTensor(kindOf(name))};
+  const lanes = lanesWanted();
+  if (lanes) given.lanes = intTensor(lanes);
+  try {
+    const {observations} = await stream.ask(request.join(name, given));
+    const sent = performance.now();
+    await stream.property("world.name");
+    // As many requests on their way as a round trip has frames: far away, pictures come as often as nearby.
+    const ahead = Math.max(1, Math.min(MOST_AHEAD, Math.ceil(((performance.now() - sent) * 60) / 1000)));
+    const [frame, figures] = [observations.get("frame").uid, observations.get("watch").uid];
+    const step = request.step([], [frame, figures]);
+    const asked = [];
+    const ask = () => {
+      asked.push(stream.ask(step));
+      asked.at(-1).catch(() => {});
+    };
+    for (let i = 0; i < ahead; i++) ask();
+    while (state.watching === stream) {
+      const answer = await asked.shift();
+      ask();
+      show(answer.observations.get(frame), answer.observations.get(figures));
+    }
+  } catch (error) {
+    stream.close();
+    if (state.watching === stream) {
+      state.watching = null;
+      if (drawsNothing(error) || lacksJpeg(error)) {
+        (lacksJpeg(error) ? state.lossless : state.blind).add(name);
+        watch(name);
+      } else if (error.code !== 14 && error.code !== 1 && !state.message) tell(error.message.split("\n")[0]);
+    }
+  }
+}
+
+// Watching where there are no pictures.
+async function observe(name, stream) {
+  try {
+    const joined = await stream.ask(request.join(name, {role: textTensor("spectator"), wait: textTensor("next_frame")}));
+    if (state.watching !== stream) return;
+    const seen = new Observations(joined, $("canvas"), $("panel"));
+    while (state.watching === stream) {
+      const answer = await stream.ask(request.step([], seen.uids));
+      if (state.watching !== stream) return;
+      seen.show(answer);
+      await pause(40);
+    }
+  } catch (error) {
+    stream.close();
+    if (state.watching === stream) {
+      state.watching = null;
+      if (error.code !== 14 && error.code !== 1 && !state.message) tell(error.message.split("\n")[0]);
+    }
+  }
+}
+
+// A lobby of PERLERT, in place of a picture.
+async function visit(name) {
+  if (state.playing) { // somewhere else
+    state.wantsToPlay = false;
+    state.playing.stream.close();
+    stopped();
+  }
+  const lobby = (state.watching = new Lobby(name, {
+    token: state.token, badge, announce, tell,
+    panel: $("panel"),
+    name: () => myName().replaceAll(" ", "-"),
+    rename: (text) => text && localStorage.setItem("name", text),
+    result: (total) => {
+      state.returns.push(total);
+      $("last-return").textContent = total.toFixed(2);
+    },
+    begin: (stream, keyboard) => {
+      state.playing = {stream, keyboard, own: false, name, changed: null, wake: () => {}};
+      recall(keyboard);
+      draw();
+      $("stage").focus();
+      return state.playing;
+    },
+    end: stopped,
+  }));
+  try {
+    await lobby.run();
+  } catch (error) {
+    if (state.watching === lobby) {
+      state.watching = null;
+      if (error.code !== 14) tell(error.message.split("\n")[0]);
+    }
+  } finally {
+    lobby.close();
+  }
+}
+
+// A picture has come: the newest is painted, others are left out.
+export function show(pictureBytes, figureBytes) {
+  const data = values(pictureBytes);
+  const [number, steps, age, cost, viewers, episodes, last, mean] = values(figureBytes);
+  $("viewers").textContent = String(viewers);
+  if (episodes > 0) {
+    if (!state.returns.length || state.episodes !== episodes) state.returns.push(last);
+    state.episodes = episodes;
+    if (state.returns.length > 200) state.returns.shift();
+    const several = Object.keys(worldOf(state.selected)?.returns ?? {}).length > 1; // each has a return of its own
+    $("last-return").textContent = several ? "" : last.toFixed(Math.abs(last) < 100 ? 2 : 0);
+    $("episodes").textContent = `${episodes} episode${episodes === 1 ? "" : "s"}${several ? "" : `, mean ${mean.toFixed(2)}`}`;
+  }
+  if (!data.length) return;
+  const now = performance.now();
+  if (state.frames.newest) state.frames.skipped += 1;
+  state.frames.arrived.push(now);
+  state.frames.bytes += data.length;
+  state.frames.steps.push([now, steps]);
+  while (state.frames.arrived[0] < now - 2000) state.frames.arrived.shift();
+  while (state.frames.steps[0][0] < now - 2000) state.frames.steps.shift();
+  if (!state.frames.newest) requestAnimationFrame(paint);
+  state.frames.newest = {data: data.slice(), number, steps, age, cost, at: now};
+}
+
+async function paint() {
+  const picture = state.frames.newest;
+  state.frames.newest = null;
+  if (!picture) return;
+  const bitmap = await createImageBitmap(new Blob([picture.data]));
+  const canvas = $("canvas");
+  if (canvas.width !== bitmap.width || canvas.height !== bitmap.height) {
+    canvas.width = bitmap.width;
+    canvas.height = bitmap.height;
+    canvas.classList.toggle("small", bitmap.width <= 320);
+    $("frame").style.setProperty("--ratio", String(bitmap.width / bitmap.height));
+  }
+  canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  bitmap.close();
+  const now = performance.now();
+  canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
+  $("age").textContent = `${(picture.age * 1000 + now - picture.at).toFixed(0)} ms`;
+  while (state.waitingKeys.length && state.waitingKeys[0].frame <= picture.steps) {
+    state.latencies.push(now - state.waitingKeys.shift().at);
+    if (state.latencies.length > 120) state.latencies.shift();
+  }
+}

@@ -1,0 +1,34 @@
+// Which world is looked at.
+
+import {$} from "./dom.js";
+import {draw} from "./draw.js";
+import {serverOf, state, worldOf} from "./state.js";
+import {watch} from "./watching.js";
+
+// Ask at once, after something was done.
+export async function refresh(stream) {
+  if (stream) state.server = JSON.parse(await stream.property("server.web"));
+  draw();
+}
+
+// The world that was looked at is gone.
+export function nothing() {
+  state.selected = null;
+  state.watching?.close();
+  state.watching = null;
+  state.badge = null;
+  $("panel").hidden = true;
+  draw();
+}
+
+// The environment of which Play makes a world; none: it joins the one that is shown.
+export function chosenEnvironment() {
+  return (serverOf(worldOf(state.selected)).environments ?? []).length > 1 ? $("env").value : "";
+}
+
+export function select(name) {
+  state.selected = name;
+  state.selectedServer = worldOf(name)?.server;
+  draw();
+  watch(name);
+}

@@ -1,0 +1,289 @@
+"""`evaluate` and `bridge evaluate` against loops by hand: any number of slots, lanes, lost servers and policies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from bridge import serve_gym
+from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
+from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
+
+EPISODES = 12
+
+
+def act(observations):
+    """Push the cart towards where the pole falls."""
+    return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
+
+
+def worse(observations):
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+def by_hand(policy, episodes=EPISODES, seed=5):
+    env = gymnasium.make("CartPole-v1")
+    returns, actions = [], []
+    for number in range(episodes):
+        observation, _ = env.reset(seed=seed + number)
+        total, ended = 0.0, False
+        while not ended:
+            action = policy(observation[None])[0]
+            actions.append(int(action))
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, ended = total + float(reward), terminated or truncated
+        returns.append(total)
+    env.close()
+    return returns, actions
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return by_hand(worse)[0]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 8, 64])
+def test_returns_are_those_of_a_loop_by_hand_for_any_number_of_slots(num_envs, expected):
+    with serve_gym("CartPole-v1") as server:
+        found = evaluate(server.url, worse, episodes=EPISODES, seed=5, num_envs=num_envs)
+    assert found.returns.tolist() == expected
+    assert [episode.seed for episode in found.episodes] == list(range(5, 5 + EPISODES))
+    assert [episode.length for episode in found.episodes] == expected
+    assert found.steps == sum(expected)
+    assert found.lost == ()
+
+
+@pytest.mark.parametrize(("lanes", "num_envs"), [(1, None), (4, None), (4, 8), (8, 8), (16, 64)])
+def test_lanes_give_the_same_as_worlds(lanes, num_envs, expected):
+    with serve_gym("CartPole-v1", num_envs=lanes) as server:
+        found = evaluate(server.url, worse, episodes=EPISODES, seed=5, num_envs=num_envs)
+    assert found.returns.tolist() == expected
+
+
+def test_a_served_policy_gives_the_same_actions_as_a_local_loop():
+    asked = []
+
+    def note(observations):
+        actions = worse(observations)
+        asked.extend(actions.tolist())
+        return actions
+
+    with serve_gym("CartPole-v1") as server, serve_policy(note) as policies, RemotePolicy(policies.url) as policy:
+        found = evaluate(server.url, policy, episodes=3, seed=5)
+    returns, actions = by_hand(worse, 3)
+    assert found.returns.tolist() == returns
+    assert asked == actions
+    assert 0 < found.seconds_in_policy_network <= found.seconds_in_policy
+
+
+def test_half_of_the_slots_cost_one_request():
+    with serve_gym("CartPole-v1") as server, serve_policy(worse) as policies, RemotePolicy(policies.url) as policy:
+        found = evaluate(server.url, policy, episodes=16, num_envs=16)
+        longest = max(episode.length for episode in found.episodes)
+        assert longest <= policies.calls <= 2 * longest
+
+
+def test_a_policy_server_that_is_started_again_in_the_middle_changes_nothing(expected):
+    stopping = threading.Event()
+    calls = 0
+
+    def note(observations):
+        nonlocal calls
+        calls += 1
+        if calls == 20:
+            stopping.set()
+        return worse(observations)
+
+    first = serve_policy(note)
+    again = []
+
+    def restart():
+        assert stopping.wait(30)
+        first.stop()
+        again.append(serve_policy(worse, port=int(first.url.rpartition(":")[2])))
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    with serve_gym("CartPole-v1") as server, RemotePolicy(first.url) as policy:
+        found = evaluate(server.url, policy, episodes=EPISODES, seed=5, num_envs=4)
+    thread.join()
+    again[0].stop()
+    assert found.returns.tolist() == expected
+
+
+@contextlib.contextmanager
+def started(*arguments, cwd):
+    """A process of the command, and the URL that it prints."""
+    command = [sys.executable, "-u", "-m", "bridge", *map(str, arguments)]
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            url = next(word for line in process.stdout for word in line.split() if "://127.0.0.1:" in word)
+            yield process, url
+        finally:
+            process.kill()
+            process.stdout.read()
+
+
+@pytest.mark.slow
+def test_an_environments_server_and_a_policys_server_may_be_killed(tmp_path, expected):
+    (tmp_path / "mine.py").write_text("def bad(seen):\n    return (seen[:, 2] > 0).astype(int)\n")
+    with contextlib.ExitStack() as stack:
+        serve, policy = ("serve", "CartPole-v1", "--port", 0), ("policy", "mine:bad", "--port")
+        urls, environments, policies = [], [], []
+        for _ in range(2):
+            process, url = stack.enter_context(started(*serve, cwd=tmp_path))
+            environments.append(process)
+            urls.append(url)
+        process, policy_url = stack.enter_context(started(*policy, 0, cwd=tmp_path))
+        policies.append(process)
+
+        def kill(done, total):
+            if done == 4:
+                environments[0].kill()
+            if done == 6:
+                policies[0].kill()
+                policies[0].wait(30)
+                again, _ = stack.enter_context(started(*policy, policy_url.rpartition(":")[2], cwd=tmp_path))
+                policies.append(again)
+
+        with RemotePolicy(policy_url) as served:
+            found = evaluate(urls, served, episodes=EPISODES, seed=5, timeout=3.0, progress=kill)
+    assert len(policies) == 2
+    assert found.returns.tolist() == expected
+    assert len(found.lost) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 2])
+def test_episodes_of_a_lost_server_are_played_again_and_named(lost, expected):
+    servers = [serve_gym("CartPole-v1") for _ in range(4)]
+    calls = 0
+
+    def stop_then(observations):
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            # The first and third URL are one half: with both of them gone, the other half plays the rest.
+            for server in servers[: 2 * lost : 2]:
+                server.stop(0.0)
+        return worse(observations)
+
+    found = evaluate([server.url for server in servers], stop_then, episodes=EPISODES, seed=5, timeout=3.0)
+    for server in servers:
+        server.stop()
+    assert found.returns.tolist() == expected
+    assert len(found.lost) >= lost
+    assert all("(seed " in text for text in found.lost)
+
+
+def test_without_any_server_left_the_evaluation_ends_with_an_error():
+    server = serve_gym("CartPole-v1")
+
+    def stop_then(observations):
+        server.stop(0.0)
+        return worse(observations)
+
+    with pytest.raises(RemoteError):
+        evaluate(server.url, stop_then, episodes=3, timeout=1.0)
+    with pytest.raises(ConnectError):
+        evaluate(server.url, worse)
+
+
+class Task(gymnasium.Env):
+    """Ends after as many steps as the seed says; the last info tells the success."""
+
+    observation_space = spaces.Dict({"step": spaces.Box(0, 100, (1,), np.float32)})
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.left, self.step_of = (seed or 0) % 7 + 1, 0
+        self.good = (seed or 0) % 2 == 0
+        return self._seen(), {}
+
+    def _seen(self):
+        return {"step": np.array([self.step_of], np.float32)}
+
+    def step(self, action):
+        self.left -= 1
+        self.step_of += 1
+        ended = self.left == 0
+        return self._seen(), 1.0, ended, False, {"is_success": self.good} if ended else {}
+
+
+def still(observations):
+    return np.zeros((len(observations["step"]), 2), np.float32)
+
+
+@pytest.mark.parametrize("num_envs", [1, 6])
+def test_long_episodes_count_as_short_ones_do(num_envs):
+    with serve_gym(Task) as server:
+        found = evaluate(server.url, still, episodes=70, num_envs=num_envs)
+    assert [episode.length for episode in found.episodes] == [number % 7 + 1 for number in range(70)]
+    assert [episode.success for episode in found.episodes] == [number % 2 == 0 for number in range(70)]
+    intervals = found.intervals()
+    mean, low, high = intervals["return"]
+    assert low < mean == 4.0 < high
+    assert intervals["success"][0] == 0.5
+
+
+@pytest.mark.slow
+def test_a_comparison_says_whether_a_difference_is_larger_than_chance():
+    with serve_gym("CartPole-v1") as server:
+        differs = compare(server.url, worse, act, episodes=10, num_envs=4)
+        same = compare(server.url, worse, worse, episodes=4, num_envs=4)
+    assert differs.beyond_chance
+    assert differs.difference[1] > 0
+    assert "larger than chance" in str(differs)
+    assert not same.beyond_chance
+    assert same.difference == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("returned", [lambda rows: np.zeros(rows), lambda rows: np.zeros((rows, 2), np.int64)])
+def test_actions_that_do_not_fit_are_told(returned):
+    with (
+        serve_gym("CartPole-v1") as server,
+        pytest.raises(InvalidActionError, match=r"expected the policy to return int64 actions of \(1,\) for 1"),
+    ):
+        evaluate(server.url, lambda observations: returned(len(observations)), episodes=1)
+
+
+def test_what_cannot_be_evaluated_is_refused():
+    with pytest.raises(SettingError, match="expected episodes to be a positive integer, got 0"):
+        evaluate("localhost:1", act, episodes=0)
+    with pytest.raises(SettingError, match="expected seed to be an integer from 0 on, got -1"):
+        evaluate("localhost:1", act, seed=-1)
+
+
+def bridge(*arguments, cwd):
+    command = [sys.executable, "-m", "bridge", "evaluate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+
+
+@pytest.mark.slow
+def test_the_command_evaluates_compares_and_records(tmp_path, expected):
+    (tmp_path / "mine.py").write_text(
+        "def good(seen):\n    return int(seen[2] + seen[3] > 0)\n\ndef bad(seen):\n    return int(seen[2] > 0)\n"
+    )
+    with serve_gym("CartPole-v1") as server:
+        common = (server.url, "--episodes", EPISODES, "--seed", 5, "--num-envs", 4, "--rows")
+        one = bridge(*common, "--policy", "mine:bad", "--json", "--record", tmp_path / "runs", cwd=tmp_path)
+        assert one.returncode == 0, one.stderr
+        assert [episode["total"] for episode in json.loads(one.stdout)["episodes"]] == expected
+        both = bridge(*common, "--compare", "mine:bad", "mine:good", cwd=tmp_path)
+        assert both.returncode == 0, both.stderr
+        assert "larger than chance" in both.stdout
+        assert "return" in both.stdout
+        wrong = bridge(*common, "--policy", "mine:none", cwd=tmp_path)
+        assert wrong.returncode == 2
+    command = [sys.executable, "-m", "bridge", "runs", str(tmp_path / "runs"), "--json"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    recorded = {item["seed"]: item["return"] for item in map(json.loads, listed) if not item["incomplete"]}
+    assert [recorded[5 + number] for number in range(EPISODES)] == expected

@@ -1,0 +1,159 @@
+"""Observers of a user's own: told of worlds, of what environments return, and of who joins."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+import bridge
+from bridge import Episode, Episodes, Listener, Observer, make_remote, make_vec_remote, serve_gym
+from bridge.encoding.tensors import unpack_tensor
+from bridge.testing import CountingEnv, Inspector
+from bridge.wrappers import BlockingReset
+
+PATIENCE = 20.0
+
+
+class Told(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.worlds: list[str] = []
+        self.episodes: list[Episode] = []
+        self.joined: list[dict[str, Any]] = []
+        self.ended = threading.Event()
+        self.closed = threading.Event()
+
+    def made(self, world: Any) -> Listener:
+        self.worlds.append(world.name)
+        return Episodes(world.env.facts, self._end)
+
+    def _end(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+        self.ended.set()
+
+    def join(self, world: Any, settings: Mapping[str, Any], join: Any) -> Any:
+        self.joined.append(dict(settings))
+        return join({name: value for name, value in settings.items() if name != "colour"})
+
+    def describe(self, world: Any) -> Mapping[str, Any]:
+        return {"colour": "blue"}
+
+    def counts(self, worlds: Any) -> Mapping[str, float]:
+        return {"finished": float(len(self.episodes))}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_the_episodes_of_lanes_are_those_that_the_client_counts() -> None:
+    told, counted = Told(), []
+    with serve_gym("CartPole-v1", num_envs=3, observers=[told]) as server:
+        envs = RecordEpisodeStatistics(BlockingReset(make_vec_remote(server.url)))
+        envs.reset(seed=0)
+        envs.action_space.seed(0)
+        for _ in range(150):
+            *_, infos = envs.step(envs.action_space.sample())
+            for lane in np.flatnonzero(infos.get("_episode", [])).tolist():
+                episode = infos["episode"]
+                counted.append((lane, float(episode["r"][lane]), int(episode["l"][lane])))
+        envs.close()
+    assert len(counted) > 6
+    assert [(episode.lane, episode.reward, episode.length) for episode in told.episodes] == counted
+    assert told.closed.is_set()
+
+
+def test_an_observer_is_told_in_real_time_though_nobody_watches() -> None:
+    told = Told()
+    with serve_gym(lambda: CountingEnv(length=4), fps=200, observers=[told]) as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        assert told.ended.wait(PATIENCE)
+        env.close()
+    assert told.episodes[0].length == 4
+
+
+def test_an_observer_takes_settings_of_its_own_and_adds_to_what_the_server_tells() -> None:
+    told = Told()
+    with serve_gym(lambda: CountingEnv(length=2), observers=[told]) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        env.step(env.action_space.sample())
+        env.step(env.action_space.sample())
+        status = server.status()
+        with Inspector(server.url, PATIENCE) as inspector:
+            page = json.loads(str(unpack_tensor(inspector.read_property("server.web"))[()]))
+        env.close()
+    assert status["finished"] == 1.0
+    assert [world["colour"] for world in page["worlds"]] == ["blue"]
+    assert len(told.joined) == len(told.worlds) == 1
+
+
+class Doubled(Listener):
+    """Acts in the agent's place, and tells the world of another reward."""
+
+    async def acting(self, lane: int | None, action: object) -> object:
+        return 0
+
+    def stepped(self, lane: int | None, action: object, result: Any) -> Any:
+        assert action == 0
+        observation, reward, *rest = result
+        return observation, 2.0 * reward, *rest
+
+
+class Doubling(Observer):
+    def made(self, world: Any) -> Listener:
+        return Doubled()
+
+
+def test_a_listener_may_act_in_the_agent_s_place_and_change_what_the_world_is_told() -> None:
+    local = gymnasium.make("CartPole-v1")
+    local.reset(seed=3)
+    with serve_gym("CartPole-v1", observers=[Doubling()]) as server:
+        env = make_remote(server.url)
+        env.reset(seed=3)
+        for _ in range(5):
+            expected, reward, *_ = local.step(0)
+            observation, doubled, *_ = env.step(1)
+            np.testing.assert_array_equal(observation, expected)
+            assert doubled == 2.0 * reward
+        env.close()
+
+
+class Broken(Observer):
+    def close(self) -> None:
+        raise RuntimeError("the disk is full")
+
+
+def test_an_observer_that_does_not_close_keeps_no_other_open(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+    with serve_gym("CartPole-v1", observers=[Broken(), told]):
+        pass
+    assert told.closed.is_set()
+    assert "the disk is full" in caplog.text
+
+
+def test_several_agents_have_a_return_each() -> None:
+    pytest.importorskip("pettingzoo")
+    from tests.parallel_envs import Relay
+
+    told = Told()
+    with bridge.serve_parallel(Relay, observers=[told]) as server:
+        env = bridge.make_parallel_remote(server.url)
+        env.reset(seed=0)
+        sums = dict.fromkeys(env.agents, 0.0)
+        while env.agents:
+            _, rewards, _, _, _ = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+            for agent, reward in rewards.items():
+                sums[agent] += reward
+        env.close()
+    (episode,) = told.episodes
+    assert dict(episode.agents) == pytest.approx(sums)
+    assert episode.reward == pytest.approx(sum(sums.values()))

@@ -1,0 +1,268 @@
+"""`serve_policy`: one call for many requests, hostile clients, tokens, TLS, and the command `bridge policy`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import msgpack
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from bridge.errors import Code, RefusedError, SettingError
+from bridge.policies import RemotePolicy, by_rows, serve_policy
+from bridge.transport.credentials import TLS
+from tests.policy_peers import array, numbers
+
+
+def double(batch):
+    return np.asarray(batch) * 2
+
+
+def test_sixty_four_slots_cost_one_call():
+    batch = np.arange(128.0, dtype=np.float32).reshape(64, 2)
+    with serve_policy(double) as server, RemotePolicy(server.url) as policy:
+        actions = policy(batch, slots=range(64))
+        assert server.calls == 1
+    assert actions.dtype == np.float32
+    assert (actions == 2 * batch).all()
+
+
+def test_more_rows_than_max_batch_are_asked_for_in_parts():
+    with serve_policy(double, max_batch=10) as server, RemotePolicy(server.url) as policy:
+        assert policy(np.arange(25)[:, None], slots=range(25)).ravel().tolist() == [2 * at for at in range(25)]
+        assert server.calls == 3
+
+
+def test_requests_of_several_clients_that_wait_share_a_call():
+    asked, go = threading.Event(), threading.Event()
+
+    def slow(batch):
+        asked.set()
+        go.wait(10)
+        return double(batch)
+
+    with serve_policy(slow, max_wait=10.0) as server, contextlib.ExitStack() as stack:
+        policies = [stack.enter_context(RemotePolicy(server.url)) for _ in range(9)]
+        for policy in policies:
+            assert policy.metadata  # connected
+        with ThreadPoolExecutor(9) as pool:
+            answers = [pool.submit(policy, np.array([float(at)])) for at, policy in enumerate(policies)]
+            assert asked.wait(10)
+            go.set()
+            assert [answer.result(10).tolist() for answer in answers] == [[2.0 * at] for at in range(9)]
+        assert server.calls == 1
+
+
+def test_observations_of_different_layouts_do_not_share_a_call():
+    seen = []
+
+    def note(batch):
+        seen.append(sorted(batch))
+        return np.zeros(1)
+
+    with serve_policy(note) as server, RemotePolicy(server.url) as policy:
+        policy({"a": np.zeros(2)})
+        policy({"b": np.zeros(2), "prompt": "go"})
+    assert seen == [["a"], ["b", "prompt"]]
+
+
+def test_one_request_that_makes_the_policy_fail_spoils_no_other():
+    def picky(batch):
+        if (batch < 0).any():
+            raise ValueError("negative")
+        return np.sqrt(batch)
+
+    with serve_policy(picky, max_wait=10.0) as server, contextlib.ExitStack() as stack:
+        good, bad, nan = (stack.enter_context(RemotePolicy(server.url)) for _ in range(3))
+        for policy in (good, bad, nan):
+            assert policy.metadata
+        with ThreadPoolExecutor(3) as pool:
+            answers = [pool.submit(one, np.array([x])) for one, x in ((good, 4.0), (bad, -1.0), (nan, np.nan))]
+            assert answers[0].result(10).tolist() == [2.0]
+            with pytest.raises(RefusedError, match="the policy raised ValueError: negative"):
+                answers[1].result(10)
+            with pytest.raises(RefusedError, match="the policy returned NaN or infinity"):
+                answers[2].result(10)
+
+
+@pytest.mark.parametrize("returned", ["left", [1, 2, 3], [object()], None])
+def test_what_are_no_actions_is_told(returned):
+    with (
+        serve_policy(lambda batch: returned) as server,
+        RemotePolicy(server.url) as policy,
+        pytest.raises(RefusedError, match=r"expected the policy to return an array of numbers of \(1, …\)"),
+    ):
+        policy(np.zeros(1))
+
+
+def test_chunks_of_the_function_are_executed_one_by_one():
+    def plan(batch):
+        return np.stack([batch, batch + 1], axis=1)
+
+    with serve_policy(plan, chunked=True) as server, RemotePolicy(server.url) as policy:
+        assert [policy(np.array([x]), slots=[0]).tolist() for x in (3, 0, 7)] == [[3], [4], [7]]
+        assert server.calls == 2
+
+
+def test_a_policy_of_single_observations_is_called_for_each_row():
+    with serve_policy(by_rows(lambda seen: int(seen["x"][0] > 0))) as server, RemotePolicy(server.url) as policy:
+        assert policy({"x": np.array([[1.0], [-1.0]])}, slots=[0, 1]).tolist() == [1, 0]
+
+
+def test_a_client_written_from_the_wire_alone_is_served():
+    with serve_policy(lambda batch: batch["state"] + 1, metadata={"robot": "arm"}) as server:
+        with connect(server.url, compression=None) as client:
+            assert msgpack.unpackb(client.recv(10))["robot"] == "arm"
+            client.send(msgpack.packb({"state": array([1.0, 2.0]), "prompt": "go"}))
+            answer = msgpack.unpackb(client.recv(10))
+        assert numbers(answer["actions"]).tolist() == [[2.0, 3.0]]
+        assert answer["server_timing"]["infer_ms"] >= 0
+
+
+HOSTILE = {
+    "garbage": (b"\xc1", "expected a message of msgpack"),
+    "text": ("hello", "expected a binary message, got a text"),
+    "no observation": (msgpack.packb({}), "rows in every part of the observation"),
+    "too many rows": (
+        msgpack.packb({"observation": array(np.zeros((99, 1))), "bridge/batch": 99}),
+        "expected bridge/batch to be 1 to max_batch=64, got 99",
+    ),
+    "rows that are no number": (msgpack.packb({"x": array([1.0]), "bridge/batch": True}), "got True"),
+    "rows that are not there": (
+        msgpack.packb({"observation": array(np.zeros((2, 1))), "bridge/batch": 3}),
+        "expected 3 rows in every part of the observation, got {2}",
+    ),
+    "objects": (
+        msgpack.packb({"x": {b"__ndarray__": True, b"dtype": "|O", b"data": b"12345678", b"shape": [1]}}),
+        "got the dtype '|O'",
+    ),
+    "nil": (msgpack.packb({"x": None}), "expected observations of arrays, numbers and text"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_request_is_told_and_the_connection_serves_on(kind):
+    message, text = HOSTILE[kind]
+    with serve_policy(double) as server, connect(server.url, compression=None) as client:
+        client.recv(10)
+        client.send(message)
+        assert text in client.recv(10)
+        client.send(msgpack.packb({"observation": array([1.0])}))
+        assert numbers(msgpack.unpackb(client.recv(10))["actions"]).tolist() == [[2.0]]
+
+
+def test_a_message_that_is_too_large_ends_its_connection_alone():
+    with serve_policy(double, max_message_bytes=1000) as server, RemotePolicy(server.url) as other:
+        assert other(np.ones(1)).tolist() == [2.0]
+        with connect(server.url, compression=None) as client:
+            client.recv(10)
+            client.send(b"\0" * 2000)
+            with pytest.raises(ConnectionClosed):
+                client.recv(10)
+        assert other(np.ones(1)).tolist() == [2.0]
+        with pytest.raises(RefusedError, match="larger than the server takes"):
+            other(np.zeros(1000))
+
+
+def test_clients_that_say_nothing_delay_nobody():
+    with serve_policy(double) as server, contextlib.ExitStack() as stack:
+        port = int(server.url.rpartition(":")[2])
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))  # no handshake
+            stack.enter_context(connect(server.url, compression=None))  # no request
+        with RemotePolicy(server.url) as policy:
+            assert policy(np.ones(1)).tolist() == [2.0]
+
+
+def test_no_more_clients_are_taken_than_max_connections():
+    with serve_policy(double, max_connections=1) as server, RemotePolicy(server.url) as first:
+        assert first(np.ones(1)).tolist() == [2.0]
+        with pytest.raises(RefusedError, match="HTTP status 503"):
+            RemotePolicy(server.url)(np.ones(1))
+        assert first(np.ones(1)).tolist() == [2.0]
+
+
+def test_a_page_of_another_site_cannot_reach_a_policy():
+    with (
+        serve_policy(double) as server,
+        pytest.raises(InvalidStatus, match="403"),
+        connect(server.url, origin="http://evil.example"),
+    ):
+        pass
+
+
+def test_a_token_is_asked_for_in_both_spellings():
+    with serve_policy(double, token="secret-token") as server:
+        with pytest.raises(RefusedError, match="give the server's token=") as caught:
+            RemotePolicy(server.url, token="another")(np.ones(1))
+        assert caught.value.code == Code.UNAUTHENTICATED
+        for url, token in ((server.url, "secret-token"), (f"{server.url}?token=secret-token", None)):
+            with RemotePolicy(url, token=token) as policy:
+                assert policy(np.ones(1)).tolist() == [2.0]
+        with connect(server.url, additional_headers={"Authorization": "Api-Key secret-token"}) as client:
+            assert msgpack.unpackb(client.recv(10))
+
+
+def test_a_server_beyond_loopback_makes_a_token():
+    with serve_policy(double, host="0.0.0.0") as server:
+        assert server.token
+    with serve_policy(double, host="0.0.0.0", insecure=True) as server:
+        assert server.token is None
+
+
+def test_tls_protects_the_way(tmp_path):
+    subprocess.run([sys.executable, "-m", "bridge", "cert", "--name", "localhost", "--out", tmp_path], check=True)
+    own = TLS(certificate=tmp_path / "server.pem", key=tmp_path / "server.key")
+    with serve_policy(double, tls=own, token="secret-token") as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        assert url.startswith("wss://")
+        with RemotePolicy(url, tls=TLS(ca=tmp_path / "ca.pem"), token="secret-token") as policy:
+            assert policy(np.ones(1)).tolist() == [2.0]
+
+
+def test_a_server_that_was_stopped_and_started_again_answers_the_same_call():
+    server = serve_policy(double)
+    port = int(server.url.rpartition(":")[2])
+    with RemotePolicy(server.url) as policy:
+        assert policy(np.ones(1)).tolist() == [2.0]
+        server.stop()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(policy, np.ones(1))
+            with serve_policy(double, port=port):
+                assert answer.result(30).tolist() == [2.0]
+
+
+def test_settings_out_of_their_range_are_refused():
+    for keyword, value in (("max_batch", 0), ("max_wait", -1), ("max_connections", True), ("max_message_bytes", 1.5)):
+        with pytest.raises(SettingError, match=f"expected {keyword} to be"):
+            serve_policy(double, **{keyword: value})
+    with pytest.raises(SettingError, match="expected a policy that takes a batch of observations, got a str"):
+        serve_policy("random")
+    with serve_policy(double) as server, pytest.raises(SettingError, match=r"cannot listen on .* choose another port="):
+        serve_policy(double, port=int(server.url.rpartition(":")[2]))
+
+
+def test_the_command_serves_a_function_of_a_module(tmp_path):
+    (tmp_path / "mine.py").write_text("def act(seen):\n    return int(seen[0] > 0)\n")
+    command = [sys.executable, "-m", "bridge", "policy", "mine:act", "--rows", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        line = process.stdout.readline()
+        url = line.split()[-1]
+        assert "mine:act" in line
+        with RemotePolicy(url) as policy:
+            assert policy(np.array([1.0])) == 1
+        with urllib.request.urlopen(url.replace("ws://", "http://") + "/healthz", timeout=10) as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        process.stdout.read()

@@ -1,0 +1,214 @@
+"""Datasets of LeRobot: the files, columns and numbers that version 3.0 of its format has, read by others' libraries."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import gymnasium
+import numpy as np
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+
+from bridge import Recording, make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge.cli import main
+from bridge.errors import SettingError
+from bridge.recording.episodes import load_episode
+from bridge.recording.lerobot import export_lerobot
+from bridge.recording.reader import Episode, read_folder
+
+# Of LeRobot's own code, `lerobot.datasets`: the columns that every dataset has, and its templates of paths.
+OWN = {"timestamp": "float", "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+INFO = {
+    "codebase_version": str, "robot_type": type(None), "total_episodes": int, "total_frames": int, "total_tasks": int,
+    "chunks_size": int, "data_files_size_in_mb": int, "video_files_size_in_mb": int, "fps": (int, float),
+    "splits": dict, "data_path": str, "video_path": (str, type(None)), "features": dict,
+}  # fmt: skip
+STATISTICS = ["min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99"]
+
+
+class Painter(gymnasium.Env[Any, Any]):
+    """Its observations are pictures of one colour, a brighter one with each step."""
+
+    observation_space = spaces.Box(0, 255, (32, 48, 3), np.uint8)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    metadata: dict[str, Any] = {"render_modes": [], "render_fps": 20}  # noqa: RUF012 - Gymnasium's own
+    steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.picture(), {}
+
+    def picture(self) -> Any:
+        return np.full((32, 48, 3), 20 + 20 * self.steps, np.uint8)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self.picture(), 0.5, self.steps == 8, False, {}
+
+
+def record(folder: Path, env: Any, episodes: int = 3, **options: Any) -> list[Episode]:
+    kwargs = {"render_mode": "rgb_array"} if options.get("frames") else None
+    with serve_gym(env, record=Recording(folder, observations=True, **options), env_kwargs=kwargs) as server:
+        remote = make_remote(server.url)
+        remote.action_space.seed(1)
+        for seed in range(episodes):
+            remote.reset(seed=seed)
+            over = False
+            while not over:
+                *_, terminated, truncated, _ = remote.step(remote.action_space.sample())
+                over = terminated or truncated
+        remote.close()
+    return read_folder(folder).episodes()
+
+
+def check(root: Path) -> tuple[dict[str, Any], pa.Table, list[dict[str, Any]]]:
+    """Hold a dataset against the schema of the format; return its info, its frames and its episodes."""
+    info = json.loads((root / "meta/info.json").read_text("utf-8"))
+    assert {name: isinstance(info[name], kind) for name, kind in INFO.items()} == dict.fromkeys(INFO, True)
+    assert (info["codebase_version"], info["data_path"]) == ("v3.0", DATA_PATH)
+    films = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
+    assert info["video_path"] == (VIDEO_PATH if films else None)
+    assert info["splits"] == {"train": f"0:{info['total_episodes']}"}
+    frames = pq.read_table(root / DATA_PATH.format(chunk_index=0, file_index=0))
+    expected = {}
+    for name, feature in info["features"].items():
+        assert set(feature) >= {"dtype", "shape", "names"}
+        assert "/" not in name
+        if feature["dtype"] != "video":
+            kind = pa.bool_() if feature["dtype"] == "bool" else pa.from_numpy_dtype(feature["dtype"])
+            expected[name] = kind if feature["shape"] == [1] else pa.list_(kind, feature["shape"][0])
+    assert {field.name: field.type for field in frames.schema} == expected
+    assert {name: str(expected[name]) for name in OWN} == OWN
+    assert frames["index"].to_pylist() == list(range(info["total_frames"]))
+    tasks = pandas.read_parquet(root / "meta/tasks.parquet")
+    assert list(tasks.columns) == ["task_index"]
+    assert tasks["task_index"].tolist() == list(range(info["total_tasks"]))
+    stats = json.loads((root / "meta/stats.json").read_text("utf-8"))
+    assert set(stats) == set(info["features"])
+    for name, feature in info["features"].items():
+        assert sorted(stats[name]) == sorted(STATISTICS)
+        shape = (3, 1, 1) if feature["dtype"] == "video" else tuple(feature["shape"])
+        assert {np.shape(stats[name][key]) for key in STATISTICS if key != "count"} == {shape}
+    episodes = pq.read_table(root / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    at = 0
+    for number, row in enumerate(episodes):
+        assert (row["episode_index"], row["tasks"]) == (number, tasks.index.tolist())
+        assert (row["dataset_from_index"], row["dataset_to_index"]) == (at, at + row["length"])
+        for part in ("data", "meta/episodes", *(f"videos/{name}" for name in films)):
+            assert (row[f"{part}/chunk_index"], row[f"{part}/file_index"]) == (0, 0)
+        for name in films:
+            times = [row[f"videos/{name}/{end}_timestamp"] for end in ("from", "to")]
+            assert times == pytest.approx([at / info["fps"], (at + row["length"]) / info["fps"]])
+        own = frames.slice(at, row["length"])
+        assert own["frame_index"].to_pylist() == list(range(row["length"]))
+        assert set(own["episode_index"].to_pylist()) == {number}
+        assert own["timestamp"].to_pylist() == pytest.approx([step / info["fps"] for step in range(row["length"])])
+        assert {f"stats/{name}/{key}" for name in info["features"] for key in STATISTICS} <= set(row)
+        at += row["length"]
+    assert (at, len(episodes)) == (info["total_frames"], info["total_episodes"])
+    return info, frames, episodes
+
+
+def film_of(root: Path, info: dict[str, Any], name: str) -> list[np.ndarray]:
+    """The pictures of a dataset's film, by PyAV."""
+    path = root / VIDEO_PATH.format(video_key=name, chunk_index=0, file_index=0)
+    with av.open(str(path)) as container:
+        (stream,) = container.streams.video
+        told = info["features"][name]
+        assert [stream.height, stream.width, 3] == told["shape"]
+        assert float(stream.average_rate) == told["info"]["video.fps"] == info["fps"]
+        pictures = []
+        for number, frame in enumerate(container.decode(stream)):
+            assert frame.time == pytest.approx(number / info["fps"], abs=1e-4)
+            pictures.append(frame.to_ndarray(format="rgb24"))
+    return pictures
+
+
+def test_numbers_are_those_of_the_recording(tmp_path, capsys):
+    recorded = record(tmp_path / "runs", "CartPole-v1")
+    command = ["export", str(tmp_path / "runs"), "--lerobot", str(tmp_path / "set"), "--task", "balance", "--fps", "50"]
+    assert main(command) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    info, frames, rows = check(tmp_path / "set")
+    assert (info["fps"], info["total_episodes"], rows[0]["tasks"]) == (50, 3, ["balance"])
+    seen, acted = np.array(frames["observation.state"].to_pylist(), np.float32), frames["action"].to_pylist()
+    for row, episode in zip(rows, recorded, strict=True):
+        data, own = load_episode(episode), slice(row["dataset_from_index"], row["dataset_to_index"])
+        assert seen[own].tobytes() == np.stack(data.observations[:-1]).tobytes()
+        assert acted[own] == [int(action) for action in data.actions]
+        assert frames["next.done"].to_pylist()[own] == [False] * (len(data.actions) - 1) + [True]
+        assert row["stats/observation.state/max"] == pytest.approx(seen[own].max(0).tolist())
+    stats = json.loads((tmp_path / "set/meta/stats.json").read_text("utf-8"))["observation.state"]
+    assert stats["mean"] == pytest.approx(seen.astype(float).mean(0).tolist())
+    assert stats["std"] == pytest.approx(seen.astype(float).std(0).tolist())
+    assert stats["count"] == [len(seen)]
+
+
+def test_pictures_become_a_film(tmp_path):
+    recorded = record(tmp_path / "runs", Painter, episodes=2)
+    (root,) = export_lerobot(recorded, tmp_path / "set")
+    info, frames, _ = check(root)
+    assert info["fps"] == 20
+    assert frames["action"].type == pa.list_(pa.float32(), 2)
+    pictures = film_of(root, info, "observation.image")
+    assert len(pictures) == info["total_frames"] == 16
+    for number, picture in enumerate(pictures):
+        assert np.abs(picture.astype(int) - (20 + 20 * (number % 8))).max() <= 4
+    stats = json.loads((root / "meta/stats.json").read_text("utf-8"))["observation.image"]
+    assert np.ravel(stats["min"]).tolist() == pytest.approx([20 / 255] * 3)
+    assert np.ravel(stats["mean"]).tolist() == pytest.approx([90 / 255] * 3)
+
+
+@pytest.mark.slow
+def test_recorded_frames_become_a_film_beside_the_numbers(tmp_path):
+    recorded = record(tmp_path / "runs", "CartPole-v1", episodes=1, frames=True)
+    (root,) = export_lerobot(recorded, tmp_path / "set")
+    info, frames, _ = check(root)
+    assert {"observation.state", "observation.image"} <= set(info["features"])
+    assert len(film_of(root, info, "observation.image")) == len(frames)
+
+
+def test_several_agents_give_a_dataset_each(tmp_path):
+    with serve_parallel(
+        importlib.import_module("mpe2.simple_tag_v3"), record=Recording(tmp_path / "runs", observations=True)
+    ) as server:
+        env = make_parallel_remote(server.url)
+        env.reset(seed=1)
+        while env.agents:
+            env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        env.close()
+    episodes = read_folder(tmp_path / "runs").episodes()
+    roots = export_lerobot(episodes, tmp_path / "set")
+    assert [root.name for root in roots] == episodes[0].stream.agents
+    for root in roots:
+        check(root)
+
+
+def test_what_the_format_has_no_place_for_is_said_and_leaves_nothing_behind(tmp_path):
+    recorded = record(tmp_path / "runs", Dictionary, episodes=1)
+    with pytest.raises(SettingError, match="no feature for observations of Dict"):
+        export_lerobot(recorded, tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+    (tmp_path / "set").mkdir()
+    with pytest.raises(SettingError, match="expected a folder that does not exist yet"):
+        export_lerobot(recorded, tmp_path / "set")
+    assert (tmp_path / "set").exists()
+
+
+class Dictionary(Painter):
+    """Its observations are dicts."""
+
+    observation_space = spaces.Dict({"a": spaces.Discrete(2)})  # type: ignore[assignment]
+
+    def picture(self) -> Any:
+        return {"a": np.int64(1)}

@@ -1,0 +1,47 @@
+"""`bridge.serve`: a program that does nothing but serve."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import bridge
+
+DEADLINE = 60.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_serves_until_a_signal_and_ends_in_order(number: signal.Signals) -> None:
+    program = "import bridge; bridge.serve('CartPole-v1', num_envs=2); print('the end')"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            first = server.stdout.readline()
+            url = first.split()[2]
+            envs = bridge.make_vec_remote(url, blocking=True)
+            envs.reset(seed=1)
+            assert envs.step(envs.action_space.sample())[1].shape == (2,)
+            envs.close()
+            server.send_signal(number)
+            rest, problems = server.communicate(timeout=DEADLINE)
+        finally:
+            server.kill()
+    assert (server.returncode, rest, problems) == (0, "the end\n", "")
+    assert first == f"serving at {url} until Ctrl-C\n"
+
+
+def test_its_keywords_are_those_of_serve_gym_but_for_start() -> None:
+    whole = inspect.signature(bridge.serve_gym).parameters
+    assert list(inspect.signature(bridge.serve).parameters.items()) == [
+        (name, parameter) for name, parameter in whole.items() if name != "start"
+    ]
+
+
+def test_what_cannot_be_served_is_said_at_once() -> None:
+    with pytest.raises(bridge.errors.SettingError, match="Nowhere-v0"):
+        bridge.serve("Nowhere-v0")

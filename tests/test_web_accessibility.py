@@ -1,0 +1,60 @@
+"""The page under axe-core, the checker of accessibility, where npm has installed it: `make check-web`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge import serve_gym, serve_parallel
+from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
+from tests.web_envs import Paddle, Race
+
+pytestmark = [in_browser, pytest.mark.slow]
+
+AXE = Path(__file__).parent / "web_checks" / "node_modules" / "axe-core" / "axe.min.js"
+FINDINGS = """async () => {
+  const {violations} = await axe.run();
+  return violations.filter(({impact}) => ["serious", "critical"].includes(impact))
+    .map(({id, nodes}) => `${id}: ${nodes.map(({html}) => html).join(", ")}`);
+}"""
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make check-web")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("touch", [False, True], ids=["mouse", "touch"])
+def test_axe_finds_nothing_serious(opened, scheme, touch):  # noqa: F811
+    # Without motion: a color half way through its transition is none of the page's.
+    options = {
+        "color_scheme": scheme,
+        "reduced_motion": "reduce",
+        "has_touch": touch,
+        "is_mobile": touch,
+        "bypass_csp": True,
+    }
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url, **options)
+        shows(page, "() => !document.getElementById('play').disabled")
+        page.add_script_tag(path=AXE)
+        assert page.evaluate(FINDINGS) == [], "before anybody plays"
+        page.click("#begin")
+        says(page, "#legend", "→")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        assert page.evaluate(FINDINGS) == [], "while somebody plays"
+        page.click("#help-open")
+        assert page.evaluate(FINDINGS) == [], "in the help"
+    with serve_parallel(Race, web=True, fps=60, match=True) as server:
+        page = opened(server.web_url, **options)
+        shows(page, "() => !document.getElementById('play').disabled")
+        page.add_script_tag(path=AXE)
+        page.click("#play")
+        says(page, "#badge", "you are")
+        assert page.evaluate(FINDINGS) == [], "in a match"
+
+
+@pytest.mark.parametrize("reduced", ["reduce", "no-preference"])
+def test_nothing_moves_for_those_who_want_little_motion(opened, reduced):  # noqa: F811
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url, reduced_motion=reduced)
+        seconds = page.evaluate("() => getComputedStyle(document.getElementById('play')).transitionDuration")
+        assert all(float(each.strip().removesuffix("s")) == 0 for each in seconds.split(",")) == (reduced == "reduce")

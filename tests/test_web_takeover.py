@@ -1,0 +1,124 @@
+"""A person at the page takes over from a trainer in lock-step: its pace, single steps, and the way back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from bridge import Limits, make_remote, serve_gym
+from tests.support import until
+from tests.test_web_page import TAP, browser, no_token_in_the_environment, opened, pytestmark, says, shows  # noqa: F401
+from tests.web_envs import Paddle
+
+
+class Trainer:
+    """Steps the default world as fast as it can in a thread of its own, and keeps when, and the infos."""
+
+    def __init__(self, server):
+        self.steps: list[tuple[float, dict]] = []
+        self._env = make_remote(f"{server.url}?world=")
+        self._env.reset(seed=0)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._train)
+
+    def _train(self):
+        while not self._over.is_set():
+            info = self._env.step(0)[4]
+            self.steps.append((time.monotonic(), info))
+
+    @property
+    def interventions(self):
+        return sum("intervention" in info for _, info in list(self.steps))
+
+    @property
+    def last(self):
+        return self.steps[-1][1] if self.steps else {}
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._over.set()
+        self._thread.join()
+        with contextlib.suppress(Exception):
+            self._env.close()
+
+
+def take_over(page):
+    says(page, "#play", "Take over")
+    page.click("#play")
+    says(page, "#badge", "agent acts: hold a key")
+
+
+def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened):  # noqa: F811
+    with serve_gym(Paddle, web=True, play_fps=10) as server, Trainer(server) as trainer:
+        page = opened(server.web_url)
+        take_over(page)
+        until(lambda: trainer.last.get("takeover_fps") == 10)
+        first = len(trainer.steps)
+        page.keyboard.down("ArrowLeft")
+        until(lambda: trainer.interventions >= 20)
+        page.keyboard.up("ArrowLeft")
+        kept = trainer.steps[first:]
+        # The next step follows one that came late at once.
+        assert len(kept) - 2 <= 10 * (kept[-1][0] - kept[0][0])
+        page.keyboard.press("Escape")
+        until(lambda: "takeover_fps" not in trainer.last)
+        first = len(trainer.steps)
+        until(lambda: len(trainer.steps) > first + 200)
+
+
+def test_a_tap_is_one_step_of_the_trainer_s_world(opened):  # noqa: F811
+    with serve_gym(Paddle, web=True, play_fps=2) as server, Trainer(server) as trainer:
+        page = opened(server.web_url)
+        take_over(page)
+        until(lambda: trainer.last.get("takeover_fps") == 2)
+        for count in (1, 2, 3):
+            taken = page.evaluate(TAP, 30)
+            until(lambda count=count: trainer.interventions >= count)
+            if taken > 400:  # on a machine that stalls, the key is held for two steps
+                return
+        seen = len(trainer.steps)
+        until(lambda: len(trainer.steps) >= seen + 2)
+        assert trainer.interventions == 3
+        page.keyboard.press("Escape")
+
+
+def test_who_does_nothing_is_counted_down_and_gives_the_seat_back(opened):  # noqa: F811
+    with serve_gym(Paddle, web=True, limits=Limits(takeover_timeout=4.0)) as server, Trainer(server) as trainer:
+        page = opened(server.web_url)
+        says(page, "#play", "Take over")
+        page.click("#play")
+        says(page, "#badge", "hold a key, or agent goes on without you in")
+        page.keyboard.down("ArrowLeft")
+        says(page, "#badge", "you act for agent")
+        page.keyboard.up("ArrowLeft")
+        says(page, "#badge", "goes on without you in 3 s")
+        says(page, "#message", "nothing was done for takeover_timeout=4 s, so the agent acts again")
+        says(page, "#badge", "watching")
+        says(page, "#play", "Take over")
+        until(lambda: trainer.last == {})
+
+
+@pytest.mark.parametrize("play_fps", [0, 0.5, -1, True, "fast", float("inf")])
+def test_a_rate_of_play_that_is_none_is_refused(play_fps):
+    with pytest.raises(Exception, match="expected play_fps to be a number of steps a second, 1 or more"):
+        serve_gym(Paddle, web=True, play_fps=play_fps)
+
+
+def test_a_world_of_one_s_own_runs_at_the_rate_of_play(opened):  # noqa: F811
+    with serve_gym(Paddle, web=True, play_fps=5) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#badge", "playing your own world")
+        count = "() => Number(document.getElementById('canvas').dataset.pictures)"
+        shows(page, f"() => ({count})() > 0")
+        began, first = time.monotonic(), page.evaluate(count)
+        shows(page, f"() => ({count})() > {first} + 10")
+        assert page.evaluate(count) - first - 2 <= 5 * (time.monotonic() - began)
+        page.keyboard.press("Escape")
+        until(lambda: server.worlds == [])
