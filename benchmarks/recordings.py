@@ -162,7 +162,8 @@ def server_time(env: str, lanes: int, steps: int, folder: str, observations: boo
         assert process.stdin is not None
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        play(url, lanes, max(10, steps // 20))  # the first steps import and allocate
+        play(url, lanes, max(10, steps // 20))  # the first steps import and allocate, and so does their first batch
+        time.sleep(0.5)
         before = psutil.Process(process.pid).cpu_times()
         play(url, lanes, steps)
         time.sleep(0.5)  # what is queued is written

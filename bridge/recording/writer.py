@@ -163,20 +163,22 @@ class Journal:
                 self._closing.wait(_GATHER)
                 self._wake.clear()
                 closing = self._closing.is_set()  # read after the clear: else close() may set both in between, unseen
-                while self._rows:
-                    self._write()
-                if closing and not self._rows:
+                # What comes while this is written waits for the next turn, or each turn would write a row or two: a
+                # batch costs as much as fifty rows, whatever its size.
+                waiting = len(self._rows)
+                while waiting > 0 or (closing and self._rows):
+                    waiting -= self._write()
+                if closing:
                     return
         finally:
             self._files.close()
 
-    def _write(self) -> None:
-        """Write some of what waits; the order of each source's rows is kept."""
-        total, held = 0, dict[Source, list[Any]]()
+    def _write(self) -> int:
+        """Write some of what waits; return how many rows. The order of each source's rows is kept."""
+        count, total, held = 0, 0, dict[Source, list[Any]]()
         ended = []
-        for _ in range(_BATCH):
-            if not self._rows or total > _BATCH_BYTES:
-                break
+        while self._rows and count < _BATCH and total <= _BATCH_BYTES:
+            count += 1
             source, row, size = self._rows.popleft()
             total += size
             if row is None:
@@ -195,6 +197,7 @@ class Journal:
         for source in ended:
             self._files.end(source)
         self._taken += total
+        return count
 
 
 class _Files:
