@@ -207,7 +207,8 @@ DIRECTIONS = {
     "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
 }
 LAZILY = {("client", "perlert"), ("client", "wrappers")}
-LAZILY |= {("client", "openenv"), ("server", "openenv"), ("client", "dial"), ("server", "dial"), ("worlds", "policies")}
+LAZILY |= {("client", "openenv"), ("server", "openenv"), ("client", "dial"), ("server", "dial"), ("testing", "dial")}
+LAZILY |= {("worlds", "policies")}
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import os
 import socket
 import ssl
 import threading
 import time
+import urllib.request
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from bridge.dial import handshake
 from bridge.errors import AddressError, BridgeError, SettingError
+from bridge.extras import install_command
 from bridge.logs import SafeLog
-from bridge.transport.address import Address, parse_address
+from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials
 from bridge.transport.sockets import prepare
 from bridge.transport.tls import Tls, client_context, explain
@@ -26,36 +30,52 @@ __all__ = ["Dialing"]
 
 _log = SafeLog(__name__)
 _TIMEOUT = 20.0
-_FIRST_PAUSE, _LAST_PAUSE = 0.1, 10.0
+_FIRST_PAUSE, _LAST_PAUSE = 0.1, 4.0
+# A connection that ends sooner counts as a failure, after which the pause grows.
+_SHORT = 1.0
+# Seconds from the first use of a WebSocket to the next one, in which it is seen whether the first bytes closed it.
+_SETTLE = 0.02
 
 
 class Dialing:
-    """Keeps a connection to a trainer, on which a server serves.
+    """Keeps a connection to a trainer, on which a server serves; of WebSockets one more than there are sessions.
+
+    It goes through the proxy of `https_proxy` (with TLS) or `http_proxy`, unless `no_proxy` excepts the trainer.
 
     Args:
         server: The server.
-        url: `grpc://HOST:PORT` or, with TLS, `grpcs://`; `?token=…` is what the trainer expects.
+        url: `grpc://HOST:PORT` or `ws://HOST:PORT`, with TLS `grpcs://` or `wss://`; `?token=…` is what the trainer
+            expects.
         credentials: The token, and what the trainer's certificate is known by.
         name: The server's name at the trainer; None: of this machine and process.
 
     Raises:
         AddressError: The URL cannot be read.
-        SettingError: The name is none.
+        SettingError: The name is none, or the package that WebSockets need is missing.
     """
 
     def __init__(self, server: Server, url: str, credentials: ClientCredentials, name: str | None = None) -> None:
         address = parse_address(url)
-        if address.scheme not in ("grpc", "grpcs") or address.env_id or address.settings or urlsplit(url).query == "?":
-            raise AddressError(url, "expected the trainer's grpc://HOST:PORT or grpcs://HOST:PORT")
+        if address.path or address.dialed or address.env_id or address.settings or urlsplit(url).query == "?":
+            raise AddressError(url, "expected the trainer's grpc://HOST:PORT or ws://HOST:PORT, or grpcs:// or wss://")
         self._name = name or f"{socket.gethostname()[:40]}-{os.getpid()}-{server.port}"
-        if not handshake.NAME.fullmatch(self._name):
+        if not handshake.is_name(self._name):
             raise SettingError(f"expected a name of letters, digits, dots and dashes, got {self._name!r}")
-        held = credentials.with_token_of(address.credentials, address.url)
-        self._address = Address(address.url, address.scheme, address.host, address.port, credentials=held)
+        self._asking: type[handshake.Asking] = handshake.Asking
+        if address.websocket:
+            try:
+                from bridge.dial.websocket import AskingForWebSocket
+            except ImportError as error:
+                text = f"{address.scheme}:// needs the package websockets: {install_command('web')}"
+                raise SettingError(text) from error
+            self._asking = AskingForWebSocket
+        self._address = dataclasses.replace(
+            address, credentials=credentials.with_token_of(address.credentials, address.url)
+        )
         self._token = shown_token(self._address)
-        self._tls = client_context(held, "http/1.1") if address.tls else None
+        self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None
         self._server = server
-        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._stopped, self._wanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-dialing", daemon=True)
 
     def start(self) -> None:
@@ -63,9 +83,9 @@ class Dialing:
         self._thread.start()
 
     def stop(self) -> None:
-        """Dial no more. The connection that there is belongs to the server, which closes it."""
+        """Dial no more. The connections that there are belong to the server, which closes them."""
         self._stopped.set()
-        self._ended.set()
+        self._wanted.set()
         if self._thread.ident is not None:
             self._thread.join(_TIMEOUT)
 
@@ -73,54 +93,95 @@ class Dialing:
         pause, said = _FIRST_PAUSE, ""
         while not (self._stopped.is_set() or self._server.draining):
             try:
-                sock, tls, received = self._dial()
+                failed, said = self._serve_once(), ""
             except (OSError, BridgeError) as error:
-                text = explain(error) if isinstance(error, ssl.SSLError) else str(error)
+                failed, text = True, explain(error) if isinstance(error, ssl.SSLError) else str(error)
                 if text != said:  # one line where the trainer is away for hours
                     _log.warning("cannot dial %s, and try again: %s", self._address.url, text)
                 said = text
+            if failed:
                 self._stopped.wait(pause)
-                pause = min(2 * pause, _LAST_PAUSE)
-                continue
-            _log.info("dialed %s as %s", self._address.url, self._name)
-            said = ""
-            self._ended.clear()
-            began = time.monotonic()
-            if self._stopped.is_set():
-                sock.close()
-                return
-            self._server.serve_on(sock, self._address.target, tls, received, self._ended.set)
-            self._ended.wait()
-            pause = _FIRST_PAUSE if time.monotonic() - began > 1.0 else min(2 * pause, _LAST_PAUSE)
-            self._stopped.wait(pause)
+            pause = min(2 * pause, _LAST_PAUSE) if failed else _FIRST_PAUSE
 
-    def _dial(self) -> tuple[socket.socket, Tls | None, bytes]:
+    def _serve_once(self) -> bool:
+        """Make one connection, and wait until a further one is wanted; return whether this one ended soon.
+
+        Raises:
+            OSError: It cannot be made, or the trainer refuses.
+        """
+        # New ones each time: a WebSocket of an earlier turn that ends must not ask for a further one.
+        self._wanted = wanted = threading.Event()
+        lost = threading.Event()
+
+        def on_end() -> None:
+            lost.set()
+            wanted.set()
+
+        sock, tls, received, websocket = self._dial()
+        if self._stopped.is_set():
+            sock.close()
+            return False
+        _log.info("dialed %s as %s", self._address.url, self._name)
+        began = time.monotonic()
+        self._server.serve_on(sock, self._address.target, tls, received, on_end, websocket, wanted.set)
+        wanted.wait()
+        soon = time.monotonic() < began + _SHORT
+        return lost.wait(_SETTLE) and soon
+
+    def _dial(self) -> tuple[socket.socket, Tls | None, bytes, str | None]:
         """Connect, and ask to be let in. Raises OSError where that fails, or is refused.
 
-        The bytes are what followed the answer: a trainer that has been waiting begins to speak at once.
+        The bytes are what followed the answer: a trainer that has been waiting begins to speak at once. The text is,
+        of a WebSocket, the version of this package at the trainer; None: it is gRPC.
         """
-        sock = socket.create_connection((self._address.host, self._address.port), _TIMEOUT)
+        sock = self._open()
         try:
             tls = None if self._tls is None else Tls(self._tls, self._address.server_name)
             plain = b"" if tls is None else tls.receive(b"")
             while tls is not None and not tls.ready:
                 sock.sendall(tls.send())
                 plain = tls.receive(_received(sock))
-            words = handshake.request(self._address.target, self._name, self._token)
-            sock.sendall(words if tls is None else tls.send([words]))
+            asking = self._asking(self._address, self._name, self._token)
+            sock.sendall(asking.request if tls is None else tls.send([asking.request]))
             while not (end := handshake.end_of_head(plain)):
                 data = _received(sock)
                 plain += data if tls is None else tls.receive(data)
                 if len(plain) > handshake.MAX_HEAD:
                     raise OSError("what is there is no trainer that waits for servers: its answer has no end")
-            problem = handshake.answer(plain[:end], plain[end:])
-            if problem:
+            head, rest = plain[:end], plain[end:]
+            if problem := asking.refusal(head, rest):
                 raise OSError(problem)
             prepare(sock)
         except BaseException:
             sock.close()
             raise
-        return sock, tls, plain[end:]
+        return sock, tls, rest, asking.version
+
+    def _open(self) -> socket.socket:
+        """Connect to the trainer, through a proxy where one is set. Raises OSError."""
+        host, port = self._address.host, self._address.port
+        found = urllib.request.getproxies().get("https" if self._address.tls else "http")
+        if found is None or urllib.request.proxy_bypass(host):
+            return socket.create_connection((host, port), _TIMEOUT)
+        proxy = urlsplit(found if "://" in found else f"http://{found}")
+        sock = socket.create_connection((proxy.hostname or "", proxy.port or 80), _TIMEOUT)
+        try:
+            target = self._address.target
+            lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+            if proxy.username is not None:
+                pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+                lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair).decode()}")
+            sock.sendall("\r\n".join([*lines, "", ""]).encode())
+            head = b""
+            while not handshake.end_of_head(head) and len(head) <= handshake.MAX_HEAD:
+                head += _received(sock)
+            if head.split(b" ")[1:2] != [b"200"]:
+                line = head.partition(b"\r\n")[0][:80].decode("latin-1")
+                raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line!r}")
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
 
 def _received(sock: socket.socket) -> bytes:

@@ -8,17 +8,27 @@ import io
 import re
 
 from bridge.errors import Code, RequestError
+from bridge.transport.address import Address
 from bridge.transport.service import HELLO
 from bridge.version import __version__
 
-__all__ = ["ACCEPTED", "MAX_HEAD", "NAME", "answer", "end_of_head", "read_request", "refusal", "request"]
+__all__ = [
+    "ACCEPTED",
+    "MAX_HEAD",
+    "PATH",
+    "Asking",
+    "check_name",
+    "end_of_head",
+    "is_name",
+    "read_request",
+    "refusal",
+]
 
 PATH = "/gymnasium-bridge/dial"
 """The path that is asked for."""
 PROTOCOL = "dm_env_rpc.v1"
 """The protocol after the upgrade, in the swapped roles: gRPC over HTTP/2."""
-NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
-"""The names of servers that dial out."""
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 MAX_HEAD = 16384
 """The most bytes of a request or an answer."""
 ACCEPTED = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
@@ -26,17 +36,48 @@ ACCEPTED = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade:
 _END = b"\r\n\r\n"
 
 
-def request(host: str, name: str, token: str | None) -> bytes:
-    """Return what a server asks a trainer.
+def is_name(name: str) -> bool:
+    """Return whether a server that dials out may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_name(name: str) -> None:
+    """Raise RequestError where a server's name is none."""
+    if not is_name(name):
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected a name of letters, digits, dots and dashes, got {name!r}")
+
+
+class Asking:
+    """What a server asks a trainer by gRPC, and what the answer means.
 
     Args:
-        host: The trainer's, with its port.
+        address: The trainer's.
         name: The server's own, the same each time that it dials.
         token: What the trainer expects; None: nothing.
     """
-    lines = [f"GET {PATH} HTTP/1.1", f"Host: {host}", "Connection: Upgrade", f"Upgrade: {PROTOCOL}", f"Name: {name}"]
-    lines += [f"{HELLO}: {__version__}", *([] if token is None else [f"Authorization: Bearer {token}"])]
-    return "\r\n".join([*lines, "", ""]).encode()
+
+    version: str | None = None
+    """Of a WebSocket: the version of this package at the trainer; empty: of another package. None: it is gRPC."""
+
+    def __init__(self, address: Address, name: str, token: str | None) -> None:
+        lines = [f"GET {PATH} HTTP/1.1", f"Host: {address.target}", "Connection: Upgrade", f"Upgrade: {PROTOCOL}"]
+        lines += [f"Name: {name}", f"{HELLO}: {__version__}"]
+        lines += [] if token is None else [f"Authorization: Bearer {token}"]
+        self.request = "\r\n".join([*lines, "", ""]).encode()
+        """The bytes to send."""
+
+    def refusal(self, head: bytes, rest: bytes) -> str:
+        """Return why a trainer refused; "": it did not.
+
+        Args:
+            head: Its answer.
+            rest: What has come behind that.
+        """
+        line = head.partition(b"\r\n")[0].decode("latin-1")
+        if line.split(" ")[1:2] == ["101"]:
+            return ""
+        text = rest.decode(errors="replace").strip().partition("\n")[0]
+        return f"it answered {line[:80]!r}{f': {text[:300]}' if text else ''}"
 
 
 def end_of_head(data: bytes | bytearray) -> int:
@@ -60,8 +101,7 @@ def read_request(head: bytes) -> tuple[str, str | None]:
     name = fields.get("Name", "")
     if line != f"GET {PATH} HTTP/1.1".encode() or fields.get("Upgrade", "") != PROTOCOL:
         raise RequestError(Code.NOT_FOUND, text)
-    if not NAME.fullmatch(name):
-        raise RequestError(Code.INVALID_ARGUMENT, f"expected a name of letters, digits, dots and dashes, got {name!r}")
+    check_name(name)
     return name, fields.get("Authorization")
 
 
@@ -74,13 +114,3 @@ def refusal(error: RequestError) -> bytes:
     body = f"{error.message}\n".encode()
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", f"Content-Length: {len(body)}", "Connection: close", "", ""]
     return "\r\n".join(lines).encode() + body
-
-
-def answer(head: bytes, rest: bytes) -> str:
-    """Return why a trainer refused; "": it did not."""
-    line = head.partition(b"\r\n")[0].decode("latin-1")
-    status = line.split(" ")[1:2]
-    if status == ["101"]:
-        return ""
-    text = rest.decode(errors="replace").strip().partition("\n")[0]
-    return f"it answered {line[:80]!r}{f': {text[:300]}' if text else ''}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import selectors
@@ -10,7 +11,8 @@ import socket
 import ssl
 import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bridge.client.endpoints import Endpoint
@@ -18,16 +20,21 @@ from bridge.client.options import CONNECT_TIMEOUT
 from bridge.client.vector_env import RemoteVectorEnv
 from bridge.client.wire.dialed import Dialed, listeners
 from bridge.dial import handshake
-from bridge.errors import AddressError, RequestError, SettingError
+from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError
+from bridge.extras import install_command
 from bridge.forks import forget_in_child
 from bridge.logs import LimitedLog, SafeLog
 from bridge.server.auth import Gate, Security
 from bridge.server.listeners import listen_tcp
 from bridge.transport.credentials import TLS, TokenLike
+from bridge.transport.service import HELLO
 from bridge.transport.sockets import prepare
 from bridge.transport.tls import Tls, explain
 
-__all__ = ["DialListener", "ListeningVectorEnv"]
+if TYPE_CHECKING:
+    from websockets.http11 import Request
+
+__all__ = ["DialListener", "ListeningVectorEnv", "first_dialed"]
 
 _log, _refusals = SafeLog(__name__), LimitedLog(__name__)
 _HELLO = 10.0
@@ -35,6 +42,8 @@ _HELLO = 10.0
 _MOST = 64
 """Callers at a time that have not been let in; the oldest goes for a further one."""
 _LOOK = 0.5
+_SPARES = 4
+"""WebSockets of a name that wait at a time, for the sessions to come; the oldest goes for a further one."""
 _numbers = itertools.count(1)
 
 
@@ -57,6 +66,24 @@ class _Caller:
     def send(self, data: bytes) -> None:
         """Send a few bytes, which the socket's buffer holds."""
         self.sock.send(data if self.tls is None else self.tls.send([data]))
+
+
+@dataclasses.dataclass
+class _Server:
+    """What one name has dialed."""
+
+    scheme: str
+    """Of its endpoint: `dialed` for gRPC, whose one connection carries all sessions, or `dialed+ws`: one for each."""
+    waiting: list[Dialed] = dataclasses.field(default_factory=list)
+    """Those that no connection has, the newest last."""
+    taken: list[socket.socket] = dataclasses.field(default_factory=list)
+    """Those that connections have."""
+
+    @property
+    def there(self) -> bool:
+        """True if it has a connection that is open."""
+        self.taken = [sock for sock in self.taken if sock.fileno() >= 0]
+        return bool(self.waiting or self.taken)
 
 
 class DialListener:
@@ -97,10 +124,8 @@ class DialListener:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._waiting: dict[str, Dialed] = {}
-        """Those that wait for a call, by name."""
-        self._taken: dict[str, socket.socket] = {}
-        """Those that a connection has."""
+        self._servers: dict[str, _Server] = {}
+        """Those that have dialed in, by name."""
         self._callers: dict[socket.socket, _Caller] = {}
         self._closed = False
         self._selector = selectors.DefaultSelector()
@@ -121,26 +146,29 @@ class DialListener:
 
     def after_fork(self) -> None:
         """In a forked process: leave the sockets to the parent process."""
-        self._closed, self._waiting, self._taken = True, {}, {}
+        self._closed, self._servers = True, {}
         listeners.pop(self.number, None)
 
     def endpoints(self) -> list[Endpoint]:
         """Return the servers that have dialed in; waits for the first one."""
         with self._changed:
             self._changed.wait_for(lambda: self._names() or self._closed, self._timeout)
-            return [Endpoint(f"dialed://{name}:{self.number}", name) for name in self._names()]
+            names = self._names()
+            return [Endpoint(f"{self._servers[name].scheme}://{name}:{self.number}", name) for name in names]
 
     def _names(self) -> list[str]:
-        self._taken = {name: sock for name, sock in self._taken.items() if sock.fileno() >= 0}
-        return sorted({*self._waiting, *self._taken})
+        self._servers = {name: server for name, server in self._servers.items() if server.there}
+        return sorted(self._servers)
 
     def _take(self, name: str) -> Dialed | None:
-        """Give the socket of a server to a connection; None: it has not dialed in, or another connection has it."""
+        """Give the socket of a server to a connection; None: it has not dialed in, or other connections have it."""
         with self._lock:
-            found = self._waiting.pop(name, None)
-            if found is not None:
-                self._selector.unregister(found.sock)
-                self._taken[name] = found.sock
+            server = self._servers.get(name)
+            if server is None or not server.waiting:
+                return None
+            found = server.waiting.pop()
+            self._selector.unregister(found.sock)
+            server.taken.append(found.sock)
             return found
 
     def close(self) -> None:
@@ -198,23 +226,42 @@ class DialListener:
 
     def _answer(self, caller: _Caller, head: bytes) -> None:
         try:
-            name, authorization = handshake.read_request(head)
-            self._gate.check(Gate.bearer(authorization), caller.peer)
+            asked = _websocket_request(head)
+            if asked is None:
+                name, authorization = handshake.read_request(head)
+                self._gate.check(Gate.bearer(authorization), caller.peer)
+                answer, problem = handshake.ACCEPTED, None
+            else:
+                from bridge.dial.websocket import accept
+
+                name, answer, problem = accept(asked, self._gate, caller.peer)
         except RequestError as error:
+            answer, problem = handshake.refusal(error), error
+        if problem is not None:
             with contextlib.suppress(OSError):
-                caller.send(handshake.refusal(error))
-            self._refuse(caller, error.message)
+                caller.send(answer)
+            self._refuse(caller, problem.message)
             return
-        caller.send(handshake.ACCEPTED)
+        caller.send(answer)
         del self._callers[caller.sock]
         self._selector.modify(caller.sock, selectors.EVENT_READ, self._drop)  # it speaks no word until it is asked
-        with self._changed:
-            before = self._waiting.pop(name, None)
-            self._waiting[name] = Dialed(caller.sock, caller.tls)
-            self._changed.notify_all()
-        if before is not None:
-            self._forget(before.sock)
+        version = None if asked is None else asked.headers.get(HELLO)
+        self._let_in(name, "dialed" if asked is None else "dialed+ws", Dialed(caller.sock, caller.tls, version))
         _log.info("%s dialed in from %s", name, caller.peer)
+
+    def _let_in(self, name: str, scheme: str, dialed: Dialed) -> None:
+        with self._changed:
+            server = self._servers.get(name)
+            left: list[Dialed] = []
+            if server is None or server.scheme != scheme:
+                left = [] if server is None else server.waiting
+                server = self._servers[name] = _Server(scheme)
+            server.waiting.append(dialed)
+            most = 1 if scheme == "dialed" else _SPARES
+            left, server.waiting = [*left, *server.waiting[:-most]], server.waiting[-most:]
+            self._changed.notify_all()
+        for before in left:
+            self._forget(before.sock)
 
     def _refuse(self, caller: _Caller, why: str) -> None:
         _refusals.warning("refused %s: %s", caller.peer, why)
@@ -224,17 +271,55 @@ class DialListener:
         """Let a caller go, or a server that has hung up while it waited."""
         self._callers.pop(sock, None)
         with self._lock:
-            gone = [name for name, dialed in self._waiting.items() if dialed.sock is sock]
-            for name in gone:
-                del self._waiting[name]
-            if sock in self._taken.values():  # a connection took it a moment ago
-                return
+            for server in self._servers.values():
+                server.waiting = [dialed for dialed in server.waiting if dialed.sock is not sock]
+                if sock in server.taken:  # a connection took it a moment ago
+                    return
         self._forget(sock)
 
     def _forget(self, sock: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
         sock.close()
+
+
+@contextlib.contextmanager
+def first_dialed(url: str, timeout: float, **credentials: Any) -> Iterator[str]:
+    """Listen, and give the URL of the first server that dials in, while the context lasts.
+
+    Args:
+        url: `listen://HOST:PORT`; any other URL is given as it is.
+        timeout: Seconds to wait for a server.
+        credentials: `token`, `token_file` and `tls` of `DialListener`.
+
+    Raises:
+        ConnectError: No server dials in.
+        AddressError, SettingError: As of `DialListener`.
+    """
+    if not url.strip().startswith("listen://"):
+        yield url
+        return
+    with contextlib.closing(DialListener(url.strip(), timeout=timeout, **credentials)) as listener:
+        for endpoint in listener.endpoints()[:1]:
+            yield endpoint.url
+            return
+        raise ConnectError(url, f"no server has dialed in within {timeout:g} s: is it started with `--dial`?")
+
+
+def _websocket_request(head: bytes) -> Request | None:
+    """Return the request of a server that asks for a WebSocket; None: it asks for something else.
+
+    Raises:
+        RequestError: The package that it takes is not installed.
+    """
+    if b"\r\nsec-websocket-key:" not in head.lower():
+        return None
+    try:
+        from bridge.dial.websocket import read_request
+    except ImportError as error:
+        text = f"WebSockets need the package websockets on the trainer's machine: {install_command('web')}"
+        raise RequestError(Code.UNIMPLEMENTED, text) from error
+    return read_request(head)
 
 
 class ListeningVectorEnv(RemoteVectorEnv):

@@ -142,6 +142,11 @@ class Gate:
         self._watch_token = watch_token
         self._log = LimitedLog(__name__)
 
+    @property
+    def asks(self) -> bool:
+        """True if clients have to show a token."""
+        return self._token is not None
+
     def check(self, shown: str | None, peer: str) -> bool:
         """Let a client in, or log and raise; return whether it may do more than watch.
 

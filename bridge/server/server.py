@@ -416,7 +416,8 @@ class Server:
         The trainer needs no other token of this server than the connection that was made to it.
 
         Args:
-            url: The trainer's: `grpc://HOST:PORT` or, with TLS, `grpcs://HOST:PORT`.
+            url: The trainer's: `grpc://HOST:PORT` or, with TLS, `grpcs://HOST:PORT`; where nothing but HTTPS gets out,
+                `wss://HOST:PORT`, or `ws://` without TLS.
             token: What the trainer expects; None: that of the URL, or of the environment variable `BRIDGE_TOKEN`.
             tls: What the trainer's certificate is known by, as for `make_remote`.
             name: The name by which the trainer knows this server, the same each time; None: of machine and process.
@@ -435,7 +436,14 @@ class Server:
             dialing.start()
 
     def serve_on(
-        self, sock: socket.socket, peer: str, tls: Tls | None, received: bytes, ended: Callable[[], None]
+        self,
+        sock: socket.socket,
+        peer: str,
+        tls: Tls | None,
+        received: bytes,
+        ended: Callable[[], None],
+        websocket: str | None = None,
+        used: Callable[[], None] = lambda: None,
     ) -> None:
         """Serve the other end of a socket, which needs no token; may be called by any thread.
 
@@ -445,6 +453,9 @@ class Server:
             tls: What stands between, its handshake done; None: nothing.
             received: The first bytes of the other end, if some have come already.
             ended: Called once the connection is closed.
+            websocket: Of a WebSocket, whose handshake is done: the version of this package at the other end, empty for
+                another package; None: gRPC.
+            used: Called when the other end begins to speak over a WebSocket.
         """
         connections, limits = self._connections, self._limits
 
@@ -453,7 +464,11 @@ class Server:
 
         # The other end speaks first, perhaps in hours: until then nothing is sent, and no ping.
         def wait(connection: Connection) -> ConnectionProtocol:
-            return FirstBytes(connection, speak_grpc, speak_grpc)
+            if websocket is None:
+                return FirstBytes(connection, speak_grpc, speak_grpc)
+            from bridge.server.web_protocol import DialedWebProtocol
+
+            return DialedWebProtocol(connection, connections, limits, WebSite({}), websocket, used)
 
         self._loop.scheduler.call_soon_threadsafe(lambda: connections.serve_on(sock, peer, tls, received, wait, ended))
 

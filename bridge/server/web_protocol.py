@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import http
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from websockets.exceptions import PayloadTooBig
 from websockets.frames import CloseCode, Opcode
 from websockets.headers import parse_subprotocol
 from websockets.http11 import Request
-from websockets.protocol import OPEN
+from websockets.protocol import OPEN, Protocol, Side
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from bridge.server.calls import Call
     from bridge.server.grpc_server import CallHandler
 
-__all__ = ["WebProtocol"]
+__all__ = ["DialedWebProtocol", "WebProtocol"]
 
 _log = LimitedLog(__name__)
 _END_OF_HEAD = b"\r\n\r\n"
@@ -73,7 +74,7 @@ class WebProtocol(Keepalive):
         self._site = site
         self._outgoing = connection.outgoing
         self._head = b""
-        self._websocket = ServerProtocol(
+        self._websocket: Protocol = ServerProtocol(
             subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=limits.max_message_bytes, logger=LOGGER
         )
         self._joiner = MessageJoiner()
@@ -154,6 +155,7 @@ class WebProtocol(Keepalive):
     def _upgrade(self, request: Request, host: str) -> None:
         """Begin to speak WebSocket, and say in its words if the client may not."""
         websocket = self._websocket
+        assert isinstance(websocket, ServerProtocol)
         response = websocket.accept(request)
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
             self._send_file(HttpAnswer(http.HTTPStatus(response.status_code), bytes(response.body or b"")))
@@ -270,7 +272,7 @@ class WebProtocol(Keepalive):
 
     def _say_goodbye(self, code: Code | CloseCode, reason: str) -> None:
         if not self.finished:
-            self._outgoing.append(close_frame(code, reason))
+            self._outgoing.append(close_frame(code, reason, mask=self._websocket.side is Side.CLIENT))
             self.finished = True
 
     def refuse(self, error: RequestError) -> None:
@@ -302,6 +304,41 @@ class WebProtocol(Keepalive):
             self._call = None
         self._websocket.parser.close()  # a generator, which holds its owner
         del self._websocket, self._joiner
+
+
+class DialedWebProtocol(WebProtocol):
+    """WebSocket over a connection that the server itself has made, after its handshake.
+
+    Args:
+        connection: What speaks it.
+        handler: Gets the call, once the other end begins to speak.
+        limits: `max_message_bytes`.
+        site: Not asked: the server has chosen whom it serves.
+        client_version: The version of this package at the other end; empty: of another package.
+        used: Called when the other end begins to speak.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        handler: CallHandler,
+        limits: Limits,
+        site: WebSite,
+        client_version: str,
+        used: Callable[[], None],
+    ) -> None:
+        super().__init__(connection, handler, limits, Gate(None), site)
+        self._websocket = Protocol(Side.CLIENT, state=OPEN, max_size=limits.max_message_bytes, logger=LOGGER)
+        self._client_version = client_version
+        self._used = used
+
+    def _receive_rest(self, data: bytes) -> None:
+        """Take frames; the first ones begin the call."""
+        if self._call is None:
+            self._used()
+            self._call = self._handler.open(self._connection, self._client_version, may_act=True)
+            self._call.stream = self
+        super()._receive_rest(data)
 
 
 def _field(request: Request, name: str) -> str | None:

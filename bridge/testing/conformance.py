@@ -102,7 +102,8 @@ def check_server(
         >>> assert report.ok, str(report)                    # doctest: +SKIP
 
     Args:
-        url: `grpc://HOST:PORT` or `grpcs://HOST:PORT`, or over WebSocket `ws://` or `wss://`. A path is sent as the
+        url: `grpc://HOST:PORT` or `grpcs://HOST:PORT`, or over WebSocket `ws://` or `wss://`; `listen://HOST:PORT`
+            checks the first server that dials in by WebSocket within the timeout. A path is sent as the
             CreateWorld setting `env_id`, query parameters as further ones (numbers and booleans as such, all else as
             text); `?world=NAME` joins a world that exists.
         timeout: Seconds that one answer may take.
@@ -130,6 +131,27 @@ def check_server(
             known, or a token or certificate cannot be used there.
         ConnectError: No server answered within the timeout.
     """
+    if url.strip().startswith("listen://"):
+        from bridge.dial.listener import first_dialed
+
+        if tls is not None:
+            raise SettingError("expected listen:// without tls= for a check, got it with TLS")
+        with first_dialed(url, timeout, token=token, token_file=token_file) as dialed:
+            if not parse_address(dialed).websocket:
+                text = "it dials by gRPC; expected a server that dials by WebSocket, or the URL at which it listens"
+                raise SettingError(f"{url!r}: {text}")
+            return check_server(
+                dialed,
+                timeout=timeout,
+                create_settings=create_settings,
+                join_settings=join_settings,
+                actions=actions,
+                required_actions=required_actions,
+                steps=steps,
+                seed=seed,
+                strict=strict,
+                only=only,
+            )
     address = _read_address(url, ClientCredentials.of(token=token, token_file=token_file, tls=tls))
     if not timeout > 0 or steps < 1:
         raise SettingError(f"expected a timeout of more than 0 s and 1 step or more, got {timeout} and {steps}")

@@ -6,18 +6,23 @@ It is the client of the package `websockets`, and not this library's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import grpc
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.protocol import OPEN, Protocol, Side
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 from websockets.typing import Subprotocol
 
-from bridge.errors import Code
+from bridge.client.wire.dialed import take
+from bridge.errors import Code, SettingError
 from bridge.transport.address import Address
 from bridge.transport.tls import client_context
 from bridge.transport.token import shown_token
@@ -52,23 +57,29 @@ class _Call:
         requests: What is sent, until it ends.
         pack: Serializes a request.
         unpack: Reads an answer.
+        lazy: Whether to connect only when there is a request.
     """
 
     def __init__(
         self,
-        open_socket: Callable[[], ClientConnection],
+        open_socket: Callable[[], Connection],
         requests: Iterator[Any],
         pack: Callable[[Any], bytes],
         unpack: Callable[[bytes], Any],
+        *,
+        lazy: bool = False,
     ) -> None:
         self._open_socket = open_socket
         self._requests = requests
         self._pack, self._unpack = pack, unpack
+        self._lazy = lazy
         self._lock = threading.Lock()
-        self._connection: ClientConnection | None = None
+        self._connection: Connection | None = None
         self._cancelled = False
 
     def __iter__(self) -> Iterator[Any]:
+        if self._lazy and (first := next(self._requests, None)) is not None:
+            self._requests = itertools.chain([first], self._requests)
         try:
             connection = self._open_socket()
         except InvalidStatus as error:
@@ -90,7 +101,7 @@ class _Call:
                 self.cancel()
         sender.join(5.0)
 
-    def _answers(self, connection: ClientConnection) -> Iterator[Any]:
+    def _answers(self, connection: Connection) -> Iterator[Any]:
         try:
             while True:
                 message = connection.recv()
@@ -104,7 +115,7 @@ class _Call:
             if code is not Code.OK:
                 raise _Ended(code, error.rcvd.reason or f"it closed with {error.rcvd.code}") from error
 
-    def _send(self, connection: ClientConnection) -> None:
+    def _send(self, connection: Connection) -> None:
         with contextlib.suppress(ConnectionClosed, OSError):
             for request in self._requests:
                 connection.send(self._pack(request))
@@ -128,6 +139,7 @@ class WebSocketChannel:
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
+        self._address, self._timeout = address, timeout
         token = shown_token(address)
         names = [SUBPROTOCOL] if token is None else [SUBPROTOCOL, token_subprotocol(token)]
         self._url = f"{address.scheme}://{address.target}{PATH}"
@@ -148,10 +160,25 @@ class WebSocketChannel:
 
         def call(requests: Iterator[Any], metadata: Sequence[tuple[str, str]] = ()) -> _Call:
             del metadata  # the token is a subprotocol
-            open_socket = lambda: connect(self._url, **self._options)  # noqa: E731
-            return _Call(open_socket, requests, request_serializer, response_deserializer)
+            # A server that dials sees by the first request alone that a socket is used, and opens the next one.
+            lazy = self._address.dialed
+            return _Call(self._open_socket, requests, request_serializer, response_deserializer, lazy=lazy)
 
         return call
+
+    def _open_socket(self) -> Connection:
+        if not self._address.dialed:
+            return connect(self._url, **self._options)
+        # It opens the next socket when it sees that one is used.
+        deadline = time.monotonic() + self._timeout
+        while (found := take(self._address)) is None:
+            if time.monotonic() > deadline:
+                raise OSError(f"the server has dialed no further WebSocket within {self._timeout:g} s")
+            time.sleep(0.02)
+        if found.tls is not None:
+            raise SettingError("expected listen:// without tls= for a check, got it with TLS")
+        found.sock.setblocking(True)
+        return Connection(found.sock, Protocol(Side.SERVER, state=OPEN, max_size=None), close_timeout=1.0)
 
     def __enter__(self) -> WebSocketChannel:
         return self

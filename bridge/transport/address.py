@@ -34,7 +34,7 @@ _OTHERS = (
     " (make_remote and make_vec_remote also take perlert, openenv and openenvs, make_vec_remote file, grpc+dns, "
     "grpcs+dns and listen)"
 )
-_DIALED = "dialed"
+_DIALED, _DIALED_WEBSOCKET = "dialed", "dialed+ws"
 _DEFAULT_PORTS = {"ws": 80, "wss": 443}
 _REPLACED = {"tcp": "grpc", "tcps": "grpcs"}
 
@@ -79,12 +79,12 @@ class Address:
     @property
     def dialed(self) -> bool:
         """True if the server has dialed in: `host` is its name, and `port` the number of the listener."""
-        return self.scheme == _DIALED
+        return self.scheme in (_DIALED, _DIALED_WEBSOCKET)
 
     @property
     def websocket(self) -> bool:
         """True if it is spoken over WebSocket."""
-        return self.scheme in _DEFAULT_PORTS
+        return self.scheme in (*_DEFAULT_PORTS, _DIALED_WEBSOCKET)
 
     @property
     def server_name(self) -> str:
@@ -135,7 +135,7 @@ def parse_address(url: str) -> Address:
         raise AddressError(url, str(error)) from error
     if (new := _REPLACED.get(parts.scheme)) is not None:
         raise AddressError(url, f"{parts.scheme}:// is not supported any more; use {new}://{url.partition('://')[2]}")
-    if parts.scheme not in (*SCHEMES, _DIALED):
+    if parts.scheme not in (*SCHEMES, _DIALED, _DIALED_WEBSOCKET):
         raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}{_OTHERS}")
     local = parts.scheme == "unix"
     if local and (parts.netloc or not parts.path.strip("/")):

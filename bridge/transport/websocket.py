@@ -84,12 +84,13 @@ def shown_token_in(subprotocols: Iterable[str]) -> str | None:
     return None
 
 
-def close_frame(code: Code | CloseCode, reason: str) -> bytes:
+def close_frame(code: Code | CloseCode, reason: str, *, mask: bool = False) -> bytes:
     """Return the frame by which a server ends a connection.
 
     Args:
         code: A status code, which is sent as 4000 and its number (OK as 1000), or a code of WebSocket's own.
         reason: What was wrong; as much of it is sent as a frame holds.
+        mask: Whether the server has made the connection, and so is WebSocket's client, whose frames are masked.
     """
     if isinstance(code, Code):
         number = int(CloseCode.NORMAL_CLOSURE) if code is Code.OK else _CLOSE_CODES + int(code)
@@ -98,7 +99,7 @@ def close_frame(code: Code | CloseCode, reason: str) -> bytes:
     text = reason.encode()
     if len(text) > _MAX_REASON:
         text = text[: _MAX_REASON - 3].decode(errors="ignore").encode() + "…".encode()
-    return bytes(Frame(Opcode.CLOSE, Close(number, text.decode()).serialize()).serialize(mask=False))
+    return bytes(Frame(Opcode.CLOSE, Close(number, text.decode()).serialize()).serialize(mask=mask))
 
 
 def code_of_close(number: int) -> Code:

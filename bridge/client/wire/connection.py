@@ -38,6 +38,8 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
 _STALL = 5.0
+# Seconds that a server which dials by WebSocket has for the next socket.
+_SPARE = 2.0
 # Requests of a connection that are sent together.
 _TOGETHER = 16
 # Connections that may refuse a call, and what one counts as that had no other.
@@ -241,12 +243,19 @@ class ClientConnection:
 
     def _take_dialed(self) -> None:
         """Go on with the connection that the server itself has made."""
+        if self.ended:
+            return
         found = take(self._address)
-        if found is None:
-            self._failed(f"the server {self._address.host!r} has not dialed in, or serves another connection")
-        else:
+        if found is not None:
             self._tls = found.tls
+            if not isinstance(self.protocol, GrpcClient):
+                self.protocol.begin(found.server_version)
             self._connected(found.sock)
+        elif self._address.websocket and time.monotonic() < self._keepalive.heard + _SPARE:
+            # Each session has a socket of its own, and the server opens the next one when it sees that one is used.
+            self.poller.call_later(_SPARE / 40, self._take_dialed)
+        else:
+            self._failed(f"the server {self._address.host!r} has not dialed in, or serves another connection")
 
     def _connected(self, sock: socket.socket) -> None:
         self._sock = sock

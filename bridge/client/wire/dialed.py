@@ -18,7 +18,9 @@ class Dialed(NamedTuple):
     sock: socket.socket
     """Its socket."""
     tls: Tls | None
-    """TLS between the socket and HTTP/2, its handshake done; None: there is none."""
+    """TLS between the socket and what is spoken, its handshake done; None: there is none."""
+    server_version: str | None = None
+    """Of a WebSocket: the version of a server of this package; None: another server, or gRPC, which tells by itself."""
 
 
 listeners: dict[int, Callable[[str], Dialed | None]] = {}

@@ -8,7 +8,7 @@ from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
-from websockets.protocol import OPEN
+from websockets.protocol import OPEN, Protocol, Side
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
@@ -65,12 +65,16 @@ class WebSocketClient:
         token = shown_token(address)
         self._withheld = token is None and address.credentials.token is not None
         names = [SUBPROTOCOL] if token is None else [SUBPROTOCOL, token_subprotocol(token)]
-        self._websocket = ClientProtocol(
-            parse_uri(f"{address.scheme}://{address.target}{PATH}"),
-            subprotocols=[Subprotocol(name) for name in names],
-            max_size=max_message_bytes,
-            logger=LOGGER,
-        )
+        self._websocket: Protocol
+        if address.dialed:  # the handshake is done, in which the other end was the client
+            self._websocket = Protocol(Side.SERVER, state=OPEN, max_size=max_message_bytes, logger=LOGGER)
+        else:
+            self._websocket = ClientProtocol(
+                parse_uri(f"{address.scheme}://{address.target}{PATH}"),
+                subprotocols=[Subprotocol(name) for name in names],
+                max_size=max_message_bytes,
+                logger=LOGGER,
+            )
         self._joiner = MessageJoiner()
         self._call: ClientCall | None = None
         self.outgoing: list[bytes | memoryview] = []
@@ -104,21 +108,39 @@ class WebSocketClient:
         """Begin the one call; requests are sent once the server has agreed."""
         self._call = call
         call.stream = _Stream()
+        if not isinstance(self._websocket, ClientProtocol):
+            return
         request = self._websocket.connect()
         request.headers["User-Agent"] = f"gymnasium-bridge/{__version__}"
         request.headers.update(self._hello)  # U-12
         self._websocket.send_request(request)
         self._flush()
 
+    def begin(self, server_version: str | None) -> None:
+        """Send what waited for the server's agreement.
+
+        Args:
+            server_version: The version of a server of this package; None: it is another one.
+        """
+        call = self._call
+        if call is None:
+            return
+        self.server_version = server_version
+        call.stream.headers_received = True
+        for request in call.unconfirmed or ():
+            self.pack(call, request)
+        if call.finished:
+            self.finish(call)
+
     def pack(self, call: ClientCall, request: bytes) -> None:
-        """Send a request; before the server has agreed it is sent by `receive_data`."""
-        if self._websocket.state is OPEN:
+        """Send a request; before the server has agreed it is sent by `begin`."""
+        if self.answered and self._websocket.state is OPEN:
             self._websocket.send_binary(request)
             self._flush()
 
     def finish(self, call: ClientCall) -> None:
         """Say that no request follows. The server serves those before, and sends no more answers."""
-        if self._websocket.state is OPEN:
+        if self.answered and self._websocket.state is OPEN:
             self._websocket.send_close(1000)
             self._flush()
 
@@ -127,7 +149,7 @@ class WebSocketClient:
 
     def ping(self) -> None:
         """Send a ping."""
-        if self._websocket.state is OPEN:
+        if self.answered and self._websocket.state is OPEN:
             self._websocket.send_ping(b"")
             self._flush()
 
@@ -149,7 +171,7 @@ class WebSocketClient:
             if isinstance(event, Frame):
                 came += self._receive_frame(call, event)
             elif isinstance(event, Response) and websocket.handshake_exc is None:
-                self._begin(call, event)
+                self.begin(event.headers.get(HELLO))
         self._flush()
         if websocket.handshake_exc is not None:
             raise self._refusal(websocket.handshake_exc)
@@ -159,15 +181,6 @@ class WebSocketClient:
         elif websocket.parser_exc is not None:
             raise PeerError(self._url, f"it speaks no WebSocket: {websocket.parser_exc}") from websocket.parser_exc
         return came
-
-    def _begin(self, call: ClientCall, response: Response) -> None:
-        """Send what waited for the server's agreement."""
-        self.server_version = response.headers.get(HELLO)
-        call.stream.headers_received = True
-        for request in call.unconfirmed or ():
-            self.pack(call, request)
-        if call.finished:
-            self.finish(call)
 
     def _receive_frame(self, call: ClientCall, frame: Frame) -> list[Received]:
         if frame.opcode is Opcode.PING or frame.opcode is Opcode.PONG:

@@ -1,0 +1,83 @@
+"""Trains a policy on a game that runs in web pages, on all that are open.
+
+    python train.py
+
+opens a listener, serves the page at http://127.0.0.1:8000 and waits for tabs; open the page in as many as you like.
+Policy gradients with NumPy; the policy is linear in where the ball and the paddle are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.server
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bridge import make_vec_remote
+
+Array = np.ndarray[Any, Any]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves the folder of the page."""
+
+    def log_message(self, *args: Any) -> None:
+        """Log nothing."""
+
+
+def probabilities(weights: Array, observations: Array) -> tuple[Array, Array]:
+    """Return the features, of shape (tabs, 4), and the probabilities of the three actions, of shape (tabs, 3)."""
+    paddle, ball, _ = observations.T
+    features = np.stack([np.ones_like(ball), np.clip(4 * (ball - paddle), -1, 1), paddle, ball], axis=1)
+    scores = np.exp(features @ weights)
+    return features, scores / scores.sum(axis=1, keepdims=True)
+
+
+def main() -> None:
+    """Wait for the tabs, and train."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--listen", default="listen://127.0.0.1:6000", help="where the pages dial in")
+    parser.add_argument("--page", type=int, default=8000, help="the port of the page; 0: it is served elsewhere")
+    parser.add_argument("--tabs", type=int, default=4, help="how many games to play at a time")
+    parser.add_argument("--steps", type=int, default=4000, help="steps of each game")
+    arguments = parser.parse_args()
+    if arguments.page:
+        handler = functools.partial(Quiet, directory=str(Path(__file__).parent))
+        pages = http.server.ThreadingHTTPServer(("127.0.0.1", arguments.page), handler)
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        print(f"open http://127.0.0.1:{arguments.page} in {arguments.tabs} tabs", flush=True)
+    envs = make_vec_remote(arguments.listen, num_envs=arguments.tabs, blocking=True, timeout=600.0)
+    random = np.random.default_rng(0)
+    weights = np.zeros((4, 3))
+    observations, _ = envs.reset(seed=0)
+    since: list[list[Array]] = [[] for _ in range(arguments.tabs)]  # gradients of the choices since the last ball
+    returns, running, lost = [], np.zeros(arguments.tabs), 0
+    for step in range(1, arguments.steps + 1):
+        features, chances = probabilities(weights, observations)
+        actions = (chances.cumsum(axis=1) > random.random((arguments.tabs, 1))).argmax(axis=1)
+        gradients = features[:, :, None] * (np.eye(3)[actions] - chances)[:, None, :]
+        observations, rewards, terminations, truncations, _ = envs.step(actions)
+        running += rewards
+        lost += int(truncations.sum())  # a tab that was closed
+        for tab in range(arguments.tabs):
+            since[tab].append(gradients[tab])
+            if rewards[tab]:  # each ball is judged by itself
+                weights += 0.1 * rewards[tab] * np.sum(since[tab], axis=0)
+            if rewards[tab] or truncations[tab]:
+                since[tab].clear()
+            if terminations[tab]:
+                returns.append(running[tab])
+            if terminations[tab] or truncations[tab]:
+                running[tab] = 0.0
+        if step % 200 == 0 and returns:
+            mean = np.mean(returns[-20:])
+            print(f"step {step}: {len(returns)} episodes, {lost} lost, return {mean:.2f} (-5 to 5)", flush=True)
+    envs.close()
+
+
+if __name__ == "__main__":
+    main()
