@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +19,16 @@ import h2.events
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
 
 from bridge import TLS, Server, make_vec_remote, serve_gym
+from bridge.cli.program import main
 from bridge.dial import DialListener
 from bridge.errors import AddressError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
+from bridge.transport.websocket import token_subprotocol
 from tests.support import server_process, until
 
 SERVE = """
@@ -33,6 +41,7 @@ server.wait(grace=0.0)
 
 LISTEN = """
 import sys
+from bridge.cli.program import main
 from bridge.dial import DialListener
 listener = DialListener("listen://127.0.0.1:0", timeout=60.0)
 print(listener.port, flush=True)
@@ -50,17 +59,20 @@ def listening(**keywords: Any) -> Iterator[DialListener]:
         listener.close()
 
 
-def dialing(listener: DialListener, name: str, env: Any = "CartPole-v1", **keywords: Any) -> Server:
-    return serve_gym(env, dial=f"grpc://127.0.0.1:{listener.port}", dial_name=name, **keywords)
+def dialing(
+    listener: DialListener, name: str, env: Any = "CartPole-v1", scheme: str = "grpc", **keywords: Any
+) -> Server:
+    return serve_gym(env, dial=f"{scheme}://127.0.0.1:{listener.port}", dial_name=name, **keywords)
 
 
 def names(listener: DialListener) -> list[str]:
     return [endpoint.name for endpoint in listener.endpoints()]
 
 
-def test_slots_on_servers_that_dial_in_are_the_local_environments_and_trainers_follow_each_other() -> None:
+@pytest.mark.parametrize("scheme", ["grpc", "ws"])
+def test_slots_on_servers_that_dial_in_are_the_local_environments_and_trainers_follow_each_other(scheme: str) -> None:
     local = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
-    with listening() as listener, dialing(listener, "one"), dialing(listener, "two"):
+    with listening() as listener, dialing(listener, "one", scheme=scheme), dialing(listener, "two", scheme=scheme):
         until(lambda: names(listener) == ["one", "two"])
         for seed in (1, 2):  # the second trainer gets the servers back that the first one has left
             envs = make_vec_remote(listener, num_envs=3, blocking=True)
@@ -141,6 +153,120 @@ def test_with_tls_and_a_token_the_trainer_is_known_and_strangers_are_refused(
             for _ in range(30):
                 envs.step(envs.action_space.sample())
             envs.close()
+
+
+def test_a_websocket_carries_one_session_and_a_further_one_waits_for_the_next() -> None:
+    with listening() as listener, dialing(listener, "one", scheme="ws") as server:
+        envs = make_vec_remote(listener, num_envs=16, blocking=True)
+        envs.reset(seed=0)
+        for _ in range(30):
+            assert not envs.step(envs.action_space.sample())[3].any()
+        assert server.status()["connections"] == 16
+        envs.close()
+        until(lambda: server.status()["connections"] == 0)
+
+
+def test_websockets_with_tls_and_a_token_let_servers_in_and_others_are_told_why(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = make_certificates(tmp_path)
+    tls = TLS(certificate=held["server.pem"], key=held["server.key"])
+    with listening(token="secret", tls=tls) as listener:
+        url = f"wss://127.0.0.1:{listener.port}"
+        with (
+            caplog.at_level(logging.WARNING),
+            serve_gym("CartPole-v1", dial=f"{url}?token=wrong", dial_ca=held["ca.pem"]),
+        ):
+            until(lambda: "it closed the WebSocket with 4016: the token is wrong" in caplog.text)
+        with serve_gym("CartPole-v1", dial=f"{url}?token=secret", dial_ca=held["ca.pem"]):
+            envs = make_vec_remote(listener, num_envs=2, blocking=True)
+            envs.reset(seed=0)
+            for _ in range(30):
+                envs.step(envs.action_space.sample())
+            envs.close()
+
+
+def test_a_page_of_another_site_needs_a_token_and_a_request_that_is_none_is_refused() -> None:
+    path = "gymnasium-bridge/dial?name=page"
+    with listening() as listener, listening(token="secret") as guarded:
+
+        def code(port: int, *more: str, name: str = "page", **keywords: Any) -> int:
+            """Return the code that a WebSocket is closed with at once; 0: it stays open."""
+            url = f"ws://127.0.0.1:{port}/{path.replace('=page', f'={name}')}"
+            names = [Subprotocol(text) for text in ("dm_env_rpc.v1", *more)]
+            with connect(url, subprotocols=names, **keywords) as socket:
+                with contextlib.suppress(TimeoutError):
+                    socket.recv(timeout=0.5)
+                    raise AssertionError("something came before anything was asked")
+                return 0
+
+        def refused(port: int, *more: str, **keywords: Any) -> int:
+            with pytest.raises(ConnectionClosed) as caught:
+                code(port, *more, **keywords)
+            assert caught.value.rcvd is not None
+            return caught.value.rcvd.code
+
+        assert refused(listener.port, origin=Origin("http://elsewhere.example")) == 4007
+        assert refused(listener.port, origin=Origin("null")) == 4007
+        assert refused(listener.port, name="a%20b") == 4003
+        assert code(listener.port, origin=Origin("http://localhost:8000")) == 0
+        token = token_subprotocol("secret")
+        assert refused(guarded.port, origin=Origin("http://elsewhere.example")) == 4016
+        assert code(guarded.port, token, origin=Origin("http://elsewhere.example")) == 0
+        path = "elsewhere"
+        with pytest.raises(InvalidStatus):
+            code(listener.port)
+
+
+def test_a_server_dials_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+
+    def relay(proxy: socket.socket) -> None:
+        near, _ = proxy.accept()
+        with near:
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += near.recv(4096)
+            asked.append(head)
+            host, _, port = head.split(b" ")[1].decode().partition(":")
+            with socket.create_connection((host, int(port)), 30.0) as far:
+                near.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                back = threading.Thread(target=pump, args=(far, near))
+                back.start()
+                pump(near, far)
+                back.join()
+
+    def pump(come: socket.socket, go: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := come.recv(65536):
+                go.sendall(data)
+            go.shutdown(socket.SHUT_WR)
+
+    with listening() as listener, socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://me:pass%20word@127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "")
+        thread = threading.Thread(target=relay, args=(proxy,))
+        thread.start()
+        with dialing(listener, "one"):
+            envs = make_vec_remote(listener, num_envs=2, blocking=True)
+            envs.reset(seed=0)
+            assert envs.step(np.array([1, 1]))[1].tolist() == [1.0, 1.0]
+            envs.close()
+        thread.join(30)
+        credentials = base64.b64encode(b"me:pass word").decode()
+        assert asked[0].startswith(f"CONNECT 127.0.0.1:{listener.port} HTTP/1.1\r\n".encode())
+        assert f"Proxy-Authorization: Basic {credentials}\r\n".encode() in asked[0]
+
+
+def test_a_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with listening() as listener, socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "")
+        with caplog.at_level(logging.WARNING), dialing(listener, "one"):
+            with proxy.accept()[0] as sock:
+                sock.recv(4096)
+                sock.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+            until(lambda: "answered 'HTTP/1.1 403 Forbidden'" in caplog.text)
 
 
 def test_a_server_that_is_killed_loses_its_episodes_and_comes_back_under_its_name() -> None:
@@ -270,6 +396,25 @@ def test_a_listener_that_comes_back_gets_the_servers_that_keep_dialing() -> None
         again.close()
 
 
+def test_a_listener_stays_with_its_process() -> None:
+    with listening() as listener, dialing(listener, "one"):
+        until(lambda: names(listener) == ["one"])
+        with pytest.raises(TypeError, match="make one there"):
+            pickle.dumps(listener)
+        if hasattr(os, "fork"):
+            child = os.fork()
+            if not child:
+                with contextlib.suppress(BaseException):
+                    found = listener.endpoints()
+                    listener.close()
+                    os._exit(0 if found == [] else 1)
+                os._exit(2)
+            assert os.waitpid(child, 0)[1] == 0
+        envs = make_vec_remote(listener, num_envs=1, blocking=True)
+        envs.reset(seed=0)
+        envs.close()
+
+
 @pytest.mark.parametrize(
     ("url", "error"),
     [
@@ -285,9 +430,29 @@ def test_a_url_that_nobody_can_listen_at_is_refused(url: str, error: type[Except
         DialListener(url)
 
 
+@pytest.mark.parametrize("scheme", ["grpc", "ws"])
+def test_info_and_bench_listen_for_a_server(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with serve_gym("CartPole-v1", dial=f"{scheme}://127.0.0.1:{port}", dial_name="one", token="a"):
+        url = f"listen://127.0.0.1:{port}"
+        assert main(["info", url, "--token", "a"]) == 0
+        said = capsys.readouterr().out
+        assert "CartPole-v1, a single environment" in said
+        assert f'envs = make_vec_remote("{url}", num_envs=1, token=…)' in said
+        assert main(["bench", url, "--token", "a", "--num-envs", "2", "--seconds", "0.1"]) == 0
+        assert f"{url}: 2 environments" in capsys.readouterr().out
+        assert main(["check", url, "--token", "a", "--only", "D-1,D-9"]) == (0 if scheme == "ws" else 2)
+
+
+def test_info_says_that_nobody_has_dialed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "listen://127.0.0.1:0", "--timeout", "0.1"]) == 1
+    assert "no server has dialed in within 0.1 s" in capsys.readouterr().err
+
+
 def test_what_cannot_be_dialed_is_refused() -> None:
     with pytest.raises(AddressError, match="grpc://HOST:PORT"):
-        serve_gym("CartPole-v1", dial="ws://localhost:1")
+        serve_gym("CartPole-v1", dial="unix:///tmp/socket")
     with pytest.raises(AddressError, match="grpc://HOST:PORT"):
         serve_gym("CartPole-v1", dial="grpc://localhost:1/CartPole-v1")
     with pytest.raises(SettingError, match="letters, digits"):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import make_vec_remote
+from bridge import make_remote, make_vec_remote
 from bridge.dial import DialListener
 from bridge.errors import EnvironmentFailedError, InvalidActionError
 from bridge.testing import check_server
@@ -129,45 +129,28 @@ def test_spaces_by_name_texts_tokens_and_errors_of_a_page(browser: Any, site: st
         page = context.new_page()
         page.goto(f"{site}/nothing.html")  # a page that holds nothing, of the same site
         page.add_script_tag(type="module", content=ECHO.replace("PORT", str(listener.port)))
-        envs = make_vec_remote(listener, num_envs=1)
-        assert envs.single_observation_space["numbers"].dtype == np.float64
-        assert envs.single_action_space["choice"].n == 3
-        observations, _ = envs.reset(seed=2**64 + 5)
-        assert observations[0]["said"] == "seed 5"  # as much as a number of JavaScript holds exactly
+        env = make_remote(listener.endpoints()[0].url)
+        assert env.observation_space["numbers"].dtype == np.float64
+        assert env.action_space["choice"].n == 3
+        observation, _ = env.reset(seed=2**64 + 5)
+        assert observation["said"] == "seed 5"  # as much as a number of JavaScript holds exactly
         numbers = np.linspace(-1.0, 1.0, 6).reshape(2, 3)
-        observations, rewards, _, truncations, _ = envs.step([{"numbers": numbers, "choice": 0}])
-        assert np.array_equal(observations[0]["numbers"], numbers)
-        assert observations[0]["pixels"].tolist() == [1, 2, 3, 255]
-        assert observations[0]["said"] == "ä"
-        assert rewards[0] == 0.1
-        assert envs.step([{"numbers": numbers, "choice": 1}])[3][0]
-        assert not truncations[0]
+        observation, reward, _, truncated, _ = env.step({"numbers": numbers, "choice": 0})
+        assert np.array_equal(observation["numbers"], numbers)
+        assert observation["pixels"].tolist() == [1, 2, 3, 255]
+        assert observation["said"] == "ä"
+        assert (reward, truncated) == (0.1, False)
         with pytest.raises(InvalidActionError):
-            envs.step([{"numbers": numbers * 100, "choice": 0}])
-        envs.reset()
+            env.step({"numbers": numbers * 100, "choice": 0})
         with pytest.raises(EnvironmentFailedError, match="the page is broken"):
-            for _ in range(20):  # as often as a slot is tried again
-                envs.step([{"numbers": numbers, "choice": 2}])
-        envs.close()
+            env.step({"numbers": numbers, "choice": 2})
+        env.reset()
+        assert env.step({"numbers": numbers, "choice": 1})[3]
+        env.close()
         context.close()
 
 
-def test_a_page_of_another_site_needs_a_token_and_one_with_the_wrong_token_is_told(browser: Any, opened: Any) -> None:
-    with contextlib.closing(DialListener("listen://127.0.0.1:0", timeout=30.0)) as listener:
-        context = browser.new_context()
-        page = context.new_page()
-        page.route("**/*", lambda route: route.fulfill(body="<!doctype html>", content_type="text/html"))
-        page.goto("http://elsewhere.example/")
-        closed = page.evaluate(
-            """(port) => new Promise((resolve) => {
-              const socket = new WebSocket(`ws://127.0.0.1:${port}/gymnasium-bridge/dial?name=x`, "dm_env_rpc.v1");
-              socket.onclose = ({code, reason}) => resolve([code, reason]);
-            })""",
-            listener.port,
-        )
-        assert closed[0] == 4007
-        assert "needs a token" in closed[1]
-        context.close()
+def test_a_page_with_the_wrong_token_says_so(opened: Any) -> None:
     with contextlib.closing(DialListener("listen://127.0.0.1:0", timeout=30.0, token="secret")) as listener:
         page = opened(listener.port, "&token=wrong")
         page.wait_for_function("() => document.getElementById('status').textContent.includes('the token is wrong')")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bridge.cli.program import OK, positive
-from bridge.client.vector_env import RemoteVectorEnv
+from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["register"]
@@ -36,7 +36,11 @@ def register(commands: Any) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument(
-        "urls", metavar="URL", nargs="+", help="grpc://HOST:PORT; several URLs are stepped as one vector environment"
+        "urls",
+        metavar="URL",
+        nargs="+",
+        help="grpc://HOST:PORT; several URLs are stepped as one vector environment; listen://HOST:PORT waits for "
+        "servers that dial",
     )
     parser.add_argument(
         "--num-envs",
@@ -58,7 +62,9 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     held = credential_keywords(arguments)
-    envs = RemoteVectorEnv(arguments.urls, num_envs=arguments.num_envs, timeout=arguments.timeout, **held)
+    # A single URL may be that of a directory, such as listen://.
+    urls = arguments.urls[0] if arguments.urls[0].startswith("listen://") else arguments.urls
+    envs = make_vec_remote(urls, num_envs=arguments.num_envs, timeout=arguments.timeout, **held)
     try:
         latencies, episodes = _measure(envs, arguments.seconds, arguments.seed)
     finally:

@@ -29,7 +29,8 @@ def connecting_lines(
     Args:
         urls: Those of one world each.
         ids: What a client may name.
-        kind: What a world is of: `one` environment, `lanes`, `agents`, or a `match`, in which a program takes one seat.
+        kind: What a world is of: `one` environment, `lanes`, `agents`, or a `match`, in which a program takes one seat;
+            `dialed`: the URL is where servers dial in.
         credentials: What a client gives beside the URL.
     """
     if len(ids) > 1:  # a zoo: the client names one of them
@@ -47,6 +48,8 @@ def connecting_lines(
             f"from bridge import {names}make_remote",
             f'env = make_remote("{joining_url(urls[0])}", timeout=3600{given})  # reset() waits for the next round',
         ]
+    if kind == "dialed":
+        return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({quoted[0]}, num_envs=1{given})"]
     if len(urls) > 1 or kind == "lanes":
         where = f"[{', '.join(quoted)}]" if len(urls) > 1 else quoted[0]
         return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}{given})"]

@@ -16,6 +16,7 @@ from bridge.cli.hints import connecting_lines, naming_url
 from bridge.cli.program import OK, positive, say
 from bridge.client.world.inspector import Inspector
 from bridge.client.world.world_request import WorldRequest
+from bridge.dial.listener import first_dialed
 from bridge.encoding.properties import read_encoded
 from bridge.encoding.space_json import space_from_json
 from bridge.encoding.space_specs import space_from_specs
@@ -54,7 +55,10 @@ def register(commands: Any) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument(
-        "url", metavar="URL", help="grpc://HOST:PORT, optionally with an environment id as its path; unix:///PATH"
+        "url",
+        metavar="URL",
+        help="grpc://HOST:PORT, optionally with an environment id as its path; unix:///PATH; listen://HOST:PORT waits "
+        "for a server that dials",
     )
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
@@ -66,9 +70,15 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what a newcomer asks, or all there is to know."""
-    url, timeout = arguments.url, arguments.timeout
+    held = credential_keywords(arguments)
+    with first_dialed(arguments.url, arguments.timeout, **held) as url:
+        listens = url != arguments.url  # the token is then what the server has shown, and its own is not asked for
+        return _run(arguments, url, None if listens else ClientCredentials.of(**held))
+
+
+def _run(arguments: argparse.Namespace, url: str, credentials: ClientCredentials | None) -> int:
+    timeout = arguments.timeout
     keys = None if arguments.all else _KEYS
-    credentials = ClientCredentials.of(**credential_keywords(arguments))
     properties, version, environments = _before_joining(url, timeout, credentials, keys)
     request = WorldRequest.of(url)
     print(request.address.url)
@@ -86,7 +96,10 @@ def run(arguments: argparse.Namespace) -> int:
                 properties = _properties(inspector, keys)
         with _reading(url):
             kind = _print_world(specs, properties, version)
-        lines = connecting_lines([request.address.url], [] if named else environments, kind, _given(arguments))
+        shown = [request.address.url]
+        if request.address.dialed:
+            shown, kind = [arguments.url], "dialed"
+        lines = connecting_lines(shown, [] if named else environments, kind, _given(arguments))
         _row("connect", "; ".join(lines).partition("  #")[0])
         if arguments.all:
             _print_specs(specs)
@@ -130,7 +143,7 @@ def _overview(properties: Properties) -> dict[str, Any]:
 
 
 def _before_joining(
-    url: str, timeout: float, credentials: ClientCredentials, keys: Collection[str] | None
+    url: str, timeout: float, credentials: ClientCredentials | None, keys: Collection[str] | None
 ) -> tuple[Properties, str | None, list[str]]:
     """Return the properties of the server itself, and of one of ours its version and environment ids."""
     with Inspector(url, timeout, credentials) as inspector:

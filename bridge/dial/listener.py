@@ -144,8 +144,16 @@ class DialListener:
     def __repr__(self) -> str:
         return f"DialListener(port={self.port})"
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a DialListener cannot be copied to another process, to which no server has dialed: make one there, at a "
+            "port of its own"
+        )
+
     def after_fork(self) -> None:
         """In a forked process: leave the sockets to the parent process."""
+        self._lock = threading.Lock()  # the parent's thread may have held the former one
+        self._changed = threading.Condition(self._lock)
         self._closed, self._servers = True, {}
         listeners.pop(self.number, None)
 

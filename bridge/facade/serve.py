@@ -130,8 +130,8 @@ def serve_gym(
         openenv: With `web`, also speak OpenEnv at the port, for its clients and the trainers of language models that
             use it: `/ws`, `/schema`, `/reset`, `/step` and `/state`. `png`: pictures travel as PNGs.
         dial: Also dial a trainer that waits for servers with `listen://`, where no port can be opened beside the
-            environment: its `grpc://HOST:PORT` or, with TLS, `grpcs://HOST:PORT`. The token that it expects is that of
-            the URL's `?token=…`, or `token`.
+            environment: its `grpc://HOST:PORT`, with TLS `grpcs://HOST:PORT`, or `wss://HOST:PORT` where nothing but
+            HTTPS gets out. The token that it expects is that of the URL's `?token=…`, or `token`.
         dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
         dial_name: The name by which the trainer knows this server; None: of machine, process and port.
         observers: Objects of subclasses of `bridge.Observer`, which are told of the worlds and of what environments

@@ -168,7 +168,8 @@ class WebSocketChannel:
 
     def _open_socket(self) -> Connection:
         if not self._address.dialed:
-            return connect(self._url, **self._options)
+            connection: Connection = connect(self._url, **self._options)
+            return connection
         # It opens the next socket when it sees that one is used.
         deadline = time.monotonic() + self._timeout
         while (found := take(self._address)) is None:

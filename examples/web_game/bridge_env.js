@@ -7,12 +7,12 @@
 // and in Python: make_vec_remote("listen://127.0.0.1:6000", num_envs=1, token="a-secret").
 //
 // An environment is an object with
-//   observationSpace, actionSpace   a space (`box`, `discrete`, `text`), or an object of them by name (none is `reward`)
+//   observationSpace, actionSpace   a space (`box`, `discrete`, `text`), or an object of them by name (but `reward`)
 //   reset(seed)                     begins an episode, returns its first observation; `seed`: an integer or undefined
 //   step(action)                    returns {observation, reward, terminated, truncated}
 //   close()                         optional
-// `reset` and `step` may return promises. Values of a `box` are arrays or typed arrays, flat, in C order; numbers where it
-// has no dimensions, as of `discrete`. Of spaces by name they are objects of such values.
+// `reset` and `step` may return promises. Values of a `box` are arrays or typed arrays, flat, in C order; numbers where
+// it has no dimensions, as of `discrete`. Of spaces by name they are objects of such values.
 //
 // The page speaks dm_env_rpc over WebSocket: one binary message is one request or answer. It is protobuf, read and
 // written by hand; `proto/bridge/pb/dm_env_rpc.proto` of Gymnasium Bridge has the messages, docs/protocol.md the rules.
@@ -36,7 +36,7 @@ class Refusal extends Error {
 
 // Spaces
 
-// Data types: the number, which is also that of a tensor's field, and the array of those whose values have a fixed size.
+// Data types: the number, which is also that of a tensor's field, and the array of those with values of a fixed size.
 const TYPES = {
   float32: {number: 1, Kind: Float32Array},
   float64: {number: 2, Kind: Float64Array},

@@ -38,8 +38,8 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
 _STALL = 5.0
-# Seconds that a server which dials by WebSocket has for the next socket.
-_SPARE = 2.0
+# Seconds that a server which dials has for its next connection.
+_NEXT = 2.0
 # Requests of a connection that are sent together.
 _TOGETHER = 16
 # Connections that may refuse a call, and what one counts as that had no other.
@@ -251,9 +251,9 @@ class ClientConnection:
             if not isinstance(self.protocol, GrpcClient):
                 self.protocol.begin(found.server_version)
             self._connected(found.sock)
-        elif self._address.websocket and time.monotonic() < self._keepalive.heard + _SPARE:
-            # Each session has a socket of its own, and the server opens the next one when it sees that one is used.
-            self.poller.call_later(_SPARE / 40, self._take_dialed)
+        elif time.monotonic() < self._keepalive.heard + _NEXT:
+            # The server dials again when its connection has ended, and by WebSocket when it sees that one is used.
+            self.poller.call_later(_NEXT / 40, self._take_dialed)
         else:
             self._failed(f"the server {self._address.host!r} has not dialed in, or serves another connection")
 

@@ -263,7 +263,7 @@ class Poller(Generic[T]):
                     break
                 if self._alone is not None and wait > RECEIVE_TIMEOUT and not self._timers and now < self._check_at:
                     self._alone()
-                elif self._selector is None:
+                elif self._selector is None and not self._timers:
                     time.sleep(wait)  # nothing is there from which anything could come
                 # Also where one connection says so much that there is never a quiet moment.
                 elif not self._poll(min(wait, keepalive.KEEPALIVE / 10)) or now > self._check_at:
@@ -277,7 +277,11 @@ class Poller(Generic[T]):
         selector, timers = self._selector, self._timers
         if timers:
             wait = max(0.0, min(wait, timers[0][0] - time.monotonic()))
-        ready = [] if selector is None else selector.select(wait)
+        ready: list[tuple[selectors.SelectorKey, int]] = []
+        if selector is not None:
+            ready = selector.select(wait)
+        elif wait > 0:
+            time.sleep(wait)  # until a timer is due
         for key, events in ready:
             key.data(events)
         while self._calls:
