@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +18,9 @@ from gymnasium import spaces
 from bridge import serve_gym
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
+from tests.support import until
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EPISODES = 12
 
 
@@ -287,3 +291,69 @@ def test_the_command_evaluates_compares_and_records(tmp_path, expected):
     listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     recorded = {item["seed"]: item["return"] for item in map(json.loads, listed) if not item["incomplete"]}
     assert [recorded[5 + number] for number in range(EPISODES)] == expected
+
+
+class Shown(gymnasium.Env):
+    """Episodes of eight steps, with a picture."""
+
+    observation_space = spaces.Box(0, 8, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    metadata: dict[str, object] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        self.render_mode, self.count = render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.array([self.count], np.float32), 0.5, self.count == 8, False, {"is_success": True}
+
+    def render(self):
+        return np.full((16, 16, 3), 30 * self.count, np.uint8)
+
+
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
+)
+def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shown, calls = threading.Event(), 0
+
+    def wait(observations):
+        nonlocal calls
+        calls += 1
+        if calls > 20:  # each slot has ended its first episode, and plays its second one
+            assert shown.wait(60.0)
+        return np.zeros(len(observations), np.int64)
+
+    with serve_gym(Shown, web=True) as server, sync_api.sync_playwright() as playwright:
+        found = []
+        keywords = {"episodes": 12, "num_envs": 4, "web_port": port}
+        thread = threading.Thread(target=lambda: found.append(evaluate(server.url, wait, **keywords)))
+        thread.start()
+        try:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            page = browser.new_page()
+            until(lambda: calls > 20)
+            page.goto(f"http://127.0.0.1:{port}")
+            page.wait_for_function(
+                """() => document.getElementById("note").textContent
+                         === "4 of 12 episodes, mean return 4, length 8, success 100%" """
+            )
+            page.wait_for_function(
+                """() => [...document.querySelectorAll("#mosaic canvas")].filter(({dataset}) => dataset.pictures > 0)
+                         .length === 4"""
+            )
+            page.click("#mosaic button:nth-child(3)")
+            page.wait_for_selector("#mosaic button:nth-child(3)[aria-current=true]")
+        finally:
+            shown.set()
+            thread.join()
+        browser.close()
+    assert found[0].returns.tolist() == [4.0] * 12

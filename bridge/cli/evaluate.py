@@ -41,6 +41,9 @@ def register(commands: Any) -> None:
     parser.add_argument("--execution-horizon", type=int, metavar="N", help="actions of a chunk (default: all)")
     parser.add_argument("--rows", action="store_true", help="a function takes one observation, not a batch")
     parser.add_argument("--record", metavar="FOLDER", help="record the episodes there, with observations")
+    parser.add_argument(
+        "--web-port", type=int, metavar="PORT", help="show the worlds and the results so far at http://127.0.0.1:PORT"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds for an answer (default: 10)"
@@ -54,8 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     from bridge.policies import Comparison, evaluate  # they need an extra, which `--help` does not
 
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
-    given = {name: getattr(arguments, name) for name in ("episodes", "seed", "num_envs", "timeout", "record")}
+    given = {
+        name: getattr(arguments, name) for name in ("episodes", "seed", "num_envs", "timeout", "record", "web_port")
+    }
     given.update(credential_keywords(arguments), progress=_progress if sys.stderr.isatty() else None)
+    if arguments.web_port is not None:
+        print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     found = [evaluate(urls, _policy(text, arguments), **given) for text in arguments.compare or [arguments.policy]]
     compared = Comparison(*found) if len(found) == 2 else None
     if arguments.json:

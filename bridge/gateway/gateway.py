@@ -42,6 +42,7 @@ class Gateway:
         credentials: What is shown to them.
         others: Makes servers that no directory names.
         max_message_bytes: The largest request or answer.
+        note: Returns what the page says above the worlds; called whenever the page asks what there is.
     """
 
     SETTINGS = ("server",)
@@ -52,7 +53,9 @@ class Gateway:
         credentials: ClientCredentials,
         others: Sequence[FixedServer],
         max_message_bytes: int,
+        note: Callable[[], str] = str,
     ) -> None:
+        self._note = note
         self._watches = [EndpointWatch(directory) for directory in directories]
         self._credentials = credentials
         self._others = others
@@ -184,6 +187,7 @@ class Gateway:
             {
                 "version": __version__,
                 "title": self.title,
+                "note": self._note(),
                 "realtime": False,
                 "fps": None,
                 "worlds": worlds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bridge.client.endpoints import Directory
@@ -40,6 +40,7 @@ def serve_gateway(
     metrics_port: int | None = None,
     upstream: ClientCredentials | None = None,
     perlert_key: bytes | str | None = None,
+    note: Callable[[], str] = str,
     start: bool = True,
 ) -> Server:
     """Show the worlds of other servers on one page, at one port that speaks HTTP, WebSocket and gRPC.
@@ -74,6 +75,8 @@ def serve_gateway(
         upstream: What is shown to the servers; a URL may hold a token of its own. None: nothing, also where the
             environment variable `BRIDGE_TOKEN` is set, which is the gateway's own. It never reaches a client.
         perlert_key: The pre-shared key of PERLERT lobbies.
+        note: Returns a text that the page shows above the worlds, such as results so far. The server's thread calls it,
+            about once a second for each page.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -94,7 +97,7 @@ def serve_gateway(
         token=token, token_file=token_file, watch_token=watch_token, watch_token_file=watch_token_file, tls=tls
     )
     directories: list[Directory] = [find_directory([url]) for url in targets if not url.startswith(_PERLERT)]
-    gateway = Gateway(directories, upstream or ClientCredentials(), others, limits.max_message_bytes)
+    gateway = Gateway(directories, upstream or ClientCredentials(), others, limits.max_message_bytes, note)
     gateway.read_directories(time.monotonic(), _DIRECTORY_TIMEOUT)
     server = Server(
         gateway,

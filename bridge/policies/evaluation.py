@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -16,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from bridge.client.vector_env import make_vec_remote
 from bridge.errors import EnvironmentFailedError, InvalidActionError, RemoteError, SettingError
 from bridge.policies.rows import take
+from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["Comparison", "Episode", "Evaluation", "compare", "evaluate"]
 
@@ -23,6 +25,8 @@ _RESAMPLES = 10_000
 _ATTEMPTS = 5
 """How often an episode is begun before its losses end the evaluation."""
 _OBSERVATIONS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict)
+
+_MEANS = (("mean return", "total"), ("length", "length"))
 
 Interval = tuple[float, float, float]
 """A mean, and the ends of its 95 % confidence interval."""
@@ -281,6 +285,17 @@ class _Work:
         if self.progress is not None:
             self.progress(len(self.done), self.total)
 
+    def results(self) -> str:
+        """Say what the finished episodes gave; any thread may ask."""
+        done = [*self.done.values()]
+        if not done:
+            return f"0 of {self.total} episodes"
+        told = [episode.success for episode in done if episode.success is not None]
+        means = [f"{name} {np.mean([getattr(episode, of) for episode in done]):.4g}" for name, of in _MEANS]
+        means += [f"success {np.mean(told):.0%}"] if told else []
+        again = [f"{len(self.lost)} begun again"] if self.lost else []
+        return ", ".join([f"{len(done)} of {self.total} episodes", *means, *again])
+
     def lose(self, run: _Run, why: str) -> None:
         """Queue an episode again."""
         text = f"episode {run.number} (seed {self.seed + run.number}): {why}"
@@ -315,6 +330,7 @@ def evaluate(
     num_envs: int | None = None,
     record: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    web_port: int | None = None,
     **keywords: Any,
 ) -> Evaluation:
     """Play exactly so many episodes on served environments, and say how good the policy was.
@@ -331,6 +347,8 @@ def evaluate(
         num_envs: How many slots; None: what the URLs give.
         record: A folder to record the episodes in, with their observations; the slots then wait for the policy.
         progress: Called with the number of finished episodes, and of all.
+        web_port: Meanwhile show the worlds side by side, and the results so far, at `http://127.0.0.1:PORT`. The
+            servers tell the page of their worlds where they are started with `web=True`.
         keywords: Others of `make_vec_remote`.
 
     Raises:
@@ -343,8 +361,22 @@ def evaluate(
     if type(seed) is not int or seed < 0:
         raise SettingError(f"expected seed to be an integer from 0 on, got {seed!r}")
     work = _Work(policy, episodes, seed, progress)
+    page: Any = contextlib.nullcontext()
+    if web_port is not None:
+        from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
+
+        shown = {name: keywords[name] for name in ("token", "token_file", "tls") if name in keywords}
+        page = serve_gateway(urls, port=web_port, upstream=ClientCredentials.of(**shown), note=work.results)
+    with page:
+        return _evaluate(urls, num_envs, keywords, work, record)
+
+
+def _evaluate(
+    urls: Any, num_envs: int | None, keywords: dict[str, Any], work: _Work, record: str | os.PathLike[str] | None
+) -> Evaluation:
+    """Connect, and play the episodes."""
+    policy, parts = work.policy, list[_Part]()
     served = getattr(policy, "seconds_in_function", 0.0)
-    parts: list[_Part] = []
     try:
         for envs in _connect(urls, num_envs, keywords):
             if record is not None:
@@ -360,7 +392,7 @@ def evaluate(
             part.envs.close()
     spent = getattr(policy, "seconds_in_function", 0.0) - served
     network = max(0.0, work.in_policy - spent) if hasattr(policy, "seconds_in_function") else 0.0
-    found = tuple(work.done[number] for number in range(episodes))
+    found = tuple(work.done[number] for number in range(work.total))
     return Evaluation(found, seconds, work.in_policy, network, work.waiting, work.steps, tuple(work.lost))
 
 

@@ -3,6 +3,7 @@
 import {$, replaceKeepingFocus} from "./dom.js";
 import {chooseKey} from "./input.js";
 import {signOf} from "./keys.js";
+import {drawMosaic} from "./mosaic.js";
 import {firstWorld, isKnown, laneSeats, serverOf, short, state, worldOf} from "./state.js";
 import {match, recordings} from "./views.js";
 import {tell} from "./words.js";
@@ -16,6 +17,7 @@ export function draw() {
   drawEnvironments();
   drawPlay();
   drawLegend();
+  drawMosaic();
   recordings.update();
   match.show(worldOf(state.selected)?.match ?? null, state.playing?.seat ?? null);
 }
