@@ -24,11 +24,10 @@ from websockets.sync.client import connect
 from websockets.typing import Origin, Subprotocol
 
 from bridge import TLS, Server, make_vec_remote, serve_gym
-from bridge.cli.program import main
+from bridge.cli import main
 from bridge.dial import DialListener
 from bridge.errors import AddressError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
-from bridge.transport.websocket import token_subprotocol
 from tests.support import server_process, until
 
 SERVE = """
@@ -41,7 +40,7 @@ server.wait(grace=0.0)
 
 LISTEN = """
 import sys
-from bridge.cli.program import main
+from bridge.cli import main
 from bridge.dial import DialListener
 listener = DialListener("listen://127.0.0.1:0", timeout=60.0)
 print(listener.port, flush=True)
@@ -210,7 +209,7 @@ def test_a_page_of_another_site_needs_a_token_and_a_request_that_is_none_is_refu
         assert refused(listener.port, origin=Origin("null")) == 4007
         assert refused(listener.port, name="a%20b") == 4003
         assert code(listener.port, origin=Origin("http://localhost:8000")) == 0
-        token = token_subprotocol("secret")
+        token = "bridge.token.c2VjcmV0"  # in base64url without padding
         assert refused(guarded.port, origin=Origin("http://elsewhere.example")) == 4016
         assert code(guarded.port, token, origin=Origin("http://elsewhere.example")) == 0
         path = "elsewhere"
