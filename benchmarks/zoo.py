@@ -61,13 +61,13 @@ class Entry:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """For its constructor."""
     frames: bool = True
-    """Whether it renders `rgb_array`."""
+    """True if it renders `rgb_array`."""
     lanes: bool = True
-    """Whether several can be in one process."""
+    """True if several can be in one process."""
     steps: int = 300
     """For how many steps two local ones agree, and a remote one is compared."""
     repeatable: bool = True
-    """Whether two local ones agree after a reset without a seed."""
+    """True if two local ones agree after a reset without a seed."""
     refused: str = ""
     """What the refusal says where it cannot be served so."""
     note: str = ""

@@ -238,7 +238,7 @@ def test_a_remote_environment_equals_the_local_one(env_id):
 
 
 def is_served(space):
-    """Whether a space is of the kinds that the file names, all through."""
+    """True if a space is of the kinds that the file names, all through."""
     if isinstance(space, spaces.Dict):
         return all(isinstance(key, (str, int)) and is_served(item) for key, item in space.spaces.items())
     if isinstance(space, spaces.Tuple):
