@@ -12,6 +12,7 @@ import io
 import os
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -116,6 +117,7 @@ def _command_line() -> str:
             contextlib.redirect_stdout(printed),
             contextlib.suppress(SystemExit),
             patch.dict(os.environ, COLUMNS="84"),
+            patch.object(sys, "argv", ["gymnasium-bridge"]),
         ):
             make_parser(name).parse_args([name, "--help"])
         parts.append(f"### gymnasium-bridge {name}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")
