@@ -123,8 +123,8 @@ class Segment:
         self._written, self._sums_written = self._written + len(data), self._sums_written + len(line)
         self.size, self.rows = self._written + self._sums_written, self.rows + rows
 
-    def seal(self) -> Path:
-        """Turn the segment into Parquet; return the path of the file. The stream goes last, so no moment lacks a file.
+    def seal(self) -> None:
+        """Turn the segment into Parquet. The stream goes last, so no moment lacks a file.
 
         Raises:
             OSError: It could not be written; the stream is still there.
@@ -149,12 +149,11 @@ class Segment:
             for path in (draft, _sums_of(target)):
                 path.unlink(missing_ok=True)
             raise
-        self.size = len(data) + len(sums)
         self.delete()
-        return target
+        self.path, self.size = target, len(data) + len(sums)
 
     def delete(self) -> None:
-        """Delete the stream, and its digests."""
+        """Delete its files."""
         for path in (self.path, _sums_of(self.path)):
             with contextlib.suppress(OSError):
                 path.unlink()

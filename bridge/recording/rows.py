@@ -299,12 +299,11 @@ class Encoder:
         return found
 
     def give_up(self, rows: Sequence[Row]) -> None:
-        """Count rows as lost that `encode` was called with last: it failed, or what it returned was not written."""
-        self.rewind()
+        """Count rows as lost that follow those that were encoded last."""
         self._lost += sum(row.action if row.kind == Kind.LOST else row.kind < Kind.LOST for row in rows)
 
     def rewind(self) -> None:
-        """Forget the last call of `encode`."""
+        """Forget the last call of `encode`: it failed, or what it returned was not written."""
         self._lost, self._call, self._begun, self._t, self._over, self._known = self._before
 
     def _lose(self, count: int) -> None:
