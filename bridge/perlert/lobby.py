@@ -18,7 +18,7 @@ from bridge.perlert.protocol import packet, profile
 from bridge.perlert.rollout import Rollout, RunMember
 from bridge.watching.match import TRANSITIONS, MatchEvent, MatchState
 
-__all__ = ["Lobby", "LobbyMember", "LobbyConfig"]
+__all__ = ["Lobby", "LobbyConfig", "LobbyMember"]
 
 
 @dataclasses.dataclass(frozen=True)
