@@ -20,7 +20,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +209,14 @@ def _ends_of_groups(metadata: Any) -> list[int]:
 
 
 def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
-    """Return the segments of a folder in order, and the files that look like a recording and are none."""
+    """Return the segments of a folder in order, and the files that look like a recording and are none.
+
+    Args:
+        folder: The folder, or one of its files, which is then the only one; a path that is not there has none.
+    """
     found: dict[tuple[str, int, int], SegmentFile] = {}
     problems = []
-    for number, path in enumerate(sorted(folder.iterdir())):
+    for number, path in enumerate(sorted(folder.iterdir()) if folder.is_dir() else [folder] * folder.exists()):
         if number >= _MOST_FILES:
             problems.append(Damage(folder, f"it has more than {_MOST_FILES} files; the others are not read"))
             break
@@ -469,10 +473,3 @@ def _read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
         else:
             raise RecordingError("a header of its pages is none of a recording's")
     return found, at + 1
-
-
-def segments_of(path: Path) -> Iterator[SegmentFile]:
-    """Return the segment that a path is; nothing where its name is none of a segment."""
-    match = _NAME.fullmatch(path.name)
-    if match is not None:
-        yield SegmentFile(match[1], int(match[2]), int(match[3]), path)
