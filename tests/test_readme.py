@@ -171,7 +171,7 @@ def test_the_folders_of_contributing_are_there_and_its_commands_are_in_the_makef
 
 def test_the_table_of_properties_is_the_one_that_is_served() -> None:
     """D-18."""
-    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8").partition("\n## Properties\n")[2]
     listed = dict(re.findall(r"^\| `([\w.]+)` \| (\w+) \| [\w, ]+ \|", text, re.MULTILINE))
     items = []
     for server in (serve_gym("CartPole-v1"), bridge.serve_parallel(Relay)):
