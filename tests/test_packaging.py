@@ -187,8 +187,8 @@ def test_a_package_imports_its_names_when_they_are_asked_for(name):
 # The direction of imports
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
-BASE = {"clock", "errors", "extras", "forks", "keywords", "lazy", "logs", "pb", "progress", "samples", "signals", "version"}
-BASE |= {"gymnasium_versions"}
+BASE = {"clock", "errors", "extras", "forks", "keywords", "lazy", "logs", "pb", "progress", "samples", "version"}
+BASE |= {"gymnasium_versions", "signals"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,
