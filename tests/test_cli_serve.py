@@ -32,7 +32,6 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "tls_certificate",
         "tls_key",
         "tls_client_ca",
-        "watch_token",
         "watch_token_file",
         "insecure",
         "web_hosts",

@@ -26,7 +26,7 @@ Call: TypeAlias = Coroutine[Any, None, T]
 """A call of an environment, to be awaited."""
 Result: TypeAlias = tuple[Any, ...]
 """The result of `reset` or `step` of the user's environment, followed by the living agents if it has several."""
-Spaces: TypeAlias = tuple[Space[Any], Space[Any]]
+Spaces: TypeAlias = tuple[Space[object], Space[object]]
 """Observation space and action space."""
 
 
@@ -50,11 +50,11 @@ class EnvFacts:
     """The class of the environment, for messages."""
     spaces: Spaces
     """Of one environment, that is of one lane; of several agents those of the first."""
-    agents: Mapping[Any, Spaces] = dataclasses.field(default_factory=dict)
+    agents: Mapping[object, Spaces] = dataclasses.field(default_factory=dict)
     """The spaces of each agent, by the environment's own ids; empty: it is no environment of several agents."""
     num_envs: int | None = None
     """How many lanes one call steps; None: it is a single environment, or one of several agents."""
-    reward_space: Space[Any] | None = None
+    reward_space: Space[object] | None = None
     """Of array rewards; None: rewards are numbers."""
     autoreset: AutoresetMode | None = None
     """When a lane that ended begins anew; None: it has no lanes, or does not say."""
@@ -66,12 +66,12 @@ class EnvFacts:
     """How the metadata of an environment of several agents call it, such as `simple_tag_v3`."""
 
     @property
-    def observation_space(self) -> Space[Any]:
+    def observation_space(self) -> Space[object]:
         """One environment's observation space."""
         return self.spaces[0]
 
     @property
-    def action_space(self) -> Space[Any]:
+    def action_space(self) -> Space[object]:
         """One environment's action space."""
         return self.spaces[1]
 
@@ -121,7 +121,7 @@ class Environment(Lane, Protocol):
             RequestError: What its own `close` raised; it is given up all the same.
         """
 
-    def render(self, lanes: Sequence[int]) -> Call[list[Any]]:
+    def render(self, lanes: Sequence[int]) -> Call[list[object]]:
         """Return what `render()` gives now for some lanes, copied; [0] for a single environment."""
 
     def properties(self) -> PropertyTree:
@@ -206,7 +206,7 @@ class EnvironmentProxy:
         """Close the environment."""
         return self.inner.close(reason)
 
-    def render(self, lanes: Sequence[int]) -> Call[list[Any]]:
+    def render(self, lanes: Sequence[int]) -> Call[list[object]]:
         """Return what `render()` gives now for some lanes."""
         return self.inner.render(lanes)
 

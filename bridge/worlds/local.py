@@ -16,7 +16,7 @@ from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Lane, LaneOf, Result, StepTimes
-from bridge.worlds.hosts import Host, host_of
+from bridge.worlds.hosts import AnyHost, host_of
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
@@ -32,8 +32,8 @@ class LocalEnv:
         own_executor: Whether the executor serves nothing else, and ends with the environment.
     """
 
-    def __init__(self, host: Host[Any], executor: Executor, own_executor: bool = False) -> None:
-        self._host: Host[Any] | None = host
+    def __init__(self, host: AnyHost, executor: Executor, own_executor: bool = False) -> None:
+        self._host: AnyHost | None = host
         self._tree = host.properties()
         self._executor = executor
         self._own_executor = own_executor
@@ -48,7 +48,7 @@ class LocalEnv:
 
     ended: RequestError | None = None
 
-    def _hosted(self, lane: int | None = None) -> Host[Any]:
+    def _hosted(self, lane: int | None = None) -> AnyHost:
         if self._host is None:
             raise self._closed
         return self._host if lane is None else self._host.lanes[lane]
@@ -104,7 +104,7 @@ class LocalEnv:
         if host is not None:
             in_environment("close", host.close)
 
-    def render(self, lanes: Sequence[int]) -> Call[list[Any]]:
+    def render(self, lanes: Sequence[int]) -> Call[list[object]]:
         """Return what `render()` gives now for some lanes, copied."""
         return self._executor.run(lambda: in_environment("render", self._hosted().draw, lanes))
 
@@ -137,7 +137,7 @@ class LocalEnv:
 def _without_environment(tree: PropertyTree) -> PropertyTree:
     """Return a copy of a property tree that keeps no reference to the environment."""
 
-    def closed(*arguments: Any) -> Any:
+    def closed(*arguments: object) -> Any:
         raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
 
     leaves = [dataclasses.replace(leaf, read=closed) if leaf.in_environment else leaf for leaf in tree.leaves]
@@ -183,7 +183,7 @@ class LaneGroup(EnvironmentProxy):
         """Close all environments."""
         await gather(self._scheduler, [lane.close(reason) for lane in self.lanes])
 
-    async def render(self, lanes: Sequence[int]) -> list[Any]:
+    async def render(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes, copied."""
         drawn = await gather(self._scheduler, [self.lanes[lane].render([0]) for lane in lanes])
         return [frame for frames in drawn for frame in frames]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gymnasium import Space
 
@@ -15,7 +15,7 @@ __all__ = ["MadeAhead"]
 
 
 class _Closable(Protocol):
-    def close(self) -> Coroutine[Any, Any, None]:
+    def close(self) -> Coroutine[object, object, None]:
         """Close it."""
 
 
@@ -35,8 +35,8 @@ class MadeAhead(Generic[R, E]):
     async def make(
         self,
         request: R,
-        making: Coroutine[Any, Any, E],
-        spaces: Callable[[E], Iterable[tuple[Space[Any], str]]],
+        making: Coroutine[object, object, E],
+        spaces: Callable[[E], Iterable[tuple[Space[object], str]]],
     ) -> E:
         """Make the environment, check that its spaces travel, and return it; it stays held here.
 

@@ -23,7 +23,7 @@ from bridge.worlds.base import World, constructed, misfit
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
-from bridge.worlds.kinds import GymEnv, Lanes, recognise
+from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.local import LaneGroup, LocalEnv, adopt
 from bridge.worlds.made_ahead import MadeAhead
@@ -36,7 +36,7 @@ from bridge.worlds.timed import TimeAction
 
 __all__ = ["EnvLike", "EnvRecipe", "EnvSource", "WorldKind", "WorldSettings"]
 
-EnvLike: TypeAlias = "str | EnvSpec | Callable[..., Any] | Sequence[str]"
+EnvLike: TypeAlias = "str | EnvSpec | Callable[..., object] | Sequence[str]"
 """The types that `serve_gym` takes as its environment."""
 
 WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
@@ -51,7 +51,7 @@ class WorldSettings:
     env_id: str | None
     num_envs: int
     vectorization_mode: str
-    kwargs: Mapping[str, Any]
+    kwargs: Mapping[str, object]
 
     @property
     def single(self) -> bool:
@@ -71,7 +71,7 @@ class EnvRecipe:
     """The ids that a client may choose from where there is neither."""
     num_envs: int = 1
     vectorization_mode: str = "sync"
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     max_lanes: int = 4096
     time_action: TimeAction | None = None
     arrays: Arrays = Arrays()  # noqa: RUF009 - it cannot be changed
@@ -117,7 +117,7 @@ class EnvRecipe:
             return getattr(self.factory, "__name__", type(self.factory).__name__)
         return ", ".join(self.patterns) or (self.spec.id if self.spec else "")
 
-    def of_factory(self, factory: Callable[..., Any]) -> EnvRecipe:
+    def of_factory(self, factory: Callable[..., object]) -> EnvRecipe:
         """Return a recipe that calls a client's function in place of what is served."""
         return EnvRecipe(factory, None, max_lanes=self.max_lanes, time_action=self.time_action, arrays=self.arrays)
 
@@ -175,7 +175,7 @@ class EnvRecipe:
         return constructed(title, request.kwargs, lambda: self._make(request), lambda: self._misfit(request))
 
     def _make(self, request: WorldSettings) -> GymEnv | Lanes:
-        kwargs = dict(request.kwargs)
+        kwargs: dict[str, Any] = dict(request.kwargs)
         if self.factory is not None:
             return self._make_by_factory(self.factory, request, kwargs)
         spec = self.spec if self.spec is not None else gymnasium.spec(str(request.env_id))
@@ -200,9 +200,9 @@ class EnvRecipe:
         )
         return self._recognised(vector) if stepped_together else vector
 
-    def _wrappers(self) -> list[Callable[[GymEnv], gymnasium.Wrapper[Any, Any, Any, Any]]]:
+    def _wrappers(self) -> list[Callable[[GymEnv], EnvWrapper]]:
         """Return what is to be around each lane, the innermost first."""
-        wrappers: list[Callable[[GymEnv], gymnasium.Wrapper[Any, Any, Any, Any]]] = []
+        wrappers: list[Callable[[GymEnv], EnvWrapper]] = []
         if self.arrays.kind != "numpy":
             wrappers.append(self.arrays.host_env)
         if self.time_action is not None:
@@ -225,7 +225,7 @@ class EnvRecipe:
         return self.arrays.wrap(env)
 
     def _make_by_factory(
-        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, Any]
+        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, object]
     ) -> GymEnv | Lanes:
         num_envs = request.num_envs
         if self.time_action is not None:
@@ -249,7 +249,7 @@ class EnvRecipe:
         made = iter([first])
         return SyncVectorEnv([lambda: next(made, None) or self._one(factory, kwargs)] * num_envs, copy=False)
 
-    def _one(self, factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> GymEnv:
+    def _one(self, factory: Callable[..., object], kwargs: Mapping[str, object]) -> GymEnv:
         env = self._recognised(factory(**kwargs))
         assert not isinstance(env, VectorEnv), "the same function made one environment before"
         return env
@@ -312,7 +312,7 @@ class EnvSource:
         *,
         num_envs: int = 1,
         vectorization_mode: str = "sync",
-        env_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: Mapping[str, object] | None = None,
         max_lanes: int = 4096,
         time_action: TimeAction | None = None,
         arrays: Arrays = Arrays(),  # noqa: B008 - it cannot be changed
@@ -321,7 +321,7 @@ class EnvSource:
         isolation: Isolation | None = None,
         allow_env_factories: bool = False,
         kind: WorldKind | None = None,
-        traits: Mapping[str, Any] = MappingProxyType({}),
+        traits: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         if time_action is not None and not isinstance(time_action, TimeAction):
             raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
@@ -372,11 +372,11 @@ class EnvSource:
         return self._recipe.title
 
     @property
-    def factory(self) -> Callable[..., Any] | None:
+    def factory(self) -> Callable[..., object] | None:
         """The factory of its environments; None: they are made by their ids."""
         return self._recipe.factory
 
-    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
+    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
         recipe = self._recipe if "env_factory" not in settings else self._recipe.of_factory(_factory_of_client)
         request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
@@ -502,12 +502,12 @@ class EnvSource:
         return tensor.uint8s.array
 
 
-def _factory_of_client(**kwargs: Any) -> Any:
+def _factory_of_client(**kwargs: object) -> object:
     """A placeholder for a client's factory in the server, which does not unpickle it."""
     raise SettingError("a client's factory is called in a world's process only")
 
 
-def _make_timed(function: Callable[..., Any], time_action: TimeAction, **kwargs: Any) -> Any:
+def _make_timed(function: Callable[..., object], time_action: TimeAction, **kwargs: object) -> object:
     env = function(**kwargs)
     if not isinstance(env, gymnasium.Env):
         raise SettingError(f"time_action needs a gymnasium.Env, got a {type(env).__name__}")

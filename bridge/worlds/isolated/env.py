@@ -68,7 +68,7 @@ class IsolatedEnv:
         data = await self.process.ask(b"p", request.SerializeToString(), where.get(kind, "its properties"))
         return properties_pb2.PropertyResponse.FromString(data)
 
-    async def render(self, lanes: Sequence[int]) -> list[Any]:
+    async def render(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes."""
         request = properties_pb2.PropertyRequest()
         request.read_property.key = "world.frame"
@@ -97,7 +97,7 @@ class IsolatedEnv:
         payload = [lane, self._lane_codec.pack_action(action)]
         return self._ask(self._lane_codec, b"s", payload, "step", self.times.step)
 
-    async def _ask(self, codec: Codec, kind: bytes, payload: list[Any], where: str, times: Samples) -> Result:
+    async def _ask(self, codec: Codec, kind: bytes, payload: list[object], where: str, times: Samples) -> Result:
         """Have the environment reset or stepped, and time it."""
         began = time.perf_counter()
         try:
@@ -108,12 +108,12 @@ class IsolatedEnv:
         return codec.unpack(answer, self.notes)
 
 
-def _leaf(key: str, kind: str, text: str, live: bool, value: Any) -> Property:
+def _leaf(key: str, kind: str, text: str, live: bool, value: object) -> Property:
     return Property(key, kind, text, lambda: value, in_environment=live)
 
 
 def _family(key: str, text: str) -> Family:
-    def elsewhere(*arguments: Any) -> Any:
+    def elsewhere(*arguments: object) -> Any:
         raise RequestError(Code.INTERNAL, f"{key} is answered by the environment's process")
 
     return Family(key, text, elsewhere, elsewhere, elsewhere, elsewhere, in_environment=True)
