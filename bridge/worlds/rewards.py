@@ -104,7 +104,7 @@ class _LaneRewards(list[object]):
         self._zero = np.zeros(space.shape or (), space.dtype)
         super().__init__([self._zero] * lanes)
 
-    def __setitem__(self, lane: Any, reward: object) -> None:
+    def __setitem__(self, lane: Any, reward: Any) -> None:
         if np.ndim(reward) == 0 and reward == 0:
             reward = self._zero
         array = np.array(reward, self._zero.dtype)
