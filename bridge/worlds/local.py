@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
@@ -41,6 +42,7 @@ class LocalEnv:
         self.facts = host.facts
         self.times = StepTimes()
         self.notes = host.notes
+        self.step = partial(executor.run, self._step)  # a method would be one call more in each step
         self.lanes: Sequence[Lane] = [self]
         """The parts that a world can step separately."""
         if host.facts.num_envs is not None:
@@ -56,10 +58,6 @@ class LocalEnv:
     def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
         """Reset the environment."""
         return self._executor.run(self._reset, seed, options, None)
-
-    def step(self, action: object) -> Call[Result]:
-        """Step the environment."""
-        return self._executor.run(self._step, action)
 
     def _reset(self, seed: object, options: object, lane: int | None) -> Result:
         host, began = self._hosted(lane), time.perf_counter()
