@@ -7,6 +7,7 @@ from bridge.lazy import lazy_names
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:
+    from bridge.adapters.timed import TimeAction
     from bridge.client.env import RemoteEnv, make_remote
     from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.client.slots.slot import SlotState
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from bridge.version import __version__
     from bridge.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.worlds.realtime.clocked_world import RealTime
-    from bridge.worlds.timed import TimeAction
 
 __all__ = [
     "TLS",
@@ -80,7 +80,7 @@ _PLACES = {
     "Server": "bridge.server.server",
     "SlotState": "bridge.client.slots.slot",
     "TLS": "bridge.transport.credentials",
-    "TimeAction": "bridge.worlds.timed",
+    "TimeAction": "bridge.adapters.timed",
     "Web": "bridge.server.web_site",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.client.parallel_env",

@@ -88,9 +88,8 @@ class ServerOptions:
         metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
             None: no metrics.
         record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
-        web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else; True,
-            or `Web(…)`. The environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs`
-            name no other.
+        web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
+            environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
         observers: Objects of subclasses of `bridge.Observer`, which are told of the worlds and of what environments
             do. With `processes` each process has copies of them.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server

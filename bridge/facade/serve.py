@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
+from bridge.adapters.arrays import ArrayKind, Arrays
+from bridge.adapters.timed import TimeAction
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
 from bridge.keywords import grouped
@@ -12,10 +14,8 @@ from bridge.server.server import Server
 from bridge.server.web_site import OpenEnvOptions
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS
-from bridge.worlds.arrays import ArrayKind, Arrays
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.source import EnvLike, EnvSource, WorldKind
-from bridge.worlds.timed import TimeAction
+from bridge.worlds.source import Adapter, EnvLike, EnvSource, WorldKind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -84,16 +84,15 @@ def serve_gym(
     Raises:
         SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
     """
+    arguments: dict[str, Any] = {**locals(), **keywords}
     if not isinstance(processes, int) or isinstance(processes, bool) or not 1 <= processes <= 1024:
         raise SettingError(f"expected processes from 1 to 1024, got {processes!r}")
     if processes > 1:
         from bridge.facade.process_group import ServerGroup
 
-        start = keywords.pop("start", True)
-        own = ("env", "processes", "keywords", "start", "ServerGroup")
-        return ServerGroup(
-            env, processes, {**{n: v for n, v in locals().items() if n not in own}, **keywords}, start=start
-        )
+        start = arguments.pop("start", True)
+        of_each = {name: value for name, value in arguments.items() if name not in ("env", "processes", "keywords")}
+        return ServerGroup(env, processes, of_each, start=start)
     options = ServerOptions(**keywords)
     own_processes = options.isolated(always=allow_env_factories)
     security = options.security()
@@ -108,8 +107,7 @@ def serve_gym(
         vectorization_mode=vectorization_mode,
         env_kwargs=options.kwargs_for(env),
         max_lanes=options.bounds.max_lanes,
-        time_action=time_action,
-        arrays=Arrays(array, device),
+        adapters=_adapters(Arrays(array, device), time_action),
         realtime=_realtime(options, default_action),
         thread_safe=options.thread_safe,
         isolation=own_processes,
@@ -130,6 +128,14 @@ def serve_gym(
     if options.start:
         server.start()
     return server
+
+
+def _adapters(arrays: Arrays, time_action: TimeAction | None) -> list[Adapter]:
+    """Return what stands around each environment: on the inside arrays, which are NumPy's for all else."""
+    if not isinstance(time_action, (TimeAction, type(None))):
+        raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
+    found: list[Adapter] = [] if arrays.kind == "numpy" else [arrays]
+    return found if time_action is None else [*found, time_action]
 
 
 def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | None:

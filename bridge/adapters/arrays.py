@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorWrapper
 
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
@@ -56,21 +56,17 @@ class Arrays:
         except (RuntimeError, ValueError) as error:
             raise SettingError(f"expected a device of {self.kind}, got {self.device!r}: {error}") from error
 
-    def wrap(self, env: GymEnv | Lanes) -> GymEnv | Lanes:
-        """Return an environment that takes and gives arrays of NumPy."""
-        if self.kind == "numpy":
-            return env
-        if isinstance(env, VectorEnv):
-            return _HostLanes(env, self._library())
-        return self.wrap_one(env)
-
-    def wrap_one(self, env: GymEnv) -> GymEnv:
-        """Return one environment that takes and gives arrays of NumPy."""
-        return env if self.kind == "numpy" else self.host_env(env)
-
-    def host_env(self, env: GymEnv) -> EnvWrapper:
-        """Return the wrapper that makes NumPy's arrays of one environment's; `kind` is not `numpy`."""
+    def wrap(self, env: GymEnv) -> EnvWrapper:
+        """Return one environment that takes and gives arrays of NumPy; `kind` is not `numpy`."""
         return _HostEnv(env, self._library())
+
+    def wrap_lanes(self, env: Lanes) -> Lanes:
+        """Return lanes that take and give arrays of NumPy; `kind` is not `numpy`."""
+        return _HostLanes(env, self._library())
+
+    def describe(self) -> dict[str, object]:
+        """Say nothing: what is recorded are arrays of NumPy."""
+        return {}
 
 
 class _Library(abc.ABC):

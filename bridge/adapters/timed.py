@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from bridge.errors import SettingError
 from bridge.gymnasium_versions import dict_space
-from bridge.worlds.kinds import EnvWrapper, GymEnv
+from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes
 
 __all__ = ["TimeAction", "TimeActionEnv"]
 
@@ -45,6 +45,14 @@ class TimeAction:
     def wrap(self, env: GymEnv) -> TimeActionEnv:
         """Return the environment with time in its action."""
         return TimeActionEnv(env, self)
+
+    def wrap_lanes(self, env: Lanes) -> Lanes:
+        """Raise SettingError: lanes that are stepped together cannot take a time of their own each."""
+        raise SettingError(f"time_action needs a gymnasium.Env, got a {type(env.unwrapped).__name__}")
+
+    def describe(self) -> dict[str, object]:
+        """Return what makes an equal one, for a recording."""
+        return {"time_action": dataclasses.asdict(self)}
 
 
 class TimeActionEnv(EnvWrapper):
