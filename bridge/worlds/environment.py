@@ -8,7 +8,7 @@ its environment (a recording, people who watch) is an `EnvironmentProxy`, which 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gymnasium import Space
@@ -134,40 +134,16 @@ class Environment(Lane, Protocol):
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
 
 
-class LaneOwner(Protocol):
-    """An environment whose lanes can be reset and stepped one by one."""
-
-    @property
-    def facts(self) -> EnvFacts:
-        """Its description."""
-
-    def reset_lane(self, lane: int, seed: object, options: object) -> Call[Result]:
-        """Reset one lane by itself."""
-
-    def step_lane(self, lane: int, action: object) -> Call[Result]:
-        """Step one lane by itself."""
-
-
+@dataclasses.dataclass(frozen=True)
 class LaneOf:
-    """One lane of an environment, reset and stepped by itself.
+    """One lane of an environment, reset and stepped by itself."""
 
-    Args:
-        owner: What has the lane.
-        lane: Its number.
-    """
-
-    def __init__(self, owner: LaneOwner, lane: int) -> None:
-        self._owner = owner
-        self._lane = lane
-        self.facts = owner.facts.of_lane
-
-    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
-        """Reset the lane."""
-        return self._owner.reset_lane(self._lane, seed, options)
-
-    def step(self, action: object) -> Call[Result]:
-        """Step the lane."""
-        return self._owner.step_lane(self._lane, action)
+    facts: EnvFacts
+    """Its description."""
+    reset: Callable[..., Call[Result]]
+    """Resets it, given `seed` and `options`."""
+    step: Callable[[object], Call[Result]]
+    """Steps it, given an action."""
 
 
 class EnvironmentProxy:

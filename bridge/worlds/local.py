@@ -46,7 +46,14 @@ class LocalEnv:
         self.lanes: Sequence[Lane] = [self]
         """The parts that a world can step separately."""
         if host.facts.num_envs is not None:
-            self.lanes = [LaneOf(self, lane) for lane in range(len(host.lanes))]
+            self.lanes = [
+                LaneOf(
+                    lane.facts,
+                    partial(self.reset, lane=number),
+                    partial(executor.run, partial(self._step, lane=number)),
+                )
+                for number, lane in enumerate(host.lanes)
+            ]
 
     ended: RequestError | None = None
 
@@ -55,9 +62,9 @@ class LocalEnv:
             raise self._closed
         return self._host if lane is None else self._host.lanes[lane]
 
-    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
-        """Reset the environment."""
-        return self._executor.run(self._reset, seed, options, None)
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset the environment, or one lane by itself."""
+        return self._executor.run(self._reset, seed, options, lane)
 
     def _reset(self, seed: object, options: object, lane: int | None) -> Result:
         host, began = self._hosted(lane), time.perf_counter()
@@ -122,14 +129,6 @@ class LocalEnv:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
         where = f"call of {request.name}"
         return self._executor.run(lambda: in_environment(where, self._hosted().call, request))
-
-    def reset_lane(self, lane: int, seed: object, options: object) -> Call[Result]:
-        """Reset one lane by itself."""
-        return self._executor.run(self._reset, seed, options, lane)
-
-    def step_lane(self, lane: int, action: object) -> Call[Result]:
-        """Step one lane by itself."""
-        return self._executor.run(self._step, action, lane)
 
 
 def _without_environment(tree: PropertyTree) -> PropertyTree:
