@@ -23,7 +23,7 @@ class FakeRemote:
         self.allowance = 0.0
 
     def deliver(self, event: Event | None) -> None:
-        self.pool.poller.put((self, 1, event))  # type: ignore[arg-type]
+        self.pool.poller.items.append((self, 1, event))  # type: ignore[arg-type]
 
     def receive(self, number: int, what: Any) -> Any:
         return what
