@@ -2,7 +2,8 @@
 
 Requests are made by methods, and `data_to_send` gives their bytes. Answers go in through `receive`, the stream's end
 through `connection_lost`; frozen events come out. Everything that affects the state lives in `TRANSITIONS`. How long
-an answer may take is for the driver to say. dm_env_rpc answers requests in their order, so an answer belongs to the oldest request without one.
+an answer may take is for the driver to say. dm_env_rpc answers requests in their order, so an answer belongs to the
+oldest request without one.
 """
 
 from __future__ import annotations
