@@ -9,18 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.slots.infos import merge_lanes
 from bridge.client.slots.resets import check_mask, reset_settings, spread_seeds
-from bridge.client.slots.results import InfoJoiner, Results, hand_over
+from bridge.client.slots.results import Results
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SETTLED, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.slots.waiting import OnLost, WaitLog, describe
-from bridge.client.world.step_reader import Batch
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import (
     AlreadyPendingError,
-    RemoteError,
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
@@ -380,57 +377,20 @@ class Stepper:
                 f"{found} slots answered within {self.pool.timeout:g} s, where recv(at_least={at_least}) waits for "
                 "more",
             )
-        return self._collect([member for member in self.pool.members if member.phase in _HERE])
-
-    def _collect(self, members: Sequence[Member]) -> Received:
-        """Hand out the answers of some members, side by side."""
-        size = sum(member.lanes for member in members)
-        batch = Batch.empty(self._observation_layout, size, self._reward_space)
-        joiner = InfoJoiner(size)
-        moved = np.zeros(size, np.bool_)
-        position = 0
-        for member in members:
-            block = slice(position, position + member.lanes)
-            stepped = member.phase is SlotPhase.ANSWERED
-            info, error = self._hand_out(member, batch, position)
-            if stepped and error is None:
-                cut = self.pool.move_lanes(member, batch, position)
-                moved[block] = False if cut is None else cut
-            if error is not None:
-                batch.truncations[block] = True
-                for slot in range(block.start, block.stop):
-                    joiner.add({"error": str(error)}, slot)
-            elif isinstance(info, list):
-                for lane, own in enumerate(info):
-                    joiner.add(own, position + lane)
-            elif info and member.single:
-                joiner.add(info, position)
-            elif info:
-                merge_lanes(joiner.infos, info, position, member.lanes, size)
-            position = block.stop
-        if moved.any():
-            joiner.infos.update(moved=moved, _moved=moved.copy())
+        members = [member for member in self.pool.members if member.phase in _HERE]
+        results = Results(self.pool, self._observation_layout, self._reward_space, members)
+        if not results.valid.all():
+            results.fill_last()
         slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
-        observations = self._observation_layout.batch(batch.columns)
-        return slots, observations, batch.rewards, batch.terminations, batch.truncations, joiner.infos
-
-    def _hand_out(
-        self, member: Member, batch: Batch, position: int
-    ) -> tuple[Mapping[str, Any] | list[Any], RemoteError | None]:
-        """Write a member's answer into a batch; or its last observation where it was cut off, and why."""
-        if member.answer is not None:
-            try:
-                return hand_over(member, member.answer, batch, position), None
-            except RemoteError as problem:
-                self.pool.lose(member, member.remote.give_up(problem))
-        error = member.error
-        member.handle(SlotEvent.TOLD)
-        if member.last is not None:
-            member.last.reader.read_into(member.last.message, batch, position, member.remote.now())
-            block = slice(position, position + member.lanes)
-            batch.rewards[block] = 0.0
-            batch.terminations[block] = False
-        return {}, error
+        batch = results.batch
+        return (
+            slots,
+            results.batched(),
+            batch.rewards,
+            batch.terminations,
+            batch.truncations,
+            results.merged_infos(),
+        )
 
 
 def _checked_slots(slots: Any, num_envs: int) -> list[int]:

@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from bridge.client.endpoints import Endpoint
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.policy import (
@@ -34,10 +32,8 @@ from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, Sl
 from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.world.remote import Delivery, Remote
 from bridge.client.world.session import ENDED_CODES
-from bridge.client.world.step_reader import Batch
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.seeds import pack_seed
-from bridge.encoding.tensors import Array
 from bridge.errors import (
     ClosedError,
     EnvironmentFailedError,
@@ -323,32 +319,6 @@ class VectorPool(Pool):
             member.reseeds = member.single
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
-
-    def move_lanes(self, member: Member, batch: Batch, position: int) -> Array | None:
-        """Have a world of lanes change over after a step, if it is to leave and a replacement stands ready.
-
-        Args:
-            member: Its answer to the step was just handed out.
-            batch: The results, in which the lanes that were in an episode get truncated.
-            position: The member's first slot in it.
-
-        Returns:
-            Which lanes were truncated by it, bools `(lanes,)`; None: it stays.
-        """
-        if not self.policy.lanes_leave or member.single:
-            return None
-        before = member.remote
-        self.execute(self.policy.after_step(member, time.monotonic()))
-        if member.remote is before:
-            return None
-        block = slice(position, position + member.lanes)
-        cut: Array = ~(batch.terminations[block] | batch.truncations[block])
-        realtime = before.realtime
-        if realtime is not None and realtime.resetting is not None:
-            cut &= ~realtime.resetting  # they are in no episode
-        batch.truncations[block] |= cut
-        before.record.episodes_moved += int(np.count_nonzero(cut))
-        return cut
 
     def renew(self, member: Member, settings: Mapping[str, pb.Tensor]) -> None:
         """Ask for the next episodes of some lanes, while the others are in the midst of theirs."""
