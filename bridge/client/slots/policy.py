@@ -15,7 +15,8 @@ from bridge.client.endpoints import Endpoint
 from bridge.client.slots.back_off import pause
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
-from bridge.errors import RemoteError, shown_url
+from bridge.client.world.session import ENDED_CODES
+from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError, shown_url
 from bridge.logs import SafeLog
 
 __all__ = ["AddSpare", "Begin", "Connect", "Decision", "Disconnect", "DropSpare", "GiveUp", "SlotPolicy", "TakeOver"]
@@ -142,6 +143,23 @@ class SlotPolicy:
         if self.placement is not None and member.endpoint is not None:
             self.placement.observed(member.endpoint, now)
 
+    def permanent_error(self) -> RefusedError | None:
+        """Return, once, what no waiting mends: settings that are refused, an environment that fails in every reset."""
+        for member in self.members:
+            # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
+            # server while another one was away, says nothing of the world that was joined since.
+            error = member.refusal
+            if not isinstance(error, RefusedError) or member.phase in CUT or error.code in ENDED_CODES:
+                continue  # it is to be told first, or another world was made since
+            if isinstance(error, EnvironmentFailedError):
+                if not member.fails_every_reset:
+                    continue
+                if self.placement is not None and self.placement.any_well():
+                    continue  # its next reset is elsewhere
+            member.error, member.refusal, member.failures, member.settings = None, None, 0, None
+            return error
+        return None
+
     # Decisions
 
     def check(self, now: float) -> Iterator[Decision]:
@@ -201,10 +219,16 @@ class SlotPolicy:
             _log.info("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
         yield Connect(member, endpoint)
 
-    def ready_spare(self, member: Member) -> Member | None:
-        """Return a spare that stands ready and can take over the slots of a world; None: there is none."""
+    def ready_spare(self, member: Member, *, elsewhere: bool = False) -> Member | None:
+        """Return a spare that stands ready and can take over the slots of a world; None: there is none.
+
+        Args:
+            member: The world.
+            elsewhere: Whether only a spare will do whose server does not drain.
+        """
         for spare in self.spares:
-            if spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes and spare.single == member.single:
+            fits = spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes and spare.single == member.single
+            if fits and not (elsewhere and self.is_leaving(spare)):
                 return spare
         return None
 
@@ -292,7 +316,7 @@ class SlotPolicy:
                     yield from self._change_over(member, spare, now)
                     return
             return
-        replacement = self._ready_elsewhere(member)
+        replacement = self.ready_spare(member, elsewhere=True)
         if replacement is None and self.placement is not None:
             replacement = self._connecting_elsewhere(member, self.placement, now)
             if replacement is None:
@@ -306,18 +330,10 @@ class SlotPolicy:
 
     def after_step(self, member: Member, now: float) -> Iterator[Decision]:
         """Let a world of lanes change over after a step, if it is to leave and a replacement stands ready."""
-        replacement = self._ready_elsewhere(member) if _is_joined(member) and self.is_leaving(member) else None
-        if replacement is not None:
+        leaves = _is_joined(member) and self.is_leaving(member)
+        if leaves and (replacement := self.ready_spare(member, elsewhere=True)) is not None:
             member.settings = None
             yield from self._change_over(member, replacement, now)
-
-    def _ready_elsewhere(self, member: Member) -> Member | None:
-        """Return a replacement that is in its world."""
-        for spare in self.spares:
-            fits = spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes and spare.single == member.single
-            if fits and not self.is_leaving(spare):
-                return spare
-        return None
 
     def _connecting_elsewhere(self, member: Member, placement: Placement, now: float) -> Member | None:
         """Return a replacement that is connected just now, to an endpoint that has not failed; None: there is none.
