@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import gymnasium
@@ -14,21 +13,11 @@ from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 from bridge.client.conflict import ConflictDetector
 from bridge.client.options import (
-    MAX_MESSAGE_BYTES,
-    TIMEOUT,
-    OtherKeywords,
     RemoteOptions,
-    Role,
-    Wait,
-    given_options,
-    is_openenv,
-    is_perlert,
-    refuse_unknown_keywords,
 )
 from bridge.client.slots.attributes import call_results, looked_up
 from bridge.client.slots.pool import Pool
 from bridge.client.slots.resets import reset_settings
-from bridge.client.wire.connect import Transport
 from bridge.client.world.events import Joined, Replied, StepAnswered
 from bridge.client.world.extensions import property_value
 from bridge.client.world.joined_world import JoinedWorld
@@ -50,13 +39,12 @@ from bridge.forks import forget_in_child
 from bridge.keywords import grouped
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.address import secret_url
-from bridge.transport.compression import Compression
-from bridge.transport.credentials import TLS, TokenLike
+from bridge.transport.credentials import TLS
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
-__all__ = ["RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
+__all__ = ["RemoteEnv", "RolloutStep", "remote_metadata", "remote_spec"]
 
 _WHY_RESET: Mapping[ClientState, str] = {
     ClientState.JOINED: "no episode has begun, or the last one was given up",
@@ -94,6 +82,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
     ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
     environment raises; `reset` connects again.
+
+    Examples:
+        >>> from bridge import make_remote, serve_gym
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     env = make_remote(server.url)
+        ...     observation, info = env.reset(seed=0)
+        ...     env.close()
+        >>> observation.shape
+        (4,)
 
     `spec.id` names the environment, such as `CartPole-v1`; `gymnasium.make(env.spec)` connects a second one to the same
     URL, with the keywords in `spec.kwargs`.
@@ -461,85 +458,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return f"<RemoteEnv {self.url}>"
 
     __str__ = __repr__
-
-
-@grouped(tls=TLS)
-def make_remote(
-    url: str,
-    *,
-    env_id: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    render_mode: str | None = None,
-    agent: str | None = None,
-    timeout: float = TIMEOUT,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    transport: Transport = "http2",
-    token: TokenLike | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    tls: TLS | None = None,
-    compression: Compression | None = None,
-    env: Callable[..., Any] | None = None,
-    role: Role | None = None,
-    wait: Wait | None = None,
-    player: str | None = None,
-    diagnostics: bool = True,
-    **others: Unpack[OtherKeywords],
-) -> RemoteEnv:
-    """Connect to one remote environment.
-
-    Examples:
-        >>> from bridge import make_remote, serve_gym
-        >>> with serve_gym("CartPole-v1") as server:
-        ...     env = make_remote(server.url)
-        ...     observation, info = env.reset(seed=0)
-        ...     env.close()
-        >>> observation.shape
-        (4,)
-
-    Args:
-        url: `grpc://HOST:PORT`; its path may name the environment, its query further CreateWorld settings. Or
-            `perlert://HOST:PORT/NAME:NUMBER`, which gives a `bridge.perlert.PerlertEnv`; or `openenv://HOST:PORT`,
-            which gives a `bridge.openenv.env.OpenEnvEnv`.
-        env_id: The environment, where the server has several.
-        env_kwargs: Arguments of the environment's constructor.
-        render_mode: The render mode to make it with; frames come by `render()`.
-        agent: The agent to join as, in a world of several; None: the first that is free.
-        timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
-            proxies and servers that our own does not get along with.
-        token: The token that the server expects; None: that of `token_file`, or else of the environment variable
-            `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
-        tls: For `grpcs://` and `wss://`: the CA of the server's certificate, `TLS(ca="ca.pem")`, and for a server that
-            asks for one the client's own certificate; None: the system's CAs, and no certificate.
-        compression: What the server compresses its answers with, for slow networks: `zstd` (extra `zstd`, at both
-            ends), or `gzip`; None: nothing. Observations stay bit for bit the same.
-        env: A function that makes the environment: sent to the server, which executes it if it was started with
-            `allow_env_factories=True`. `env_kwargs` are its arguments.
-        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
-        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
-        diagnostics: In a real-time world: whether infos carry `latency`.
-        others: With a `perlert://` URL: the keywords of `bridge.perlert.make_perlert_env`; with an `openenv://` one,
-            `action_space` and `observation_space`, where the server's schema describes none.
-
-    Raises:
-        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
-        TypeError: There is no such keyword.
-    """
-    options = {key: value for key, value in locals().items() if key not in ("url", "others")}
-    if is_perlert(url):
-        from bridge.perlert import make_perlert_env
-
-        # The declared type is that of every other URL; make_perlert_env declares this one's.
-        return make_perlert_env(url, **given_options(make_remote, options), **others)  # type: ignore[return-value]
-    if is_openenv(url):
-        from bridge.openenv.env import OpenEnvEnv
-
-        return OpenEnvEnv(url, **given_options(make_remote, options), **others)  # type: ignore[misc, return-value]
-    refuse_unknown_keywords(make_remote, others)
-    return RemoteEnv(url, **options)
 
 
 def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> dict[str, Any]:

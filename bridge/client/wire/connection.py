@@ -158,14 +158,13 @@ class ClientConnection:
         self.poller = poller
         self.max_message_bytes = max_message_bytes
         self.inherited = False
-        self.silent = True
-        """True if not a byte has come yet."""
         self.ended = False
         """True if the socket is closed."""
         self.shared = shared
         """True if it may carry several calls, whose requests are sent together."""
-        self._unresponsive = False
-        self._most_calls: int | None = None  # what the server took when it refused one more; None: it refused none
+        # What the server took when it refused one more; 0: one call was cut, as perhaps nobody is there any more, and
+        # whoever connects next does so anew; None: it takes more.
+        self._most_calls: int | None = None
         self._calls: set[ClientCall] = set()
         self.unsent = 0
         """Requests that wait to be sent together with others."""
@@ -190,6 +189,11 @@ class ClientConnection:
         self.inherited = True
 
     @property
+    def silent(self) -> bool:
+        """True if not a byte has come yet."""
+        return self._keepalive.silent
+
+    @property
     def connected(self) -> bool:
         """True if the socket is connected."""
         return self._sock is not None
@@ -199,7 +203,7 @@ class ClientConnection:
         """True if it takes a further call."""
         if self._most_calls is not None and len(self._calls) >= self._most_calls:
             return False
-        return not (self.ended or self.inherited or self._unresponsive) and self.protocol.accepts_calls
+        return not (self.ended or self.inherited) and self.protocol.accepts_calls
 
     # Calls
 
@@ -220,7 +224,7 @@ class ClientConnection:
     def remove(self, call: ClientCall) -> None:
         """Cut a call that has not ended. With the last one the socket goes."""
         if not call.ended:
-            self._unresponsive = True  # perhaps nobody is there any more: whoever connects next does so anew
+            self._most_calls = 0
             call.ended = True
             self._calls.discard(call)
             self.protocol.cancel(call)
@@ -377,8 +381,8 @@ class ClientConnection:
         except OSError as error:
             self._lost(error)
             return
-        self._keepalive.heard = time.monotonic()
-        self.silent = self.silent and not count
+        if count:
+            self._keepalive.heard, self._keepalive.silent = time.monotonic(), False
         for call, what in came:
             if isinstance(what, (RemoteError, CallRefused)):
                 self._end_call(call, what)
@@ -461,7 +465,8 @@ class ClientConnection:
         self._calls.discard(call)
         if isinstance(ending, CallRefused):
             # Some servers, and most proxies, take fewer streams than their settings say.
-            self._most_calls = len(self._calls) or None
+            if self._most_calls != 0:
+                self._most_calls = len(self._calls) or None
             call.attempts += 1 if self._calls else _ALONE
             if call.unconfirmed is not None and call.attempts < _MAX_ATTEMPTS and not self.inherited:
                 self._move(call)

@@ -65,9 +65,8 @@ class JoinedWorld:
             action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
         else:
             read = plain_space_from_json if request.plain_spaces else space_from_json
-            observation_space, action_space = (
-                read(str(properties[name])) for name in ("observation_space", "action_space")
-            )
+            names = ("observation_space", "action_space")
+            observation_space, action_space = (read(str(properties[name])) for name in names)
         layout = Layout(observation_space, "observation", lanes, foreign=foreign)
         self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
         by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
