@@ -114,7 +114,8 @@ class Stepper:
         for member, settings in plans:
             if seed is not None:
                 member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
-            member.handle(SlotEvent.TOLD)
+            if member.phase in CUT:
+                member.handle(SlotEvent.TOLD)
             member.error = member.refusal = None
             if member.phase in OFFLINE or member.phase in CONNECTING:
                 member.settings = settings

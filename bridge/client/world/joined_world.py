@@ -185,14 +185,6 @@ class JoinedWorld:
         message.step.requested_observations.append(self._uids["timing"])
         return message
 
-    def write_act(self, columns: Sequence[Column], slot: int) -> bytes:
-        """Return the Step that leaves actions in a real-time world, and asks for nothing but times."""
-        request = pb.EnvironmentRequest()
-        for uid, array in zip(self._action_uids, self._action_layout.pack_columns(columns, slot), strict=True):
-            fill_tensor(request.step.actions[uid], array)
-        request.step.requested_observations.append(self._uids["timing"])
-        return request.SerializeToString()
-
 
 def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:
     return {uid: Spec.from_proto(spec) for uid, spec in specs.items()}

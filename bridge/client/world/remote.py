@@ -200,7 +200,7 @@ class Remote:
     def send_step(self, request: bytes) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
         if self._acting is not None:
-            self._step_ahead(self._acting, request)
+            self._step_ahead(request)
             return
         session = self.session
         session.step(request, self.now())
@@ -212,32 +212,26 @@ class Remote:
 
     def act_columns(self, columns: Sequence[Column], slot: int) -> None:
         """Leave actions in a real-time world; what comes of them is asked for by a later Step."""
-        request = self.world.write_act(columns, slot)
-        if self._acting is not None:
-            self._act_ahead(self._acting, request)
-            return
-        self.session.act(request, self.now())
-        self._flush()
+        self._act(self.world.write_columns(columns, slot))
 
-    def _step_ahead(self, acting: ActingStream, request: bytes) -> None:
+    def _act(self, request: bytes) -> None:
+        """Send the actions of a Step on the stream that they have; where there is none, behind the Steps in flight."""
+        message = self.world.as_act(request)
+        if self._acting is None or self.feed is None or not self._acting.act(message.step, self.feed.episodes):
+            self.session.act(message.SerializeToString(), self.now())
+            self._flush()
+
+    def _step_ahead(self, request: bytes) -> None:
         """Act, and ask for what Steps in flight bring."""
         if self.session.state is ClientState.ENDED:
             self.begin(reset=False)
             return
         self.session.ask_ahead(self.now())
         if request != self.world.first_step:
-            self._act_ahead(acting, request)
+            self._act(request)
         self._flush()
         if self.feed is not None:
             self._expect(self.feed)
-
-    def _act_ahead(self, acting: ActingStream, request: bytes) -> None:
-        """Send actions on the stream that they have; while there is none, behind the Steps in flight."""
-        message, feed = self.world.as_act(request), self.feed
-        if feed is not None and acting.act(message.step, feed.episodes):
-            return
-        self.session.act(message.SerializeToString(), self.now())
-        self._flush()
 
     def _expect(self, feed: Feed) -> None:
         """Have `receive` called once there is something for a call that waits, whatever arrives."""
