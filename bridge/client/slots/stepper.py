@@ -288,7 +288,7 @@ class Stepper:
                 first += 1
             if first < len(members):
                 now = time.monotonic()
-                pool.stalled += now - looked if members[first].away else 0.0
+                pool.stalled += now - looked if members[first].away_since is not None else 0.0
                 looked = now
                 if now - began > 1.0:
                     waiting = waiting or WaitLog(timeout, began)
