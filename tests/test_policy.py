@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from bridge.client.endpoints import Endpoint
+from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.policy import (
     AddSpare,
@@ -164,7 +165,7 @@ class Fleet:
         else:
             remote.silent = False
             server.worlds.add(remote)
-            self.policy.joined(member, self.now)
+            self.policy.saw(member, EndpointEvent.JOINED, self.now)
             member.handle(SlotEvent.JOINED)
             member.single, member.refusal = True, None
             if member.start == SPARE:
@@ -196,7 +197,7 @@ class Fleet:
             member.take(("message", None))  # type: ignore[arg-type]
             if first:
                 member.failures, member.refusal = 0, None
-                self.policy.observed(member, self.now)
+                self.policy.saw(member, EndpointEvent.OBSERVED, self.now)
                 member.remote.record.back(self.now)
 
     def lose(self, member: Member, error: RemoteError) -> None:

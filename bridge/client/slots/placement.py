@@ -9,10 +9,10 @@ from typing import Any
 
 from bridge.client.endpoints import Endpoint, EndpointWatch
 from bridge.client.slots.back_off import pause
-from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
+from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState
 from bridge.client.slots.slot import Member
 from bridge.client.world.world_request import WorldRequest
-from bridge.errors import RemoteError, SettingError, shown_url
+from bridge.errors import SettingError, shown_url
 from bridge.logs import LimitedLog
 
 __all__ = ["Load", "Placement"]
@@ -129,26 +129,12 @@ class Placement:
                 f"{self.watch.directory!r}; start more servers, or ask for fewer slots"
             )
 
-    def failed(self, key: str, error: RemoteError, now: float) -> None:
-        """Take note that a connection to an endpoint, an attempt to join it or a reset there failed."""
-        self._handle(key, event_of(error), now, str(error).partition("\n")[0])
-
-    def joined(self, key: str, now: float) -> None:
-        """Take note that a world of an endpoint was joined."""
-        self._handle(key, EndpointEvent.JOINED, now, "a world was joined")
-
-    def observed(self, key: str, now: float) -> None:
-        """Take note that an episode has begun in a world of an endpoint."""
-        self._handle(key, EndpointEvent.OBSERVED, now, "an episode has begun")
-
-    def drains(self, key: str, now: float) -> None:
-        """Take note that the server of an endpoint has said that it drains."""
-        if self._records[key].state is not EndpointState.DRAINING:
-            self._handle(key, EndpointEvent.DRAINS, now, "it takes no further worlds")
-
-    def _handle(self, key: str, event: EndpointEvent, now: float, why: str) -> None:
+    def saw(self, key: str, event: EndpointEvent, now: float, why: str) -> None:
+        """Take note of an event of an endpoint; `why` tells of it in the log."""
         record = self._records[key]
         before = record.state
+        if event is EndpointEvent.DRAINS and before is EndpointState.DRAINING:
+            return  # it is looked for often, and when to ask the next server there was decided when it began
         # A line for each change, whatever the number of slots that saw it; the first success is none.
         if record.handle(event, now, pause) and (before, record.state) != (EndpointState.UNTRIED, EndpointState.UP):
             self._log.warning("%s is %s, after %s: %s", shown_url(key), record.state.value, before.value, why)

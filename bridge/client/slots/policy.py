@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from bridge.client.endpoints import Endpoint
 from bridge.client.slots.back_off import pause
+from bridge.client.slots.endpoint import EndpointEvent, event_of
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
 from bridge.client.world.session import ENDED_CODES
@@ -117,11 +118,16 @@ class SlotPolicy:
 
     # Events
 
+    def saw(self, member: Member, event: EndpointEvent, now: float, why: str = "") -> None:
+        """Take note of what a world shows of its endpoint; `why` tells of it in the log."""
+        if self.placement is not None and member.endpoint is not None:
+            self.placement.saw(member.endpoint, event, now, why or event.value)
+
     def lost(self, member: Member, error: RemoteError, now: float, *, established: bool) -> None:
         """Take note that a world was lost, or that an attempt to connect to it failed."""
         member.failures += 1
-        if self.placement is not None and member.endpoint is not None:
-            self.placement.failed(member.endpoint, error, now)
+        self.saw(member, event_of(error), now, str(error).partition("\n")[0])
+        if self.placement is not None:
             self.placement.watch.poll(now, soon=True)
         wait = pause(member.failures)
         member.retry_at = member.remote.record.lost(now, wait, str(error), established=established)
@@ -129,19 +135,9 @@ class SlotPolicy:
     def refused(self, member: Member, error: RemoteError, now: float) -> None:
         """Take note that a Reset or Step was refused; the first time it is reset again at once."""
         member.failures += 1
-        if self.placement is not None and member.endpoint is not None and member.fails_every_reset:
-            self.placement.failed(member.endpoint, error, now)
+        if member.fails_every_reset:
+            self.saw(member, event_of(error), now, str(error).partition("\n")[0])
         member.retry_at = now + (pause(member.failures - 1) if member.failures > 1 else 0.0)
-
-    def joined(self, member: Member, now: float) -> None:
-        """Take note that a world was joined."""
-        if self.placement is not None and member.endpoint is not None:
-            self.placement.joined(member.endpoint, now)
-
-    def observed(self, member: Member, now: float) -> None:
-        """Take note that an episode has begun."""
-        if self.placement is not None and member.endpoint is not None:
-            self.placement.observed(member.endpoint, now)
 
     def permanent_error(self) -> RefusedError | None:
         """Return, once, what no waiting mends: settings that are refused, an environment that fails in every reset."""
@@ -248,8 +244,7 @@ class SlotPolicy:
         placement = self.placement
         leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
         for member in leaving:
-            if placement is not None and member.endpoint is not None:
-                placement.drains(member.endpoint, now)
+            self.saw(member, EndpointEvent.DRAINS, now)
         self.lanes_leave = any(not member.single for member in leaving)
         for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
             if placement is None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.members import MemberPool
 from bridge.client.slots.policy import AddSpare, Begin, Connect, Decision, Disconnect, DropSpare, GiveUp, TakeOver
 from bridge.client.slots.resets import further_seeds
@@ -245,7 +246,7 @@ class VectorPool(MemberPool):
     def _begun(self, member: Member, now: float) -> None:
         """Take note of the first observation of an episode."""
         member.failures, member.settings, member.refusal = 0, None, None
-        self.policy.observed(member, now)
+        self.policy.saw(member, EndpointEvent.OBSERVED, now)
         member.remote.record.back(now)
         if member.away_since is not None:
             self.log.warning("%s: back after %.0f s", member.title, now - member.away_since)
@@ -253,7 +254,7 @@ class VectorPool(MemberPool):
 
     def joined(self, member: Member) -> None:
         """Take note that a world was joined."""
-        self.policy.joined(member, time.monotonic())
+        self.policy.saw(member, EndpointEvent.JOINED, time.monotonic())
         member.handle(SlotEvent.JOINED)
         info = member.remote.info
         member.single, member.refusal = info is not None and info.lanes is None, None
