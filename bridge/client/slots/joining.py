@@ -199,11 +199,17 @@ class _DirectoryJoin(_Join):
             if not self._lanes:  # one look for all of them
                 for untried in placement.choose_untried(load, most - len(pool.members), now):
                     self._add(untried)
-            while len(pool.members) < most:
-                endpoint = placement.choose(load, self._lanes or 1, now, pool.policy.connect_timeout, proven=proven)
-                if endpoint is None:
-                    break
-                self._add(endpoint)
+            have, nowhere = Counter(member.kind for member in pool.members), set()
+            for kind in placement.kinds(self._wanted):
+                if have[kind] > 0:
+                    have[kind] -= 1
+                elif len(pool.members) < most and kind not in nowhere:
+                    patience = pool.policy.connect_timeout
+                    endpoint = placement.choose(load, self._lanes or 1, now, patience, kind, proven=proven)
+                    if endpoint is None:
+                        nowhere.add(kind)
+                    else:
+                        self._add(endpoint)
         if not self._missing:
             raise self._error or SettingError(
                 f"no endpoint of {placement.watch.directory!r} has room for another world, after "

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from bridge.client.endpoints import Endpoint
+from bridge.client.endpoints import Endpoint, kind_of
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.policy import SlotPolicy
 from bridge.client.slots.pool import Pool
@@ -84,7 +84,7 @@ class MemberPool(Pool):
 
     def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
         """Begin with members that have no connection."""
-        made = [Member(remote, start, lanes, endpoint) for remote, start, lanes, endpoint in everybody]
+        made = [self._new_member(*given) for given in everybody]
         self.members[:] = [member for member in made if member.start != SPARE]
         self.spares[:] = [member for member in made if member.start == SPARE]
         self.member_at = [member for member in self.members for _ in range(member.lanes)]
@@ -112,9 +112,13 @@ class MemberPool(Pool):
         remote.session.know(like.session)
         return remote
 
+    def _new_member(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
+        kind = None if endpoint is None else kind_of(remote.request.address)
+        return Member(remote, start, lanes, endpoint, kind)
+
     def include(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
         """Make a member of a remote: a spare where `start` is `SPARE`, else the last one that fills slots."""
-        member = Member(remote, start, lanes, endpoint)
+        member = self._new_member(remote, start, lanes, endpoint)
         (self.spares if start == SPARE else self.members).append(member)
         self.member_of[remote] = member
         return member

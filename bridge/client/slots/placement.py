@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bridge.client.endpoints import Endpoint, EndpointWatch
+from bridge.client.endpoints import Endpoint, EndpointWatch, Kind
 from bridge.client.slots.back_off import pause
 from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState
 from bridge.client.slots.slot import Member
@@ -53,7 +54,15 @@ class Placement:
         self._log = LimitedLog(__name__, burst=10, rate=0.05)
 
     def choose(
-        self, load: Load, lanes: int, now: float, patience: float, *, proven: bool = False, emptiest: bool = False
+        self,
+        load: Load,
+        lanes: int,
+        now: float,
+        patience: float,
+        kind: Kind | None,
+        *,
+        proven: bool = False,
+        emptiest: bool = False,
     ) -> Endpoint | None:
         """Return where a world may go now, and count it in `load`; None: nowhere.
 
@@ -62,6 +71,7 @@ class Placement:
             lanes: The slots that the world fills.
             now: Monotonic seconds.
             patience: Seconds within which the attempt ends.
+            kind: The kind of endpoint; None: any.
             proven: Whether to prefer endpoints that are up to untried ones. So who has met a dead one of many asks a
                 living one next, however many further dead ones the directory lists.
             emptiest: Whether the number of slots comes first, whatever state an endpoint is in.
@@ -73,7 +83,7 @@ class Placement:
             untried = proven and record.state is EndpointState.UNTRIED
             return (count, *record.rank) if emptiest else (*record.rank, untried, count)
 
-        best = min(self._free(load, lanes, now), key=order, default=None)
+        best = min(self._free(load, lanes, now, kind), key=order, default=None)
         if best is not None:
             load.slots[best.key] += lanes
             records[best.key].tried(now, patience)
@@ -91,26 +101,34 @@ class Placement:
         """Tell whether nothing speaks against an endpoint."""
         return key is not None and not self._records[key].rank[0]
 
-    def any_well(self, but: str | None = None) -> bool:
-        """Tell whether there is an endpoint that nothing speaks against, besides the one with the key `but`."""
+    def any_well(self, kind: Kind | None, but: str | None = None) -> bool:
+        """Tell whether there is an endpoint of a kind that nothing speaks against, besides that with the key `but`."""
         return any(
-            self.is_well(endpoint.key) and not endpoint.draining
+            self.is_well(endpoint.key) and not endpoint.draining and kind in (None, endpoint.kind)
             for endpoint in self.watch.endpoints
             if endpoint.key != but
         )
 
-    def fewest(self, load: Load, now: float) -> float:
-        """Return the number of slots of the emptiest endpoint that may take one more; inf: none may."""
-        return min((load.slots.get(endpoint.key, 0) for endpoint in self._free(load, 1, now)), default=math.inf)
+    def fewest(self, load: Load, now: float, kind: Kind | None) -> float:
+        """Return the number of slots of the emptiest endpoint of a kind that may take one more; inf: none may."""
+        free = self._free(load, 1, now, kind)
+        return min((load.slots.get(endpoint.key, 0) for endpoint in free), default=math.inf)
 
-    def _free(self, load: Load, lanes: int, now: float) -> Iterator[Endpoint]:
-        """Yield the endpoints that may take a world of `lanes` slots now."""
+    def kinds(self, worlds: int) -> list[Kind]:
+        """Return the kinds of the first worlds: those of the endpoints in the directory's order, again and again."""
+        kinds = [endpoint.kind for endpoint in self.watch.endpoints if not endpoint.draining]
+        return list(itertools.islice(itertools.cycle(kinds), worlds))
+
+    def _free(self, load: Load, lanes: int, now: float, kind: Kind | None = None) -> Iterator[Endpoint]:
+        """Yield the endpoints that may take a world of `lanes` slots now, of one kind or (None) of any."""
         slots, draining, records = load.slots, load.draining, self._records
         for endpoint in self.watch.endpoints:
             key = endpoint.key
             if endpoint.draining or not records[key].may_try(now):
                 continue
             if draining and shown_url(endpoint.url) in draining:
+                continue
+            if kind is not None and endpoint.kind != kind:
                 continue
             if endpoint.slots is None or slots.get(key, 0) + lanes <= endpoint.slots:
                 yield endpoint

@@ -150,7 +150,7 @@ class SlotPolicy:
             if isinstance(error, EnvironmentFailedError):
                 if not member.fails_every_reset:
                     continue
-                if self.placement is not None and self.placement.any_well():
+                if self.placement is not None and self.placement.any_well(member.kind):
                     continue  # its next reset is elsewhere
             member.error, member.refusal, member.failures, member.settings = None, None, 0, None
             return error
@@ -196,7 +196,7 @@ class SlotPolicy:
         if now > member.deadline:
             return now > member.deadline + member.remote.allowance
         silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
-        return silent and self.placement is not None and self.placement.any_well(member.endpoint)
+        return silent and self.placement is not None and self.placement.any_well(member.kind, member.endpoint)
 
     def _connect(self, member: Member, now: float) -> Iterator[Decision]:
         """Connect a world that has no connection, if it is due: of a directory, to the endpoint that suits best now."""
@@ -207,7 +207,7 @@ class SlotPolicy:
             return
         others = [other for other in self.everybody() if other is not member]
         proven = member.failures > 0
-        endpoint = placement.choose(Load(others), member.lanes, now, self.timeout, proven=proven)
+        endpoint = placement.choose(Load(others), member.lanes, now, self.timeout, member.kind, proven=proven)
         if endpoint is None:
             placement.watch.poll(now, soon=True)
             return
@@ -223,8 +223,8 @@ class SlotPolicy:
             elsewhere: Whether only a spare will do whose server does not drain.
         """
         for spare in self.spares:
-            fits = spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes and spare.single == member.single
-            if fits and not (elsewhere and self.is_leaving(spare)):
+            alike = (spare.lanes, spare.single, spare.kind) == (member.lanes, member.single, member.kind)
+            if spare.phase is SlotPhase.IDLE and alike and not (elsewhere and self.is_leaving(spare)):
                 return spare
         return None
 
@@ -260,7 +260,7 @@ class SlotPolicy:
         if leaving:
             load = Load(self.everybody())
             for member in leaving[len(self.spares) :]:
-                endpoint = placement.choose(load, member.lanes, now, self.timeout)
+                endpoint = placement.choose(load, member.lanes, now, self.timeout, member.kind)
                 if endpoint is not None and endpoint.key != member.endpoint:
                     yield AddSpare(endpoint, member.lanes)
         for spare in [spare for spare in self.spares if spare.relieves is None][len(leaving) :]:
@@ -278,22 +278,24 @@ class SlotPolicy:
         if not all(member.single and _is_joined(member) for member in self.members):
             return
         load = Load(self.everybody())
-        crowded = {member.endpoint for member in self.members}
+        kinds = {member.endpoint: member.kind for member in self.members}
         for spare in self.spares:
-            if spare.relieves not in crowded:
+            if spare.relieves not in kinds:
                 yield DropSpare(spare)
             elif spare.relieves is not None:
                 load.slots[spare.relieves] -= 1  # as if the slot had moved already
-        for _ in range(_MOST_RELIEFS - len(self.spares)):
-            most = max((key for key in crowded if key is not None), key=lambda key: load.slots[key], default=None)
-            if most is None or placement.fewest(load, now) > load.slots[most] - 2:
-                return
-            endpoint = placement.choose(load, 1, now, self.timeout, emptiest=True)
-            if endpoint is None:
-                return
-            load.slots[most] -= 1
-            yield AddSpare(endpoint, 1)
-            self.spares[-1].relieves = most
+        for kind in set(kinds.values()):
+            crowded = [key for key in kinds if key is not None and kinds[key] == kind]
+            for _ in range(_MOST_RELIEFS - len(self.spares)):
+                most = max(crowded, key=lambda key: load.slots[key], default=None)
+                if most is None or placement.fewest(load, now, kind) > load.slots[most] - 2:
+                    break
+                endpoint = placement.choose(load, 1, now, self.timeout, kind, emptiest=True)
+                if endpoint is None:
+                    break
+                load.slots[most] -= 1
+                yield AddSpare(endpoint, 1)
+                self.spares[-1].relieves = most
 
     def _come_back_later(self, spare: Member, now: float) -> Iterator[Decision]:
         """Leave a spare's server, which drains, and try after a while whether there is one again."""
@@ -315,7 +317,7 @@ class SlotPolicy:
         if replacement is None and self.placement is not None:
             replacement = self._connecting_elsewhere(member, self.placement, now)
             if replacement is None:
-                endpoint = self.placement.choose(Load(self.everybody()), member.lanes, now, self.timeout)
+                endpoint = self.placement.choose(Load(self.everybody()), member.lanes, now, self.timeout, member.kind)
                 if endpoint is None or not self.placement.is_well(endpoint.key):
                     return
                 yield AddSpare(endpoint, member.lanes)
@@ -338,7 +340,8 @@ class SlotPolicy:
         latest = now + self.timeout - _PATIENCE
         for spare in self.spares:
             recent = spare.phase is SlotPhase.CONNECTING and spare.deadline > latest
-            if recent and spare.lanes == member.lanes and placement.is_well(spare.endpoint):
+            alike = (spare.lanes, spare.kind) == (member.lanes, member.kind)
+            if recent and alike and placement.is_well(spare.endpoint):
                 return spare
         return None
 

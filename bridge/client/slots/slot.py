@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
+    from bridge.client.endpoints import Kind
     from bridge.client.world.events import StepAnswered
     from bridge.client.world.remote import Remote
     from bridge.pb import dm_env_rpc_pb2 as pb
@@ -212,6 +213,8 @@ class Member:
     """The number of its slots."""
     endpoint: str | None = None
     """The key of its endpoint in a directory; None: there is none."""
+    kind: Kind | None = None
+    """The kind of its endpoints: it never goes to one of another; None: to any."""
     single: bool = True
     """True if it is a single environment rather than lanes, as far as is known."""
     phase: SlotPhase = SlotPhase.OFFLINE
