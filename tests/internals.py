@@ -80,7 +80,7 @@ HELPERS = {
     ),
     "tests/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "client.slots.endpoint client.slots.remote_record client.slots.placement client.slots.slot",
+        "client.slots.remote_record client.slots.placement client.slots.slot",
     ),
     "tests/test_pool.py": ("the events that a pool hands out", "client.world.events"),
     "tests/test_http2.py": (

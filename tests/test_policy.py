@@ -27,7 +27,6 @@ from hypothesis.stateful import (
 )
 
 from bridge.client.endpoints import Endpoint
-from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.policy import (
     AddSpare,
@@ -36,6 +35,7 @@ from bridge.client.slots.policy import (
     Decision,
     Disconnect,
     DropSpare,
+    EndpointEvent,
     GiveUp,
     SlotPolicy,
     TakeOver,

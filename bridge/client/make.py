@@ -163,8 +163,8 @@ def make_vec_remote(
             with the same path and query. With nobody to take them, it is waited for until `timeout`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.
-        env_id, env_kwargs, render_mode, timeout, max_message_bytes, transport, token, token_file, tls, compression:
-            As for `make_remote`, and so are `env`, `role`, `wait`, `player` and `diagnostics`.
+        env_id, env_kwargs, render_mode, timeout, max_message_bytes, transport: As for `make_remote`.
+        token, token_file, tls, compression, env, role, wait, player, diagnostics: As for `make_remote`.
         more: With `blocking=True`: the keywords of `bridge.wrappers.BlockingReset`, whose `timeout` is named
             `blocking_timeout` here. With `perlert://` URLs: those of `bridge.perlert.PerlertVectorEnv`.
 

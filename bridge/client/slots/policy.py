@@ -20,7 +20,18 @@ from bridge.client.world.session import ENDED_CODES
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError, shown_url
 from bridge.logs import SafeLog
 
-__all__ = ["AddSpare", "Begin", "Connect", "Decision", "Disconnect", "DropSpare", "GiveUp", "SlotPolicy", "TakeOver"]
+__all__ = [
+    "AddSpare",
+    "Begin",
+    "Connect",
+    "Decision",
+    "Disconnect",
+    "DropSpare",
+    "EndpointEvent",
+    "GiveUp",
+    "SlotPolicy",
+    "TakeOver",
+]
 
 # Seconds between two looks for servers that drain, and for an uneven spread.
 _PERIOD = 0.1
