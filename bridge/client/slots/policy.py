@@ -27,7 +27,6 @@ __all__ = [
     "Decision",
     "Disconnect",
     "DropSpare",
-    "EndpointEvent",
     "GiveUp",
     "SlotPolicy",
     "TakeOver",
