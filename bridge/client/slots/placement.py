@@ -51,7 +51,7 @@ class Placement:
         self.request_for = request_for
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
         # Of thousands of dead addresses nobody reads a line each.
-        self._log = LimitedLog(__name__, burst=10, rate=0.05)
+        self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
 
     def choose(
         self,

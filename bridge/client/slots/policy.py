@@ -7,6 +7,7 @@ the pool executes each decision before the next one is made, because what is fre
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
@@ -185,7 +186,9 @@ class SlotPolicy:
                 else:
                     spare.failures, spare.retry_at = member.failures, member.retry_at
                     spare.error, member.failures = member.error, 0
-                    _log.warning("%s takes over the slots of %s", spare.remote.url, member.remote.url)
+                    # Of a directory the change of the endpoint's state was told, and a line a slot would be too many.
+                    level = logging.WARNING if self.placement is None else logging.INFO
+                    _log.log(level, "%s takes over the slots of %s", spare.remote.url, member.remote.url)
                     yield TakeOver(member, spare)
                     yield Begin(member, True)
             elif phase is SlotPhase.IDLE:

@@ -53,7 +53,7 @@ class VectorPool(MemberPool):
         """True if there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.polled_at = time.monotonic()
         """When events were handled last."""
-        self.log = LimitedLog(__name__, burst=10, rate=0.05)
+        self.log = LimitedLog(__name__, burst=10, rate=1 / 30)
         """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
         self._closed = False
 
