@@ -265,8 +265,8 @@ class Stepper:
             self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         begun = self._gather_all(timeout, on_lost)
         self._stepped = None
-        # A world that was lost during the second trip has told its step already. Its loss must be seen in this step too,
-        # or the slot would seem to go on; a slot that terminated in the step stays terminated, and nothing else.
+        # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
+        # too, or the slot would seem to go on; one that terminated in the step stays terminated, and nothing else.
         if not begun.valid.all():
             begun.fill_last()
             results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
