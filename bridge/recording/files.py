@@ -35,8 +35,8 @@ __all__ = ["Damage", "Loaded", "Segment", "SegmentFile", "find_segments", "load_
 _NAME = re.compile(r"([0-9A-Za-z]{1,32}-[0-9a-f]{1,16})\.(\d{1,9})\.(\d{1,9})\.(arrow|parquet)")
 OLD_SUFFIX = ".rec"
 _SUMS = ".sums"
-# Each group costs 6 kB in the footer and its copy, and damage costs all of a group.
-_ROW_GROUP_BYTES = 32 << 20
+# Each group costs 3 to 6 kB in the footer and its copy (of pictures a tenth of all), and damage costs all of a group.
+_ROW_GROUP_BYTES = 64 << 20
 _ROW_GROUP_ROWS = 1 << 16
 # A stranger's file may claim anything. Ours are far below: `Journal` ends a segment at 64 MiB and 2**20 rows.
 _LARGEST_FILE = 1 << 30
