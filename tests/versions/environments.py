@@ -109,8 +109,11 @@ def editable_wheel() -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     code = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
-    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"the package could not be built:\n{done.stderr}")
     (wheel,) = folder.glob("*.whl")
     return wheel
 
