@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 from bridge import make_remote, make_vec_remote, serve_gym
