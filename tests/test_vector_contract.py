@@ -263,7 +263,7 @@ def test_the_contract_is_gymnasiums(name: str, maker: str, mode: AutoresetMode) 
 # The faults that the battery must catch, each put into our own environment.
 
 
-class Faulty(VectorWrapper[Any, Any, Any, Any, Any]):
+class Faulty(VectorWrapper):
     """Changes what a step returns."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], change: Callable[..., Any] = lambda *results: results) -> None:

@@ -25,7 +25,7 @@ Vector = VectorEnv[Any, Any, Any]
 NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
 
-class KeepsOptions(VectorWrapper[Any, Any, Any, Any, Any]):
+class KeepsOptions(VectorWrapper):
     """Keeps the caller's options, of which SyncVectorEnv takes the mask before outer wrappers see it."""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
