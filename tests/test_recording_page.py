@@ -20,7 +20,7 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.recording.reader import read_folder, read_newest
+from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
@@ -232,9 +232,9 @@ def test_as_many_of_the_newest_files_are_read_as_the_episodes_need(tmp_path):
         with serve_gym(lambda: CountingEnv(5), record=tmp_path) as server:
             play(server.url, 15, seed=number)
     assert len(list(tmp_path.glob("*.parquet"))) == 4
-    assert len(read_newest(tmp_path, 1).streams) == 1
-    assert len(read_newest(tmp_path, 5).streams) == 2
-    assert len(read_newest(tmp_path, 1000).streams) == 4
+    assert len(read_folder(tmp_path, 1).streams) == 1
+    assert len(read_folder(tmp_path, 5).streams) == 2
+    assert len(read_folder(tmp_path, 1000).streams) == 4
 
 
 # Worlds that show an episode

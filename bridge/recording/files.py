@@ -20,7 +20,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,8 @@ class Segment:
         self._written, self._sums_written = self._written + len(data), self._sums_written + len(line)
         self.size, self.rows = self._written + self._sums_written, self.rows + rows
 
-    def seal(self) -> Path:
-        """Turn the segment into Parquet; return the path of the file. The stream goes last, so no moment lacks a file.
+    def seal(self) -> None:
+        """Turn the segment into Parquet. The stream goes last, so no moment lacks a file.
 
         Raises:
             OSError: It could not be written; the stream is still there.
@@ -149,12 +149,11 @@ class Segment:
             for path in (draft, _sums_of(target)):
                 path.unlink(missing_ok=True)
             raise
-        self.size = len(data) + len(sums)
         self.delete()
-        return target
+        self.path, self.size = target, len(data) + len(sums)
 
     def delete(self) -> None:
-        """Delete the stream, and its digests."""
+        """Delete its files."""
         for path in (self.path, _sums_of(self.path)):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -210,10 +209,14 @@ def _ends_of_groups(metadata: Any) -> list[int]:
 
 
 def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
-    """Return the segments of a folder in order, and the files that look like a recording and are none."""
+    """Return the segments of a folder in order, and the files that look like a recording and are none.
+
+    Args:
+        folder: The folder, or one of its files, which is then the only one; a path that is not there has none.
+    """
     found: dict[tuple[str, int, int], SegmentFile] = {}
     problems = []
-    for number, path in enumerate(sorted(folder.iterdir())):
+    for number, path in enumerate(sorted(folder.iterdir()) if folder.is_dir() else [folder] * folder.exists()):
         if number >= _MOST_FILES:
             problems.append(Damage(folder, f"it has more than {_MOST_FILES} files; the others are not read"))
             break
@@ -470,10 +473,3 @@ def _read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
         else:
             raise RecordingError("a header of its pages is none of a recording's")
     return found, at + 1
-
-
-def segments_of(path: Path) -> Iterator[SegmentFile]:
-    """Return the segment that a path is; nothing where its name is none of a segment."""
-    match = _NAME.fullmatch(path.name)
-    if match is not None:
-        yield SegmentFile(match[1], int(match[2]), int(match[3]), path)

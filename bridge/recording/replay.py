@@ -497,7 +497,7 @@ class Comparison:
         count = min(len(rows), len(fresh))
         same = np.ones(count, np.bool_)
         for name in self._names:
-            same &= _same(_cells(stream, name, rows[:count]), fresh[name][:count])
+            same &= _same(stream.cells(name, rows[:count]), fresh[name][:count])
         if same.all() and len(rows) == len(fresh):
             return None
         at = int(np.argmin(same)) if not same.all() else count - 1
@@ -516,7 +516,7 @@ class Comparison:
         lane = int(stream.column("lane")[row])
         whose = f" of {stream.agents[lane]}" if stream.agents else f" of lane {lane}" if stream.lanes > 1 else ""
         for name in self._names:
-            recorded = _cells(stream, name, np.array([row]))
+            recorded = stream.cells(name, np.array([row]))
             if _same(recorded, fresh[name][at : at + 1]).all():
                 continue
             one, other = recorded[0].as_py(), fresh[name][at].as_py()
@@ -529,10 +529,6 @@ class Comparison:
 
 
 _FAILED = (Kind.FAILED_STEP, Kind.FAILED_RESET)
-
-
-def _cells(stream: Stream, name: str, rows: Array) -> pa.Array:
-    return pa.concat_arrays([cells for _, cells in stream.cells(name, rows)])
 
 
 def _same(one: pa.Array, other: pa.Array) -> Array:
