@@ -64,7 +64,7 @@ class Target:
 
     port: int
     served: bool = True
-    """Whether a server is there; False: a socket of which nobody reads."""
+    """True if a server is there; False: a socket of which nobody reads."""
     tls_ca: str | None = None
     """The file of the CA by which its certificate is verified; None: no TLS."""
 
@@ -336,7 +336,7 @@ class Outcome:
 
     @property
     def meets_goals(self) -> bool:
-        """Whether it is as it should be."""
+        """True if it is as it should be."""
         return self.grown <= 64 and self.share >= 0.5 and self.slow_share >= 0.8 and self.recovery <= 2.0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from bridge.cli.hints import connecting_lines, joining_url
 from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
-from bridge.cli.running import add_running_options, run_server, server_logging, sigterm_as_interrupt
+from bridge.cli.running import add_running_options, run_server, server_logging
 from bridge.cli.target import Target, find_policies, find_target
 from bridge.errors import SettingError
 from bridge.facade.process_group import ServerGroup
@@ -29,6 +29,7 @@ from bridge.facade.serve_parallel import serve_parallel
 from bridge.keywords import flat_names
 from bridge.server.limits import Limits
 from bridge.server.server import Server
+from bridge.signals import sigterm_as_interrupt
 from bridge.transport.credentials import TLS, TOKEN_VARIABLE
 from bridge.worlds.realtime.clocked_world import RealTime
 
