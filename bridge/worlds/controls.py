@@ -74,7 +74,7 @@ _AXES = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
 _MOST_NUMBERS = 16
 
 
-def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[frozenset[str], Any]:
+def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[frozenset[str], int]:
     """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four."""
     if not isinstance(space, spaces.Discrete):
         return {}
@@ -100,7 +100,7 @@ def _words(meaning: str) -> list[str]:
     return re.findall("[A-Z]+", meaning)
 
 
-def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
+def known_names(spec: EnvSpec | None, space: Space[object]) -> list[str] | None:
     """Return what the actions of one of Gymnasium's own environments are called; None: it is none of them.
 
     Args:
@@ -111,7 +111,7 @@ def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
     return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
 
 
-def known_agent_names(name: str, space: Space[Any]) -> list[str] | None:
+def known_agent_names(name: str, space: Space[object]) -> list[str] | None:
     """Return what an agent's actions are called in an environment of several agents; None: it is not known.
 
     Args:
@@ -132,7 +132,7 @@ def does_nothing(names: Sequence[str] | None, position: int) -> bool:
     return names is not None and position < len(names) and names[position].upper() in _NO_OPS
 
 
-def checked_play_fps(play_fps: Any, fps: float | None) -> float | None:
+def checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
     """Return the keyword `play_fps`, or raise SettingError where it is none.
 
     Args:
@@ -185,7 +185,7 @@ def _enum_names(env: GymEnv) -> list[str] | None:
 
 
 def controls_of_space(
-    space: Space[Any],
+    space: Space[object],
     own: dict[Any, Any] | None = None,
     names: list[str] | None = None,
     fps: float | None = None,
@@ -272,5 +272,5 @@ def _name(key: Any) -> str:
     return _WORDS.get(key) or str(key).lower()
 
 
-def _json(value: dict[str, Any]) -> str:
+def _json(value: dict[str, object]) -> str:
     return json.dumps(value)
