@@ -1,9 +1,9 @@
 """`python -m benchmarks.web_controls`: twelve environments played at the page, by the keys it shows and by its buttons.
 
-Each environment notes what it is stepped with. Chromium presses each entry of the legend in turn, then touches the same
-keys' buttons on a phone, and what was executed meanwhile is compared with what the entry says: that action, the one for no
-key, and where an entry has several keys those of fewer of them, as no two are pressed at once. Prints a line for each
-environment, and exits with 1 where an action did not happen, or another one did.
+Each environment notes what it is stepped with. Chromium presses each entry of the legend in turn, then touches the
+same keys' buttons on a phone, and what was executed meanwhile is compared with what the entry says: that action, the
+one for no key, and where an entry has several keys those of fewer of them, as no two are pressed at once. Prints a
+line for each environment, and exits with 1 where an action did not happen, or another one did.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bridge import Server, serve_gym, serve_parallel
 
 PHONE = {"width": 390, "height": 844}
 ENTRIES = """() => [...document.querySelectorAll("#legend button")].map((button) => ({
-  label: [...button.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE).map((node) => node.textContent).join(""),
+  label: button.lastChild.textContent,
   keys: [...button.querySelectorAll("kbd")].map((sign) => sign.dataset.key),
 }))"""
 PLACE = """(name) => {
@@ -36,7 +36,14 @@ PLACE = """(name) => {
   const {left, top, width, height} = button.getBoundingClientRect();
   return {x: left + width / 2, y: top + height / 2};
 }"""
-NAMES = {"left": "ArrowLeft", "right": "ArrowRight", "up": "ArrowUp", "down": "ArrowDown", "space": " ", "return": "Enter"}
+NAMES = {
+    "left": "ArrowLeft",
+    "right": "ArrowRight",
+    "up": "ArrowUp",
+    "down": "ArrowDown",
+    "space": " ",
+    "return": "Enter",
+}
 PATIENCE = 20.0
 """Seconds in which an action has to happen."""
 
@@ -52,6 +59,8 @@ class Game:
     """The action that each entry of the legend stands for, by its words."""
     idle: Any
     """The action for no key; None: the world waits for one."""
+    order: Sequence[str] = ()
+    """The order of the entries, where each press is one move; empty: as they come, each for some time."""
 
 
 class Noting(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -79,40 +88,41 @@ def single(env_id: str, **kwargs: Any) -> Callable[[list[Any]], Server]:
     return serve
 
 
-def several(make_env: Callable[..., Any], seat: str, **kwargs: Any) -> Callable[[list[Any]], Server]:
-    """Serve an environment of PettingZoo in real time, whose other agents act at random."""
+def noted_agent(env: Any, agent: str, noted: list[Any]) -> Any:
+    """Have an environment of PettingZoo note the actions of an agent, whenever it may act."""
+    step = env.step
 
-    def serve(noted: list[Any]) -> Server:
-        def make(render_mode: str | None = None) -> Any:
-            env = make_env(render_mode=render_mode, **kwargs)
-            step = env.step
+    def note(actions: Any) -> Any:
+        if getattr(getattr(env, "aec_env", None), "agent_selection", agent) == agent and agent in actions:
+            noted.append(actions[agent])
+        return step(actions)
 
-            def note(actions: Any) -> Any:
-                if seat in actions:
-                    noted.append(actions[seat])
-                return step(actions)
-
-            env.step = note
-            return env
-
-        return serve_parallel(make, fps=10, web=True, agents="random")
-
-    return serve
+    env.step = note
+    return env
 
 
-def tag(**kwargs: Any) -> Any:
-    """Make the game of tag of docs/play.md."""
+def tag(noted: list[Any]) -> Server:
+    """Serve the game of tag of docs/play.md, in real time; the others act at random."""
     from mpe2 import simple_tag_v3
 
-    return simple_tag_v3.parallel_env(max_cycles=100_000, **kwargs)
+    def make(render_mode: str | None = None) -> Any:
+        return noted_agent(
+            simple_tag_v3.parallel_env(max_cycles=100_000, render_mode=render_mode), "adversary_0", noted
+        )
+
+    return serve_parallel(make, fps=10, web=True, agents="random")
 
 
-def board(**kwargs: Any) -> Any:
-    """Make a board game, whose agents act in turn, as an environment whose agents act at once."""
+def board(noted: list[Any]) -> Server:
+    """Serve a board game, which waits for its players; the other one makes the first move that is allowed."""
     from pettingzoo.classic import tictactoe_v3
     from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 
-    return turn_based_aec_to_parallel(tictactoe_v3.env(**kwargs))
+    def make(render_mode: str | None = None) -> Any:
+        env = turn_based_aec_to_parallel(tictactoe_v3.env(render_mode=render_mode))
+        return noted_agent(env, "player_1", noted)
+
+    return serve_parallel(make, missing_agent="default", web=True)
 
 
 ATARI = {"fire": 1, "right": 2, "left": 3}
@@ -149,15 +159,17 @@ GAMES = (
     Game("MountainCar, continuous", single("MountainCarContinuous-v0"), {"push: -1": (-1,), "push: 1": (1,)}, (0,)),
     Game(
         "simple_tag",
-        several(tag, "adversary_0"),
+        tag,
         {"left": 1, "right": 2, "down": 3, "up": 4},
         0,
     ),
     Game(
         "tic-tac-toe",
-        several(board, "player_1"),
+        board,
         {f"action {place}": place for place in range(9)},
-        0,
+        None,
+        # Four games, in each of which these three win.
+        order=[f"action {place}" for place in (0, 4, 8, 1, 4, 7, 2, 4, 6, 3, 4, 5)],
     ),
 )
 
@@ -178,7 +190,8 @@ def play(page: Page, game: Game, noted: list[Any], seconds: float, hold: Callabl
     entries = {entry["label"]: entry["keys"] for entry in page.evaluate(ENTRIES)}
     assert set(entries) == set(game.actions), f"expected entries for {sorted(game.actions)}, found {sorted(entries)}"
     count = 0
-    for label, keys in entries.items():
+    for label in game.order or entries:
+        keys = entries[label]
         fewer = [game.actions[other] for other, others in entries.items() if set(others) < set(keys)]
         allowed = [game.actions[label], *fewer, *([] if game.idle is None else [game.idle])]
         quiet(page, game, noted)
@@ -186,7 +199,7 @@ def play(page: Page, game: Game, noted: list[Any], seconds: float, hold: Callabl
         end = time.monotonic() + seconds / len(entries)
         hold(keys, True)
         wait(page, lambda label=label: any(same(one, game.actions[label]) for one in noted), f"{label} did not happen")
-        while time.monotonic() < end:
+        while time.monotonic() < end and not game.order:
             page.wait_for_timeout(50)
         hold(keys, False)
         quiet(page, game, noted)
@@ -261,7 +274,9 @@ def by_touch(browser: Browser, game: Game, seconds: float) -> int:
         def hold(keys: Sequence[str], down: bool) -> None:
             places = [page.evaluate(PLACE, key) for key in keys]
             points = [{**place, "id": number} for number, place in enumerate(places)] if down else []
-            touches.send("Input.dispatchTouchEvent", {"type": "touchStart" if down else "touchEnd", "touchPoints": points})
+            touches.send(
+                "Input.dispatchTouchEvent", {"type": "touchStart" if down else "touchEnd", "touchPoints": points}
+            )
 
         return play(page, game, noted, seconds, hold)
 
@@ -276,7 +291,9 @@ def chromium() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Play; print what was executed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.web_controls", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.web_controls", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="of each play of each environment (default: 30)")
     parser.add_argument("--only", help="the environments whose name has this in it")
     arguments = parser.parse_args(argv)

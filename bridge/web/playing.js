@@ -21,6 +21,7 @@ const SOON = 15; // seconds before a seat is given back at which the page begins
 // In a turn-based world: milliseconds after which a key that stays down repeats, the rate, and how many presses wait.
 const REPEAT_AFTER = 500;
 const REPEATS = 4;
+const OTHERS_TURN = 300; // milliseconds for which a person sees the own move before the next one
 
 // Taking over: while keys are held their action stands in for the agent's.
 
@@ -150,18 +151,30 @@ async function rounds(play, joined, fps) {
 async function nextPress(play) {
   let again = performance.now() + (play.repeats ? 1000 / REPEATS : REPEAT_AFTER);
   while (state.playing === play) {
+    if (play.allowed && !play.allowed.some(Boolean)) { // it is another's turn: what the person's seat does counts for nothing
+      await pause(OTHERS_TURN);
+      return play.keyboard.action(new Set());
+    }
     play.repeats = !play.presses.length;
-    if (!play.repeats) return play.presses.shift();
+    const action = play.presses.shift() ?? (play.keyboard.holds && performance.now() >= again ? play.keyboard.action() : null);
+    if (action && isAllowed(play, action)) return action;
     if (!play.keyboard.holds) again = performance.now() + REPEAT_AFTER;
-    else if (performance.now() >= again) return play.keyboard.action();
     await Promise.race([pause(50), new Promise((resolve) => (play.wake = resolve))]);
   }
   return null;
 }
 
+// Whether the environment's `action_mask`, as board games have it, allows an action.
+function isAllowed(play, [action]) {
+  const allowed = !play.allowed || Boolean(play.allowed[action - play.keyboard.controls.start]);
+  announce(allowed ? "" : "That is not allowed now.");
+  return allowed;
+}
+
 async function steps(play, joined, fps) {
   const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
-  const names = ["reward", "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
+  const mask = play.presses ? "observation.action_mask" : ""; // in real time nobody waits for a turn
+  const names = ["reward", mask, "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
   const seen = play.own && !("frame" in uids) ? new Observations(joined, $("canvas"), $("panel")) : null;
   const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
   let total = 0, running = false, episode = 0, due = performance.now();
@@ -195,6 +208,7 @@ async function steps(play, joined, fps) {
       play.presses?.splice(0);
     }
     running = answer.state === RUNNING;
+    if (mask in uids) play.allowed = running ? read(mask) : null;
     // A world of one's own has waited meanwhile: it has nothing to catch up with.
     due = Math.max(due + 1000 / fps, play.own ? now : now - 100);
     // A key that changes is sent at once; else one message a frame, with all keys that are held.
