@@ -41,17 +41,19 @@ LOW, HIGH = np.array([-1.2, -0.07]), np.array([0.6, 0.07])
 OFFSETS = np.arange(TILINGS)[:, None] * np.array([1, 3]) / TILINGS % 1
 RATE = 0.3 / TILINGS
 MARGIN = 5.0
-"""How far the value of a teacher's action is to lie above those of the others."""
+"""How far a teacher's action is to be liked above the others."""
 REHEARSALS = 2
 """Shown states that are looked at again after each step."""
 
 
 class Learner:
-    """Q-learning on tiles; Q is a sum over the tiles that a state is in, one of each tiling."""
+    """Q-learning, and a teacher's preferences: sums over the tiles that a state is in, one of each tiling."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.weights = np.zeros((TILINGS * (TILES + 1) ** 2, ACTIONS))
+        self.preferences = np.zeros_like(self.weights)
+        """What the teacher adds to the values of actions; 0 where it was not seen."""
         self.shown: list[tuple[np.ndarray, int]] = []
         """The states in which a teacher acted, as tiles, and the actions."""
 
@@ -64,7 +66,11 @@ class Learner:
         """Return the best action, or any with the probability `exploration`."""
         if self.random.random() < exploration:
             return int(self.random.integers(ACTIONS))
-        return int(self.weights[self.tiles(observation)].sum(axis=0).argmax())
+        return int(self.liked(self.tiles(observation)).argmax())
+
+    def liked(self, tiles: np.ndarray) -> np.ndarray:
+        """Return how much each action is liked in a state, shape (ACTIONS,)."""
+        return (self.weights[tiles] + self.preferences[tiles]).sum(axis=0)
 
     def learn(
         self, before: np.ndarray, executed: int, reward: float, after: np.ndarray, terminated: bool, taught: bool
@@ -80,10 +86,12 @@ class Learner:
 
     def rehearse(self, tiles: np.ndarray, chosen: int) -> None:
         """Have no other action come near the teacher's in a state in which there was one."""
-        values = self.weights[tiles].sum(axis=0)
-        rival = (values + MARGIN * (np.arange(ACTIONS) != chosen)).argmax()
+        liked = self.liked(tiles)
+        rival = (liked + MARGIN * (np.arange(ACTIONS) != chosen)).argmax()
         if rival != chosen:
-            self.weights[tiles, rival] -= RATE * (values[rival] + MARGIN - values[chosen])
+            missing = RATE * (liked[rival] + MARGIN - liked[chosen]) / 2
+            self.preferences[tiles, rival] -= missing
+            self.preferences[tiles, chosen] += missing
 
 
 class Script:

@@ -194,7 +194,7 @@ def serve_gym(
         transport=transport,
         insecure=insecure,
         web=WebSite(page_files(), web_hosts, speaks) if web else None,
-        observers=(*observers, Gallery(limits.takeover_timeout)),
+        observers=(*observers, Gallery(limits.takeover_timeout, limits.seat_timeout)),
     )
     if dial is not None:
         try:

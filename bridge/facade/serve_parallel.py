@@ -169,7 +169,7 @@ def serve_parallel(
         transport=transport,
         insecure=insecure,
         web=WebSite(page_files(), web_hosts) if web else None,
-        observers=(*observers, Gallery(limits.takeover_timeout)),
+        observers=(*observers, Gallery(limits.takeover_timeout, limits.seat_timeout)),
     )
     if start:
         server.start()
