@@ -36,7 +36,7 @@ function drawWords() {
   $("badge").className = badge?.live ? "badge live" : "badge";
   write($("stage-title"), playing?.own ? short(playing.title) : selected === null ? "" : short(world?.title ?? server.title));
   const idle = selected === null ? !firstWorld() : world?.waiting; // nobody plays: there is no picture
-  $("empty").hidden = Boolean(playing || state.wantsToPlay || !idle || !isKnown());
+  $("empty").hidden = Boolean(playing || state.wanted || !idle || !isKnown());
   if (server.title) write($("empty-text"), `${short(world?.waiting ? world.title : server.title)} is ready.`);
 }
 

@@ -6,7 +6,7 @@ import {draw} from "./draw.js";
 import {recall} from "./input.js";
 import {Keyboard} from "./keys.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
-import {kindOf, serverOf, state, worldOf} from "./state.js";
+import {kindOf, seatKey, serverOf, state, want, worldOf} from "./state.js";
 import {match} from "./views.js";
 import {show} from "./watching.js";
 import {request, tensor, textTensor, values} from "./wire.js";
@@ -14,6 +14,7 @@ import {announce, badge, myName, tell} from "./words.js";
 import {chosenEnvironment, nothing, refresh, select} from "./worlds.js";
 
 const RUNNING = 1;
+const FULL = 8; // RESOURCE_EXHAUSTED: somebody has the seat
 
 const DOUBLE = 2;
 const DEFAULT_FPS = 30;
@@ -25,7 +26,7 @@ const OTHERS_TURN = 300; // milliseconds for which a person sees the own move be
 
 // Taking over: while keys are held their action stands in for the agent's.
 
-export async function takeOver() {
+export async function takeOver(chosen) {
   tell(null);
   const stream = new Stream(state.token);
   const world = worldOf(state.selected);
@@ -34,7 +35,9 @@ export async function takeOver() {
     const {fps: own} = state.watching ? JSON.parse(await state.watching.property("world.controls")) : {};
     const fps = serverOf(world).play_fps ?? own;
     const given = {role: textTensor("takeover"), name: textTensor(myName()), pace: tensor([Math.max(1, fps || DEFAULT_FPS)], DOUBLE, [])};
-    const seat = $("seat").value;
+    const seat = chosen ?? $("seat").value;
+    want({world: state.selected, seat, takesOver: true});
+    given.seat_key = textTensor(seatKey());
     if ((world.lanes ?? 0) > 1) given.lane = tensor([Number(seat.slice(5))], 5, []);
     else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(state.selected, given));
@@ -61,11 +64,20 @@ export async function takeOver() {
       if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
     }
   } catch (error) {
-    if (error.code !== 1) tell(error.message.split("\n")[0]);
+    if (error.code === FULL && isComingBack()) setTimeout(() => state.wanted?.takesOver && takeOver(chosen), 1000);
+    else if (error.code !== 1 && error.code !== 14) {
+      want(null);
+      tell(error.message.split("\n")[0]);
+    }
   } finally {
-    stream.close();
+    stream.leave();
     if (state.playing?.stream === stream || !state.playing) stopped();
   }
+}
+
+// Whether a seat that is taken may be the person's own, whose lost connection the server has not noticed yet.
+function isComingBack() {
+  return state.wanted !== null && performance.now() < state.comingBackUntil;
 }
 
 function seed() {
@@ -77,7 +89,6 @@ function actionTensor(flat, spec) {
 }
 
 export async function play(chosen) {
-  state.wantsToPlay = true;
   tell(null);
   const stream = new Stream(state.token);
   const world = worldOf(state.selected);
@@ -93,6 +104,8 @@ export async function play(chosen) {
     if (own || env) name = (await stream.ask(request.create(wanted))).world;
     const given = !own ? {role: textTensor("player")} : sees ? {frame: textTensor(kindOf(home.name ?? ""))} : {};
     let seat = chosen ?? $("seat").value;
+    want({world: own ? null : state.selected, seat, takesOver: false});
+    if (!own && !env) given.seat_key = textTensor(seatKey());
     if (!own && !env && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
@@ -121,13 +134,14 @@ export async function play(chosen) {
     if (own && sees && (drawsNothing(error) || lacksJpeg(error))) {
       (lacksJpeg(error) ? state.lossless : state.blind).add(home.name ?? "");
       setTimeout(play);
-    } else if (error.code !== 1) {
+    } else if (error.code === FULL && isComingBack()) setTimeout(() => state.wanted && !state.playing && play(chosen), 1000);
+    else if (error.code !== 1) {
       const unreachable = error.code === 14;
-      if (!unreachable) state.wantsToPlay = false;
+      if (!unreachable) want(null);
       tell(error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
     }
   } finally {
-    stream.close();
+    stream.leave();
     if (state.playing?.stream === stream || !state.playing) stopped();
   }
 }
@@ -218,11 +232,11 @@ async function steps(play, joined, fps) {
 }
 
 export function stop() {
-  state.wantsToPlay = false;
+  want(null);
   match.left();
   const {stream, name, own} = state.playing;
   state.playing = null;
-  stream.close();
+  stream.leave();
   stopped();
   if (own) {
     nothing();

@@ -1,6 +1,7 @@
 // QR codes of texts of up to 213 bytes: ISO/IEC 18004, bytes, error correction level M, versions 1 to 10, mask 0 to 7.
 
 // Of each version: bytes for error correction of a block, then the data bytes of each block.
+/** @type {[number, number[]][]} */
 const BLOCKS = [
   [10, [16]], [16, [28]], [26, [44]], [18, [32, 32]], [24, [43, 43]], [16, [27, 27, 27, 27]], [18, [31, 31, 31, 31]],
   [22, [38, 38, 39, 39]], [22, [36, 36, 36, 37, 37]], [26, [43, 43, 43, 43, 44]],
