@@ -133,7 +133,7 @@ GAMES = (
         {"steer: -1": (-1, 0, 0), "steer: 1": (1, 0, 0), "gas: 1": (0, 1, 0), "brake: 1": (0, 0, 1)},
         (0, 0, 0),
     ),
-    Game("LunarLander", single("LunarLander-v3"), {"left engine": 1, "up: main engine": 2, "right engine": 3}, 0),
+    Game("LunarLander", single("LunarLander-v3"), {"left engine": 1, "main engine": 2, "right engine": 3}, 0),
     Game(
         "LunarLander, continuous",
         single("LunarLander-v3", continuous=True),

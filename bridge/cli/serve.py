@@ -57,7 +57,7 @@ _SECTIONS = {
     "processes and threads": "processes isolation thread_safe",
     "real time": "fps",
     "several agents": "missing_agent agent_timeout agents match countdown patience",
-    "page in a browser": "web web_hosts play_fps openenv",
+    "page in a browser": "web web_hosts play_fps action_names openenv",
     "recording": "",
     "limits": "",
 }
@@ -66,6 +66,7 @@ _SECTION_OF_GROUP = {"limits": "limits", "realtime": "real time", "tls": "access
 _METAVARS = {
     "unix_path": "PATH",
     "web_hosts": "NAMES",
+    "action_names": "NAMES",
     "host": "HOST",
     "port": "PORT",
     "dial": "URL",

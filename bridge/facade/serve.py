@@ -61,6 +61,7 @@ def serve_gym(
     web: bool = False,
     web_hosts: str | Sequence[str] = (),
     play_fps: float | None = None,
+    action_names: str | Sequence[str] | None = None,
     openenv: bool | Literal["png"] = False,
     dial: str | None = None,
     dial_ca: str | os.PathLike[str] | None = None,
@@ -125,6 +126,9 @@ def serve_gym(
             environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
         web_hosts: Names under which browsers may reach the server, beside addresses, localhost and this machine's name:
             those under which a proxy publishes it; as one string: with commas between them.
+        action_names: Names for people of the actions of a Discrete space, in their order; as one string: with commas
+            between them. LEFT, RIGHT, UP and DOWN get arrows, others a letter. None: the environment's
+            `get_action_meanings`.
         play_fps: With `web`, in lock-step: the steps a second at which people play, and take over from agents, who wait
             for them; None: the environment's `render_fps`, or 30 where it has none.
         openenv: With `web`, also speak OpenEnv at the port, for its clients and the trainers of language models that
@@ -173,6 +177,7 @@ def serve_gym(
         env_kwargs=drawing_kwargs(env, env_kwargs) if web else env_kwargs,
         max_lanes=limits.max_lanes,
         time_action=time_action,
+        action_names=action_names,
         arrays=Arrays(array, device),
         realtime=_realtime(fps, default_action, realtime, web),
         thread_safe=thread_safe,

@@ -76,7 +76,8 @@ export class Keyboard {
   }
 
   #called(action) {
-    return this.controls.names?.[action - this.controls.start]?.toLowerCase() ?? `action ${action}`;
+    const name = this.controls.names?.[action - this.controls.start]?.toLowerCase().replace(/^(up|down|left|right): /, ""); // which chose the key
+    return name ?? `action ${action}`;
   }
 
   // The action of the largest set of keys that is held, as flat numbers.

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec
@@ -22,6 +23,8 @@ from bridge.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec
 __all__ = [
     "ACTION_NAMES",
     "LANES_HAVE_NO_KEYS",
+    "NamedActions",
+    "checked_action_names",
     "checked_play_fps",
     "controls_of",
     "controls_of_space",
@@ -72,6 +75,7 @@ _NO_OPS = ("NOOP", "NO-OP", "NO_OP", "NOTHING", "DO NOTHING")
 _AXES = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
 # Box spaces of more numbers than these are not for keys.
 _MOST_NUMBERS = 16
+_LONGEST_NAME = 40
 
 
 def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[frozenset[str], Any]:
@@ -157,6 +161,37 @@ def checked_play_fps(play_fps: Any, fps: float | None) -> float | None:
     if not fits or not 1 <= play_fps < float("inf"):
         raise SettingError(f"expected play_fps to be a number of steps a second, 1 or more, got {play_fps!r}")
     return float(play_fps)
+
+
+def checked_action_names(names: str | Sequence[str] | None) -> list[str] | None:
+    """Return the keyword `action_names` as a list, or raise SettingError where it is none; a text has commas."""
+    if names is None:
+        return None
+    found = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    if not found or not all(isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME for name in found):
+        wanted = f"texts of 1 to {_LONGEST_NAME} characters, one for each action"
+        raise SettingError(f"expected action_names to be {wanted}, got {names!r:.80}")
+    return found
+
+
+class NamedActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose actions have names for people, which `get_action_meanings` returns.
+
+    Raises:
+        SettingError: The action space is not Discrete, or has another number of actions.
+    """
+
+    def __init__(self, env: GymEnv, names: Sequence[str]) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, spaces.Discrete) or space.n != len(names):
+            wanted = f"one for each of its {space.n} actions" if isinstance(space, spaces.Discrete) else "none"
+            raise SettingError(f"action_names has {len(names)} names; an environment with {space} takes {wanted}")
+        self._names = list(names)
+
+    def get_action_meanings(self) -> list[str]:
+        """Return what the actions are called, in their order."""
+        return list(self._names)
 
 
 LANES_HAVE_NO_KEYS = json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})

@@ -20,6 +20,7 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.arrays import Arrays
 from bridge.worlds.base import World, constructed, misfit
+from bridge.worlds.controls import NamedActions, checked_action_names
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
@@ -75,6 +76,8 @@ class EnvRecipe:
     max_lanes: int = 4096
     time_action: TimeAction | None = None
     arrays: Arrays = Arrays()  # noqa: RUF009 - it cannot be changed
+    action_names: Sequence[str] | None = None
+    """What people are shown of a Discrete action space; None: what the environment has itself."""
 
     @classmethod
     def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
@@ -120,6 +123,11 @@ class EnvRecipe:
     def of_factory(self, factory: Callable[..., Any]) -> EnvRecipe:
         """Return a recipe that calls a client's function in place of what is served."""
         return EnvRecipe(factory, None, max_lanes=self.max_lanes, time_action=self.time_action, arrays=self.arrays)
+
+    def _named(self, env: GymEnv | Lanes) -> GymEnv | Lanes:
+        """Give actions their names, where people play: lanes have no keys."""
+        single = self.action_names is not None and isinstance(env, gymnasium.Env)
+        return NamedActions(env, self.action_names) if single else env  # type: ignore[arg-type]
 
     def pickled(self, request: WorldSettings | None) -> bytes:
         """Pickle the recipe for another process, in which nothing is registered that was registered here."""
@@ -172,7 +180,9 @@ class EnvRecipe:
             RequestError: It could not be made.
         """
         title = request.env_id or self.title
-        return constructed(title, request.kwargs, lambda: self._make(request), lambda: self._misfit(request))
+        return constructed(
+            title, request.kwargs, lambda: self._named(self._make(request)), lambda: self._misfit(request)
+        )
 
     def _make(self, request: WorldSettings) -> GymEnv | Lanes:
         kwargs = dict(request.kwargs)
@@ -292,6 +302,7 @@ class EnvSource:
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
         time_action: Which part of an action says how long the environment advances.
+        action_names: What people are shown of the actions, as `serve_gym` takes it.
         arrays: Which arrays the environment takes and gives.
         realtime: The settings of real-time worlds; None: lock-step.
         thread_safe: Each world has a thread of its own, in real time each of its lanes.
@@ -315,6 +326,7 @@ class EnvSource:
         env_kwargs: Mapping[str, Any] | None = None,
         max_lanes: int = 4096,
         time_action: TimeAction | None = None,
+        action_names: str | Sequence[str] | None = None,
         arrays: Arrays = Arrays(),  # noqa: B008 - it cannot be changed
         realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
@@ -344,6 +356,7 @@ class EnvSource:
             max_lanes=max_lanes,
             time_action=time_action,
             arrays=arrays,
+            action_names=checked_action_names(action_names),
         )
         self._realtime = realtime
         self._thread_safe = thread_safe
