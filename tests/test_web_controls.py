@@ -109,7 +109,7 @@ def test_a_name_that_is_no_direction_chooses_its_letter_and_labels_its_button(op
     Cook.done.clear()
     with serve_gym(Cook, web=True, play_fps=60) as server:
         page = seat(opened, server)
-        assert page.locator("#pad button").all_text_contents() == ["stir", "serve"]
+        assert page.locator("#pad button").all_text_contents() == ["stir", "serve"], "words, since letters say nothing"
         for key, action in (("s", 1), ("e", 2)):
             page.keyboard.down(key)
             until(lambda action=action: Cook.done[-1] == action)

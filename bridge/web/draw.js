@@ -163,7 +163,7 @@ function drawPad(keyboard) {
   const {directions, others} = keyboard.spatial();
   const button = (name, place) => {
     const element = document.createElement("button");
-    element.textContent = (!place && keyboard.word(name)) || signOf(name); // an arrow says it all; a letter says nothing to a finger
+    element.textContent = place ? signOf(place) : keyboard.word(name) || signOf(name); // a letter says nothing to a finger
     element.dataset.key = name;
     element.setAttribute("aria-label", keyboard.meaning(name));
     element.setAttribute("aria-pressed", "false");

@@ -107,6 +107,7 @@ export class Recordings {
     const on = world?.recording === true;
     const nothing = records ? "" : servers ? GATEWAY : NOTHING;
     const obstacle = nothing || (typeof world?.recording !== "boolean" ? NO_WORLD : "");
+    for (const name of ["record", "replays"]) $(name).classList.toggle("off", Boolean(nothing)); // on narrow screens they are in the way
     $("record").hidden = Boolean(world?.replay);
     $("record").disabled = Boolean(obstacle);
     $("record").setAttribute("aria-pressed", String(on));
