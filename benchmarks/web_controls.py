@@ -115,7 +115,9 @@ def tag(noted: list[Any]) -> Server:
 
 def board(noted: list[Any]) -> Server:
     """Serve a board game, which waits for its players; the other one makes the first move that is allowed."""
-    from pettingzoo.classic import tictactoe_v3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the games are about to move to a package of their own
+        from pettingzoo.classic import tictactoe_v3
     from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 
     def make(render_mode: str | None = None) -> Any:
