@@ -12,7 +12,7 @@
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
 # make attacks   known attacks on servers, against ours, grpcio's and bridge web
 # make mutants break the protocol in many ways, and see a test fail for each
-# make zoo     play third-party environments on a server beside local ones, and write the table of docs/zoos.md
+# make zoo     play third-party environments on a server beside local ones, and write the table of docs/environments.md
 # make proto   generate bridge/pb from proto
 # make pictures   draw docs/readme.png
 # make docs    build the documentation as a site in build/site; a broken link is an error
@@ -113,7 +113,7 @@ test-core:
 	PYTHONWARNINGS=ignore .venv-core/bin/python -m pip install --quiet --editable ".[test-core]"
 	.venv-core/bin/python -m pytest $(CORE_TESTS)
 
-# VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of docs/platforms.md.
+# VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of docs/transports.md.
 test-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.versions.environments $(VERSIONS)
 	$(BIN)/python -m tests.versions.run_core $(VERSIONS)
@@ -123,7 +123,7 @@ test-pins: $(VENV)/.installed-test
 	TORCH="$(TORCH)" $(BIN)/python -m tests.pins.environments
 	$(BIN)/python -m pytest tests/pins --write
 
-# STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of docs/old-python.md.
+# STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of docs/environments.md.
 test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
 	$(BIN)/python -m pytest tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)

@@ -329,13 +329,13 @@ class Attack:
     learn: Callable[[int], Any] | None = None
     """Asks the server at a port for what `pieces` needs."""
     websocket: bool = False
-    """Whether it speaks WebSocket, which grpcio does not."""
+    """True if it speaks WebSocket, which grpcio does not."""
     tls: bool = False
-    """Whether the server speaks TLS."""
+    """True if the server speaks TLS."""
     default_world: bool = False
-    """Whether the honest client acts in the default world, which the attackers watch."""
+    """True if the honest client acts in the default world, which the attackers watch."""
     early: bool = False
-    """Whether the honest client connects before the attackers do, and a newcomer after them."""
+    """True if the honest client connects before the attackers do, and a newcomer after them."""
 
 
 def _none() -> Pieces:

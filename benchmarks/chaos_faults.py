@@ -84,7 +84,7 @@ class Host:
 
     @property
     def listens(self) -> bool:
-        """Whether a port of it is still open."""
+        """True if a port of it is still open."""
         for port in (self.port, self.metrics_port, self.proxy.port):
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.connect(("127.0.0.1", port))

@@ -74,7 +74,7 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Whether memory grew by more than 20 MB, or files or threads are left."""
+        """True if memory grew by more than 20 MB, or files or threads are left."""
         return self.grown > 20_000_000 or self.files > 0 or self.threads > 1
 
     def __str__(self) -> str:

@@ -60,7 +60,7 @@ class _Transition:
     after: Floats
     terminated: bool
     goes_on: bool
-    """Whether the next transition of the slot follows on it."""
+    """True if the next transition of the slot follows on it."""
 
 
 class Ppo:

@@ -1,4 +1,4 @@
-"""Whether the machine is quiet, and a load that keeps its cores awake."""
+"""A check that the machine is quiet, and a load that keeps its cores awake."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Report:
     lines: int = 0
     """Of the log."""
     back: bool = False
-    """Whether every slot ran again within a minute after the last fault."""
+    """True if every slot ran again within a minute after the last fault."""
     faults: dict[str, int] = dataclasses.field(default_factory=dict)
     memory: tuple[float, float] = (0.0, 0.0)
     """MB after a tenth of the time, and at the end."""

@@ -1,4 +1,4 @@
-"""Third-party environments, served and compared with the local ones: the table of `docs/zoos.md`.
+"""Third-party environments, served and compared with the local ones: the table of `docs/environments.md`.
 
 `make zoo` installs the packages of `PACKAGES` in an environment of its own and runs this. Each environment is played in
 a process of its own, so that none disturbs another:
@@ -39,7 +39,7 @@ from tests.support import assert_identical
 
 __all__ = ["ZOO", "Entry", "main", "play"]
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "zoos.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "environments.md"
 COLUMNS = ("python", "vector", "lanes", "frames", "cli")
 TIMEOUT = 60.0
 ENTRY_TIMEOUT = 150.0
@@ -61,13 +61,13 @@ class Entry:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """For its constructor."""
     frames: bool = True
-    """Whether it renders `rgb_array`."""
+    """True if it renders `rgb_array`."""
     lanes: bool = True
-    """Whether several can be in one process."""
+    """True if several can be in one process."""
     steps: int = 300
     """For how many steps two local ones agree, and a remote one is compared."""
     repeatable: bool = True
-    """Whether two local ones agree after a reset without a seed."""
+    """True if two local ones agree after a reset without a seed."""
     refused: str = ""
     """What the refusal says where it cannot be served so."""
     note: str = ""
@@ -380,7 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play the zoo and print the table; return 1 where something is not as it should be."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", metavar="PACKAGE", help="packages to play (default: all)")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/zoos.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/environments.md")
     parser.add_argument("--entry", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lanes", type=int, default=1, help=argparse.SUPPRESS)

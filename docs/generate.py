@@ -39,13 +39,8 @@ def client_states() -> str:
     return diagram(client_session.TRANSITIONS, client_session.ClientState.OFFLINE, client_session.ClientState.LOST)
 
 
-def client_transitions() -> str:
-    """Write the client's table of transitions as a table."""
-    return transition_table(client_session.TRANSITIONS, client_session.ClientState, client_session.Trigger)
-
-
 def slot_states() -> str:
-    """Draw the life of a slot, but for what ends it early and for worlds of lanes; the table has all of it."""
+    """Draw the life of a slot, but for what ends it early and for worlds of lanes."""
     early = {slots.SlotEvent.LOST, slots.SlotEvent.REFUSED, slots.SlotEvent.TOLD}
     moves = {slots.SlotEvent.MOVE, slots.SlotEvent.MOVE_AHEAD}
     left_out = slots.CUT | {slots.SlotPhase.RENEWING, slots.SlotPhase.RENEWED}
@@ -55,11 +50,6 @@ def slot_states() -> str:
         if event not in early | moves and state not in left_out and following not in left_out
     }
     return diagram(life, slots.SlotPhase.OFFLINE, slots.SlotPhase.CUT_IDLE)
-
-
-def slot_transitions() -> str:
-    """Write the table of a slot's life."""
-    return table_by_state(slots.TRANSITIONS, slots.SlotPhase)
 
 
 def endpoint_transitions() -> str:
@@ -86,18 +76,6 @@ def transition_table(transitions: Mapping[tuple[Enum, Enum], Enum], states: type
         for event in events
     ]
     return table(["event", *(state.value for state in states)], rows)
-
-
-def table_by_state(transitions: Mapping[tuple[Enum, Enum], Enum], states: type[Enum]) -> str:
-    """Write a table of many transitions: a row for each state, with what leads to each of the next ones."""
-    rows = []
-    for state in states:
-        events: dict[str, list[str]] = {}
-        for (before, event), following in transitions.items():
-            if before is state:
-                events.setdefault(following.value, []).append(event.value)
-        rows.append([state.value, "; ".join(f"{', '.join(why)} → *{name}*" for name, why in events.items())])
-    return table(["state", "event → next state"], rows)
 
 
 def extensions() -> str:
@@ -156,9 +134,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "how-it-works.md": {
         "client_states": client_states,
-        "client_transitions": client_transitions,
         "slot_states": slot_states,
-        "slot_transitions": slot_transitions,
         "endpoint_transitions": endpoint_transitions,
     },
 }

@@ -1,8 +1,8 @@
 """Hooks of MkDocs: pages that are made from other files, and links that lead out of `docs/`.
 
-`PAGES` are files elsewhere in the repository: the home page is the README. `reference-cli.md` has the help texts of the
-command `bridge`. A link to a file outside of `docs/` leads to a copy of that file in the site. Diagrams
-that are written for Mermaid are drawn by `state_charts.py`.
+`PAGES` are files elsewhere in the repository: the home page is the README. The help texts of the command stand in
+`reference.md` in place of `COMMAND_LINE`. A link to a file outside of `docs/` leads to a copy of that file in the site.
+Diagrams that are written for Mermaid are drawn by `state_charts.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import os
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +32,9 @@ PAGES = {
     "examples.md": "examples/README.md",
 }
 
+COMMAND_LINE = "<!-- command line -->"
+"""The help texts of all sub-commands stand here."""
+
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -45,7 +49,6 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages made here, and the files outside of `docs/` that pages link to."""
     for name, source in PAGES.items():
         files.append(File.generated(config, name, content=_page(source)))
-    files.append(File.generated(config, "reference-cli.md", content=_command_line()))
     for name in sorted(_linked_files(files)):
         files.append(File.generated(config, f"files/{name}", abs_src_path=str(ROOT / name)))
     return files
@@ -55,6 +58,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links out of `docs/` to the site's copies; give the home page, which has no neighbours, their room."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
+    if COMMAND_LINE in markdown:
+        markdown = markdown.replace(COMMAND_LINE, _command_line())
     return LINK.sub(lambda link: link[1] + _in_site(link[2]) + (link[3] or "") + link[4], markdown)
 
 
@@ -104,15 +109,16 @@ def _linked_files(files: Files) -> set[str]:
 
 
 def _command_line() -> str:
-    """Return a page with the help text of each sub-command."""
-    parts = ["# Command line\n\nThe help texts of `bridge COMMAND --help`.\n"]
+    """Return the help text of each sub-command, below a heading of its own."""
+    parts = []
     for name in COMMANDS:
         printed = io.StringIO()
         with (
             contextlib.redirect_stdout(printed),
             contextlib.suppress(SystemExit),
             patch.dict(os.environ, COLUMNS="84"),
+            patch.object(sys, "argv", ["gymnasium-bridge"]),
         ):
             make_parser(name).parse_args([name, "--help"])
-        parts.append(f"## bridge {name}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")
+        parts.append(f"### gymnasium-bridge {name}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")
     return "\n".join(parts)

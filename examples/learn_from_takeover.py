@@ -24,7 +24,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bridge import Recording, make_remote, serve_gym
+from bridge import Recording, Web, make_remote, serve_gym
 from bridge.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.episodes import load_episode
@@ -191,7 +191,7 @@ def main() -> None:
     budget, alone, helped, taught = arguments.budget, [], [], []
     recording = Recording(arguments.folder, observations=True)
     if arguments.person:
-        with serve_gym(ENV, web=True, play_fps=arguments.play_fps, record=recording) as server:
+        with serve_gym(ENV, web=Web(play_fps=arguments.play_fps), record=recording) as server:
             print(f"take over at {server.web_url}", flush=True)
             curve, count = train(server.url, budget, 0)
         show("with you", [curve])

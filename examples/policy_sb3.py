@@ -41,10 +41,7 @@ def main() -> None:
     if arguments.model is not None:
         server = served(PPO.load(arguments.model, device="cpu"), arguments.port)
         print(f"serving {arguments.model} at {server.url}", flush=True)
-        try:
-            server.wait()
-        except KeyboardInterrupt:
-            server.stop()
+        server.wait()
         return
     model = PPO("MlpPolicy", "CartPole-v1", seed=1, device="cpu").learn(arguments.steps)
     with (

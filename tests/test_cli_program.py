@@ -63,3 +63,11 @@ def test_another_module_adds_its_command_by_being_named(
     add_command(monkeypatch, "greet", "greet_command")
     assert main(["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"
+
+
+def test_the_help_has_the_name_by_which_the_program_was_called() -> None:
+    for name in ("bridge", "gymnasium-bridge"):
+        script = Path(sys.executable).parent / name
+        done = subprocess.run([script, "top", "--help"], capture_output=True, text=True, timeout=DEADLINE, check=True)
+        assert done.stdout.startswith(f"usage: {name} top ")
+        assert f"\n  {name} top grpc://" in done.stdout

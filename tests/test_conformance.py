@@ -510,7 +510,7 @@ def test_what_does_not_fit_a_shape_is_named():
 
 # The page about it.
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "conformance.md"
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "protocol.md"
 
 
 def test_the_page_has_every_requirement_and_its_examples_run():

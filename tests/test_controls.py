@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
-from bridge.errors import BridgeError, SettingError
+from bridge import make_parallel_remote, make_remote, serve_parallel
 from bridge.worlds.controls import ACTION_NAMES, controls_of, controls_of_space, default_keys, known_names
 from tests.peers import Stream
 from tests.support import everywhere
@@ -172,30 +171,3 @@ def test_the_seats_of_an_mpe_world_have_named_actions_with_arrows(isolation, fps
     keys = {found["names"][entry["action"]]: entry["keys"] for entry in found["keys"]}
     assert keys == {name: [name.lower()] for name in ("LEFT", "RIGHT", "DOWN", "UP")}
     assert (found["neutral"], found["idle"]) == (0, True)
-
-
-@pytest.mark.parametrize("names", ["PUSH, RIGHT", ["PUSH", "RIGHT"]])
-def test_whoever_serves_an_environment_names_its_actions(names):
-    with serve_gym("CartPole-v1", action_names=names) as server:
-        stream = Stream(server).join()
-        found = json.loads(stream.read_property("world.controls"))
-        stream.close()
-    assert found["names"] == ["PUSH", "RIGHT"]
-    assert [(entry["action"], entry["keys"]) for entry in found["keys"]] == [(0, ["p"]), (1, ["right"])]
-
-
-def test_names_that_are_none_are_refused():
-    with pytest.raises(SettingError, match="expected action_names to be texts of 1 to 40 characters"):
-        serve_gym("CartPole-v1", action_names=[""])
-
-
-@pytest.mark.parametrize(
-    ("env", "problem"),
-    [
-        ("CartPole-v1", r"1 names; an environment with Discrete\(2\) takes one for each of its 2 actions"),
-        ("Pendulum-v1", "takes none"),
-    ],
-)
-def test_names_that_do_not_fit_the_actions_are_told_to_who_asks_for_the_environment(env, problem):
-    with serve_gym(env, action_names=["LEFT"]) as server, pytest.raises(BridgeError, match=problem):
-        make_remote(server.url)

@@ -426,11 +426,11 @@ def test_an_async_lane_whose_method_raises_is_made_anew_at_the_next_reset(isolat
 def test_the_reader_of_the_documentation_makes_minigrids_mission_space(monkeypatch):
     from minigrid.core.mission import MissionSpace
 
-    page = (Path(__file__).resolve().parent.parent / "docs" / "conversions.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parent.parent / "docs" / "limits.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     without_readers(monkeypatch)
     scope = {}
-    exec(compile(code, "conversions.md", "exec"), scope)
+    exec(compile(code, "limits.md", "exec"), scope)
     env_id = "MiniGrid-Fetch-5x5-N2-v0"
     local = gymnasium.make(env_id)
     with serve_gym(env_id) as server, make_remote(server.url) as remote:

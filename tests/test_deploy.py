@@ -162,7 +162,7 @@ def copied() -> list[str]:
 
 
 def ignored(name: str) -> bool:
-    """Whether `.dockerignore` leaves a file out: the last pattern that fits it, or a folder above it, decides."""
+    """True if `.dockerignore` leaves a file out: the last pattern that fits it, or a folder above it, decides."""
     result = False
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
         pattern = line.strip()

@@ -1,30 +1,44 @@
-"""Every block of Python in the pages of docs/ runs, beside what its page says is there.
+"""Every block of Python in the pages of docs/ runs as a reader runs it: a file, in a process of its own.
 
-`tests/test_readme.py` runs those of the README and of docs/api.md, with what they print. A new block needs an entry in
-`BLOCKS`, or the name of the test that runs it.
+Where a page has a server in one terminal and a client in another, these are two processes here. Blocks that serve
+until Ctrl-C are interrupted, and must end with exit code 0. Replaced are addresses, and numbers of environments. A new
+block needs an entry in `BLOCKS`, or the name of the test that runs it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import gymnasium
 import pytest
 
-import bridge
-from bridge import TLS, make_remote, make_vec_remote, serve_gym
-from bridge.client.endpoints import Endpoint
+from bridge import make_remote, serve_gym
 from bridge.recording.reader import read_folder
-from bridge.testing import make_certificates
+from bridge.testing import ServerProcess, make_certificates
 from bridge.transport.credentials import write_secret
-from bridge.wrappers import BlockingReset
+from tests.support import until
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+DEADLINE = 60.0
+
+Terminal = Callable[[], AbstractContextManager[Mapping[str, str]]]
+"""What runs in the page's other terminal; gives what stands for the names in braces of `Block.replace`."""
+
+
+@contextlib.contextmanager
+def nothing() -> Iterator[Mapping[str, str]]:
+    """No other terminal; a free port for the block itself."""
+    yield {"port": str(free_port())}
 
 
 @dataclass(frozen=True)
@@ -32,11 +46,14 @@ class Block:
     """How a block is run."""
 
     replace: dict[str, str] = field(default_factory=dict)
-    """Texts of the page, and what stands for them here: other ports, fewer environments."""
+    """Texts of the page, and what stands for them here: other addresses, fewer environments."""
+    beside: Terminal = nothing
     before: str = ""
-    """Code that runs first: what the page's reader has already."""
+    """Lines that the page's reader has already: the names that the block uses."""
     after: str = ""
-    """Code that runs last: checks, and closes what the block leaves open."""
+    """Checks, and the end of what the block leaves open."""
+    serves: bool = False
+    """True if it runs until Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -46,162 +63,263 @@ class Elsewhere:
     test: str
 
 
-SERVE = "server = serve_gym('CartPole-v1')\n"
-SECURE = "server = serve_secure('CartPole-v1')\n"
-CLOSE = "\nenvs.close()\nserver.stop()\n"
-RESET = "\nenvs.reset(seed=0)" + CLOSE
-SHORT = {".wait()": ".stop()", "port=50051": "port=0", '"0.0.0.0"': '"127.0.0.1"'}
-URLS = {'"file:///home/me/urls.txt"': "file_url", '"file:///shared/urls.txt"': "file_url"}
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def parts(url: str) -> Mapping[str, str]:
+    """A server's URL for a block: whole, and its port."""
+    plain = url.partition("?")[0]
+    return {"url": url, "port": plain.rpartition(":")[2].partition("/")[0]}
+
+
+def command(*words: str) -> Terminal:
+    """`gymnasium-bridge serve` with these words in the other terminal."""
+
+    @contextlib.contextmanager
+    def run() -> Iterator[Mapping[str, str]]:
+        with ServerProcess(*words) as server:
+            listed = Path("urls.txt").resolve()
+            listed.write_text(server.url, encoding="utf-8")
+            yield {**parts(server.url), "directory": listed.as_uri()}
+
+    return run
+
+
+def with_certificates(beside: Terminal) -> Terminal:
+    """The same where the page has made certificates and a token before."""
+
+    @contextlib.contextmanager
+    def run() -> Iterator[Mapping[str, str]]:
+        make_certificates(Path("certs"), ["127.0.0.1", "localhost"])
+        write_secret("token", b"a-secret")
+        with beside() as names:
+            yield names
+
+    return run
+
+
+def secure(*words: str) -> Terminal:
+    """`gymnasium-bridge serve` with TLS and a token."""
+    tls = ("--tls-certificate", "certs/server.pem", "--tls-key", "certs/server.key")
+    return with_certificates(command(*words, "--token-file", "token", *tls))
+
+
+def block_of(page: str, number: int) -> Terminal:
+    """Another block of the pages, which serves."""
+
+    @contextlib.contextmanager
+    def run() -> Iterator[Mapping[str, str]]:
+        block = BLOCKS[page][number]
+        assert isinstance(block, Block)
+        with block.beside() as names, serving(code_of(page, number, names)) as printed:
+            yield {**names, **printed}
+
+    return run
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[Mapping[str, str]]:
+    """A folder `runs` with an episode in it."""
+    with serve_gym("CartPole-v1", record="runs/") as server, contextlib.closing(make_remote(server.url)) as env:
+        env.reset(seed=0)
+        while not env.step(1)[2]:
+            pass
+    (episode,) = (found for found in read_folder("runs/").episodes() if found.length)
+    yield {"episode": f"runs/{episode.id}"}
+
+
+@contextlib.contextmanager
+def replayed() -> Iterator[Mapping[str, str]]:
+    """`gymnasium-bridge replay --serve` of a recorded episode in the other terminal."""
+    with recorded() as names:
+        words = [sys.executable, "-m", "bridge", "replay", names["episode"], "--serve"]
+        with child(words) as printed:
+            yield printed
+
+
+@contextlib.contextmanager
+def dialed() -> Iterator[Mapping[str, str]]:
+    """`gymnasium-bridge serve --dial` in the other terminal: it dials until somebody listens at the port."""
+    port = free_port()
+    dial = ["--dial", f"grpcs://127.0.0.1:{port}", "--dial-ca", "certs/ca.pem"]
+    with child([sys.executable, "-m", "bridge", "serve", "CartPole-v1", *dial], BRIDGE_TOKEN="a-secret"):
+        yield {"port": str(port)}
+
+
+@contextlib.contextmanager
+def child(words: list[str], port: int | None = None, **variables: str) -> Iterator[Mapping[str, str]]:
+    """Run a program until it listens at a port, or has printed a URL, and interrupt it in the end."""
+    log = Path(f"printed-{free_port()}.txt")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1", **variables}
+        )
+
+    def ready() -> bool:
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        # Until a program waits for signals, Ctrl-C is a KeyboardInterrupt wherever it happens to be.
+        if not waits_for_sigterm(process.pid):
+            return False
+        if port is None:
+            return re.search(r"\w+://\S+", log.read_text(encoding="utf-8")) is not None
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+        return False
+
+    try:
+        until(ready, DEADLINE)
+        found = re.search(r"\w+://\S+", log.read_text(encoding="utf-8"))
+        yield parts(found[0]) if found and port is None else {}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE) == 0, log.read_text(encoding="utf-8")
+        assert "Traceback" not in log.read_text(encoding="utf-8")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def waits_for_sigterm(pid: int) -> bool:
+    """True if the process has a handler of SIGTERM, as Linux says."""
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@contextlib.contextmanager
+def serving(code: str) -> Iterator[Mapping[str, str]]:
+    """Run a block that serves, until Ctrl-C."""
+    file = Path(f"serving_{free_port()}.py")
+    file.write_text(code, encoding="utf-8")
+    named = re.search(r"\bport=(\d+)", code)
+    port = int(named[1]) if named and named[1] != "0" else None
+    with child([sys.executable, "-W", "error", str(file)], port) as printed:
+        yield printed
+
+
+CARTPOLE = command("CartPole-v1")
+SECURE = secure("CartPole-v1")
+RESET = "\nenvs.reset(seed=0)\nenvs.close()\n"
+HERE = {"port=50051": "port={port}"}
+LOCAL = {"127.0.0.1:50051": "127.0.0.1:{port}"}
 
 BLOCKS: dict[str, list[Block | Elsewhere]] = {
-    "api.md": [Elsewhere("tests/test_readme.py")] * 2,
     "cluster.md": [
         Block(
-            {
-                '"grpcs+dns://envs.default.svc:50051"': "server.url",
-                "num_envs=256": "num_envs=2",
-                '"ca.pem"': '"certs/ca.pem"',
-            },
+            {"envs.default.svc:50051": "localhost:{port}", "num_envs=256": "num_envs=2", '"ca.pem"': '"certs/ca.pem"'},
             SECURE,
-            RESET,
+            after=RESET,
         ),
         Elsewhere("tests/fleet/test_docs.py"),
         Block(
-            {
-                '"grpc+dns://envs.default.svc:50051"': "server.url.partition('?')[0]",
-                "num_envs=128": "num_envs=2",
-                "/run/secrets/envs/": "",
-            },
-            "write_secret('token', b'secret')\nserver = serve_gym('CartPole-v1', token_file='token')\n",
-            RESET,
+            {"envs.default.svc:50051": "localhost:{port}", "num_envs=128": "num_envs=2", "/run/secrets/envs/": ""},
+            with_certificates(command("CartPole-v1", "--token-file", "token")),
+            after=RESET,
         ),
-        Block({**URLS, "num_envs=4096": "num_envs=2"}, SERVE + "file_url = write_urls(server.url)\n", RESET),
+        Block({"file:///home/me/urls.txt": "{directory}", "num_envs=4096": "num_envs=2"}, CARTPOLE, after=RESET),
     ],
-    "conformance.md": [
-        Block(
-            {},
-            SERVE + "class our_server:\n    port = server.port\n",
-            "test_our_server_keeps_to_the_protocol(our_server)\nserver.stop()",
-        ),
-        Block(),
+    "environments.md": [
+        *[Elsewhere("tests/test_standalone.py")] * 2,
+        Block({"localhost:50051": "localhost:{port}"}, CARTPOLE),
     ],
-    "conversions.md": [Elsewhere("tests/test_conversions.py")],
-    "dial.md": [
-        Block(
-            {"0.0.0.0:6000": "127.0.0.1:{port}", '"listen': 'f"listen', "num_envs=8": "num_envs=2"},
-            "import socket\n"
-            "with socket.create_server(('127.0.0.1', 0)) as free:\n    port = free.getsockname()[1]\n"
-            "serve_secure('CartPole-v1').stop()\n"
-            "dial = {'dial': f'grpcs://127.0.0.1:{port}', 'dial_ca': 'certs/ca.pem', 'token': 'a-secret'}\n"
-            "server = serve_gym('CartPole-v1', **dial)\n",
-            CLOSE,
-        )
-    ],
-    "openenv.md": [
-        Block({**SHORT, "port=8000": "port=0"}),
-        Block(
-            {'"openenv://localhost:8000"': "server.web_url.rstrip('/').replace('http', 'openenv')"},
-            "server = serve_gym('CartPole-v1', web=True, openenv=True)\n",
-            "env.close()" + CLOSE,
-        ),
-    ],
-    "other-servers.md": [Block({'"grpc://localhost:50051?world="': "server.url + '?world='"}, SERVE, "server.stop()")],
+    "limits.md": [Elsewhere("tests/test_conversions.py")],
     "performance.md": [
-        Block({"num_envs=32": "num_envs=2"}, "", "    envs.reset(seed=0)\n    envs.close()\n"),
+        Block({"num_envs=32": "num_envs=2"}, after="    envs.reset(seed=0)\n    envs.close()\n"),
         Block(
             {"at_least=48": "at_least=1", "while training:": "for _ in range(9):"},
-            SERVE + "envs = make_vec_remote(server.url, num_envs=2)\n"
+            CARTPOLE,
+            before="from bridge import make_vec_remote\nenvs = make_vec_remote('{url}', num_envs=2)\n"
             "def policy(observations): return envs.action_space.sample()[: len(observations)]\n",
-            "envs.recv(at_least=2)" + CLOSE,
+            after="envs.recv(at_least=2)\nenvs.close()\n",
         ),
     ],
-    "old-python.md": [Elsewhere("tests/test_standalone.py")] * 2,
     "perlert.md": [
-        Block(
-            {
-                "with serve_perlert(": "server = serve_perlert(",
-                " as server:\n": "\nif server:\n",
-                "    server.wait()\n": "",
-                '"perlert://127.0.0.1:32322/cartpole:0"': "server.url",
-            },
-            "",
-            "env.close()\nserver.stop()",
-        )
-    ],
-    "realtime.md": [
-        Block(SHORT),
-        Block({}, "server = serve_gym('CartPole-v1', fps=30)\nurl_a = url_b = server.url\n", RESET),
-        Block(
-            {},
-            "",
-            "env.reset()\nenv.close()\nserver.stop()",
-        ),
-        Block({"    …\n": "    envs.reset(seed=0)\n"}, "", "    envs.close()\n"),
-        Block({}, "", "server.stop()\n"),
-        Block({}, "server = serve_gym('Pendulum-v1', fps=50)\n", "env.close()\nserver.stop()\n"),
-    ],
-    "reconnect.md": [
-        Block(
-            {
-                **URLS,
-                '"grpc+dns://envs.default.svc:50051"': "server.url",
-                "num_envs=64": "num_envs=2",
-                "num_envs=256": "num_envs=2",
-                "envs =": "made[len(made)] =",
-            },
-            SERVE + "file_url = write_urls(server.url)\nmade = {}\n"
-            "class directory:\n    @staticmethod\n    def endpoints(): return [Endpoint(server.url)]\n",
-            "assert len(made) == 3\nfor envs in made.values(): envs.close()\nserver.stop()",
-        )
-    ],
-    "policies.md": [
-        Block({"port=8000": "port=0", "server.wait()": "server.stop()"}),
-        Block(
-            {'"ws://localhost:8000"': "server.url"},
-            "from bridge.policies import serve_policy\n"
-            "server = serve_policy(lambda observations: (observations[:, 2] > 0).astype(int))\n",
-            "\nassert action == 0 and actions.shape == (64,)\nserver.stop()\n",
-        ),
-        Block(after="\nassert server.url\nserver.stop()\n"),
-        Block({"episodes=20": "episodes=4"}),
-    ],
-    "recordings.md": [
-        Block(SHORT),
-        Block(before="from pathlib import Path\n\nfolder = Path(record_episode()).parent\n"),
-        Block({'"runs/20261122T140501-3fa9c1-1.0.17"': "record_episode()"}),
-        Block(
-            {'"grpc://localhost:50051?world="': "server.url + '?world='", '"seek")(100)': '"seek")(5)'},
-            "from bridge import TLS, make_remote\nfrom bridge.recording.player import serve_episode\n"
-            "server = serve_episode(record_episode())\n",
-            "watcher.close()\nserver.stop()",
-        ),
-        Block({}, SERVE + "urls = [server.url]\n", RESET),
+        Block({"port=32322": "port=0"}, serves=True),
+        Block({"perlert://127.0.0.1:32322/cartpole:0": "{url}"}, block_of("perlert.md", 0)),
     ],
     "play.md": [
-        Block({"    server.wait()\n": "    pass\n"}),
         Block(
-            {},
-            "import numpy as np\nactions = np.zeros(2, int)\n"
+            before="import numpy as np\nactions = np.zeros(2, int)\n"
             "infos = {'intervene_action': np.array([0, 1]), '_intervene_action': np.array([False, True])}\n",
-            "assert executed.tolist() == [0, 1]\n",
+            after="assert executed.tolist() == [0, 1]\n",
         ),
+        Block(serves=True),
         Block(
-            {'"grpcs://teacher.lan:50051/CartPole-v1"': 'server.url + "/CartPole-v1"'},
-            "server = serve_secure(['CartPole-v1', 'MountainCar-v0'], fps=30)\n",
-            "envs.step(envs.action_space.sample())" + CLOSE,
+            {"teacher.lan:50051": "127.0.0.1:{port}"},
+            secure("CartPole-v1", "MountainCar-v0", "--fps", "30"),
+            after="envs.step(envs.action_space.sample())\nenvs.close()\n",
         ),
     ],
-    "trainers.md": [Elsewhere("tests/test_lost_slots.py"), Elsewhere("tests/test_lost_slots.py")],
-    "trust.md": [
-        Block(SHORT, SECURE + "server.stop()\n"),
-        Block({'"grpcs://gpu-box.lan:50051"': "server.url"}, SECURE, CLOSE),
+    "policies.md": [
+        Block({"port=8000": "port={port}"}, serves=True),
+        Block(
+            {"localhost:8000": "localhost:{port}"},
+            block_of("policies.md", 0),
+            after="assert action == 0 and actions.shape == (64,)\n",
+        ),
+        Block(after="assert server.url\nserver.stop()\n"),
+        Block({"episodes=20": "episodes=4"}),
     ],
-    "two-machines.md": [Block({'"grpcs://game-pc:50051"': "server.url"}, SECURE, "server.stop()")],
+    "protocol.md": [Elsewhere("tests/test_conformance.py")] * 2,
+    "realtime.md": [
+        Block(HERE, serves=True),
+        Block(LOCAL, block_of("realtime.md", 0), after=RESET),
+        Block(after="env.reset()\nenv.close()\nserver.stop()\n"),
+        Block(),
+        Block(HERE, serves=True),
+        Block(LOCAL, block_of("realtime.md", 4)),
+    ],
+    "recordings.md": [
+        Block(HERE, serves=True),
+        Block(beside=recorded),
+        Block({"runs/20261122T140501-3fa9c1-1.0.17": "{episode}"}, recorded),
+        Block(
+            {"localhost:50051": "localhost:{port}", '"seek")(100)': '"seek")(5)'}, replayed, after="watcher.close()\n"
+        ),
+        Block({**LOCAL, "num_envs=8": "num_envs=2"}, CARTPOLE, after=RESET),
+    ],
+    "reference.md": [Elsewhere("tests/test_readme.py")] * 2,
+    "security.md": [
+        Block({"port=50051": "port={port}", '"0.0.0.0"': '"127.0.0.1"'}, with_certificates(nothing), serves=True),
+        Block({"gpu-box.lan:50051": "127.0.0.1:{port}"}, block_of("security.md", 0), after=RESET),
+    ],
+    "trainers.md": [
+        *[Elsewhere("tests/test_lost_slots.py")] * 2,
+        Block({"port=8000": "port={port}"}, serves=True),
+        Block({"localhost:8000": "localhost:{port}"}, block_of("trainers.md", 2), after="env.close()\nenvs.close()\n"),
+    ],
+    "two-machines.md": [
+        Block({"game-pc:50051": "127.0.0.1:{port}"}, SECURE),  # tests/network runs it on two machines
+        Block(
+            {"0.0.0.0:6000": "127.0.0.1:{port}", "num_envs=8": "num_envs=2"},
+            with_certificates(dialed),
+            after="envs.close()\n",
+        ),
+    ],
 }
 
 
 def python_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def code_of(page: str, number: int, names: Mapping[str, str]) -> str:
+    """The file that a block is run as."""
+    block = BLOCKS[page][number]
+    assert isinstance(block, Block)
+    code = python_blocks(page)[number]
+    for text, other in block.replace.items():
+        assert text in code, f"docs/{page} has no {text!r} any more"
+        code = code.replace(text, filled(other, names))
+    return filled(block.before, names) + code + block.after
+
+
+def filled(text: str, names: Mapping[str, str]) -> str:
+    """The text with what the other terminal gives in place of the names in braces."""
+    for name, value in names.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
 
 
 def test_each_block_has_an_entry() -> None:
@@ -231,56 +349,14 @@ def test_a_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     block = BLOCKS[page][number]
     assert isinstance(block, Block)
-    code = python_blocks(page)[number]
-    for text, other in block.replace.items():
-        if text not in (*SHORT, *URLS):
-            assert text in code, f"docs/{page} has no {text!r} any more"
-        code = code.replace(text, other)
-    scope = dict(IN_SCOPE)
-    try:
-        exec(compile(block.before + code + block.after, page, "exec"), scope)
-    except BaseException:  # what the block would have closed, so that the tests that follow do not fail too
-        for value in scope.values():
-            if isinstance(value, (gymnasium.Env, gymnasium.vector.VectorEnv)):
-                value.close()
-        for value in scope.values():
-            if isinstance(value, bridge.Server):
-                value.stop()
-        raise
-
-
-def serve_secure(env: Any, **keywords: Any) -> bridge.Server:
-    """Serve with TLS and a token, in whose files the pages' clients find what they need."""
-    make_certificates(Path("certs"), ["127.0.0.1"])
-    write_secret("token", b"secret")
-    return serve_gym(env, token_file="token", tls=TLS("certs/server.pem", "certs/server.key"), **keywords)
-
-
-def write_urls(*urls: str) -> str:
-    """Write a directory of servers, and return its URL."""
-    Path("urls.txt").write_text("\n".join(urls))
-    return Path("urls.txt").resolve().as_uri()
-
-
-def record_episode() -> str:
-    """Record an episode of ten steps or so, and return where it is."""
-    with serve_gym("CartPole-v1", record="runs/") as server, contextlib.closing(make_remote(server.url)) as env:
-        env.reset(seed=0)
-        while not env.step(1)[2]:
-            pass
-    (episode,) = (found for found in read_folder("runs/").episodes() if found.length)
-    return f"runs/{episode.id}"
-
-
-IN_SCOPE = {
-    "BlockingReset": BlockingReset,
-    "Endpoint": Endpoint,
-    "Path": Path,
-    "make_vec_remote": make_vec_remote,
-    "record_episode": record_episode,
-    "serve_gym": serve_gym,
-    "serve_secure": serve_secure,
-    "write_secret": write_secret,
-    "write_urls": write_urls,
-}
-"""What a page's reader has imported already, and what the entries use."""
+    with block.beside() as names:
+        code = code_of(page, number, names)
+        if block.serves:
+            with serving(code):
+                return
+        file = tmp_path / "block.py"
+        file.write_text(code, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(file)], capture_output=True, text=True, timeout=DEADLINE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")

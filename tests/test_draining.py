@@ -30,7 +30,7 @@ def long() -> CountingEnv:
 
 
 def is_told(env: Any) -> bool:
-    """Whether a client has heard that its server drains; a step takes what has come."""
+    """True if a client has heard that its server drains; a step takes what has come."""
     env.step(0)
     return bool(env.draining)
 

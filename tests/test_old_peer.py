@@ -1,4 +1,4 @@
-"""An older version of this package and today's, each in an interpreter of its own: what docs/stability.md promises.
+"""An older version of this package and today's, each in an interpreter of its own: what docs/reference.md promises.
 
 The older one is a wheel in `tests/old_peer`. A change of the messages that it does not understand makes these
 tests fail.

@@ -188,18 +188,19 @@ def test_a_package_imports_its_names_when_they_are_asked_for(name):
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
 BASE = {"clock", "errors", "extras", "forks", "keywords", "lazy", "logs", "pb", "progress", "samples", "version"}
-BASE |= {"gymnasium_versions"}
+BASE |= {"gymnasium_versions", "signals"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,
     "transport": BASE - {"pb", "samples"},
     "worlds": BASE | {"encoding"},
+    "adapters": BASE | {"encoding", "worlds"},
     "server": BASE | {"encoding", "transport", "worlds"},
     "client": BASE | {"encoding", "transport"},
     "wrappers": BASE | {"client", "encoding", "transport"},
     "perlert": BASE | {"client", "encoding", "facade", "server", "transport", "watching", "worlds"},
     "watching": BASE | {"encoding", "worlds"},
-    "recording": BASE | {"client", "encoding", "facade", "server", "worlds"},
+    "recording": BASE | {"adapters", "client", "encoding", "facade", "server", "worlds"},
     "fleet": BASE | {"client", "encoding", "facade", "server", "transport", "worlds"},
     "gateway": BASE | {"client", "encoding", "fleet", "perlert", "server", "transport", "worlds"},
     "dial": BASE | {"client", "server", "transport"},
@@ -517,9 +518,9 @@ def test_the_workflows_try_every_python_that_the_project_names():
 
 
 def test_the_pythons_that_the_project_names_are_those_that_were_run():
-    """The table of docs/platforms.md, which the run writes, the classifiers, the floors and the badge agree."""
+    """The table of docs/transports.md, which the run writes, the classifiers, the floors and the badge agree."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    page = (ROOT / "docs" / "platforms.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "transports.md").read_text(encoding="utf-8")
     table = page.partition("<!-- versions: ")[2].partition("<!-- end of versions -->")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| 3.")]
     pythons = sorted({row[0].rpartition(".")[0] for row in rows}, key=lambda version: int(version.partition(".")[2]))

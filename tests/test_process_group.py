@@ -44,7 +44,7 @@ class WhoAmI(gymnasium.Env[Any, Any]):
 
 
 def gone(pids: list[int], seconds: float = 20.0) -> bool:
-    """Whether processes end within some time."""
+    """True if processes end within some time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from google.protobuf import any_pb2
 
-from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Auth, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.recording.reader import read_folder, read_newest
+from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
@@ -185,7 +185,7 @@ def test_each_kind_of_world_has_the_switch_and_calls_are_recorded_while_it_is_of
 
 
 def test_a_token_for_looking_on_neither_switches_nor_shows_nor_steers(page, tmp_path):
-    tokens = {"token": "for-players", "watch_token": "for-watchers"}
+    tokens = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
     with serve_gym(Paddle, record=tmp_path, web=True, **tokens) as server:
         play(f"{server.url}?world=", 3, token="for-players")
         guest = page(server, "for-watchers").join("", role="spectator")
@@ -232,9 +232,9 @@ def test_as_many_of_the_newest_files_are_read_as_the_episodes_need(tmp_path):
         with serve_gym(lambda: CountingEnv(5), record=tmp_path) as server:
             play(server.url, 15, seed=number)
     assert len(list(tmp_path.glob("*.parquet"))) == 4
-    assert len(read_newest(tmp_path, 1).streams) == 1
-    assert len(read_newest(tmp_path, 5).streams) == 2
-    assert len(read_newest(tmp_path, 1000).streams) == 4
+    assert len(read_folder(tmp_path, 1).streams) == 1
+    assert len(read_folder(tmp_path, 5).streams) == 2
+    assert len(read_folder(tmp_path, 1000).streams) == 4
 
 
 # Worlds that show an episode

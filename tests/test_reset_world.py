@@ -52,7 +52,7 @@ def begun(stream, world=""):
 
 
 def waits_for_one(server, world=""):
-    """Whether a ResetWorld has been ordered and is waited for."""
+    """True if a ResetWorld has been ordered and is waited for."""
     until(lambda: world in server.worlds and server.status()["requests"] == 1, 20)
     return True
 

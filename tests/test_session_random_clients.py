@@ -71,7 +71,7 @@ class Client:
     place: Place | None = None
     gone: bool = False
     ours: bool = False
-    """Whether it says that it is a client of this package, which makes worlds for itself alone."""
+    """True if it says that it is a client of this package, which makes worlds for itself alone."""
 
 
 WHO = st.integers(0, CLIENTS - 1)

@@ -81,7 +81,7 @@ class Served:
         self.url = found.group()
 
     def did(self, what: str) -> bool:
-        """Whether the environment's log has an operation."""
+        """True if the environment's log has an operation."""
         return any(record["what"] == what for record in read_log(self.log))
 
     def send(self, number: int) -> None:

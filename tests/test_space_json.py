@@ -27,7 +27,7 @@ def there_and_back(space):
 
 
 def exact(one, other):
-    """Whether two spaces agree in everything; `Box.__eq__` is but `allclose` and looks at no flags."""
+    """True if two spaces agree in everything; `Box.__eq__` is but `allclose` and looks at no flags."""
     assert type(one) is type(other)
     assert one == other
     assert one.dtype == other.dtype

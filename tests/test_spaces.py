@@ -45,7 +45,7 @@ def declared(space, value):
 
 
 def same(one, other):
-    """Whether two samples have the same types, dtypes, shapes, keys in order, and bits."""
+    """True if two samples have the same types, dtypes, shapes, keys in order, and bits."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
             return False

@@ -238,7 +238,7 @@ def test_a_remote_environment_equals_the_local_one(env_id):
 
 
 def is_served(space):
-    """Whether a space is of the kinds that the file names, all through."""
+    """True if a space is of the kinds that the file names, all through."""
     if isinstance(space, spaces.Dict):
         return all(isinstance(key, (str, int)) and is_served(item) for key, item in space.spaces.items())
     if isinstance(space, spaces.Tuple):
@@ -554,7 +554,7 @@ def test_a_signal_while_a_result_is_handed_over_ends_the_server_in_order():
 
 def test_an_engine_of_ones_own_is_served():
     """`serve` is what the file is an example of."""
-    page = (FILE.parents[2] / "docs" / "old-python.md").read_text()
+    page = (FILE.parents[2] / "docs" / "environments.md").read_text()
     block = next(
         text for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "serve(" in text
     )

@@ -33,7 +33,7 @@ def extremes(dtype):
 
 
 def identical(one, other):
-    """Whether two arrays have the same dtype, shape and bits."""
+    """True if two arrays have the same dtype, shape and bits."""
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 

@@ -22,7 +22,7 @@ few = settings(max_examples=80, deadline=None)
 
 
 def same(one, other):
-    """Whether two values are of the same types, dtypes, shapes and bits, all the way down."""
+    """True if two values are of the same types, dtypes, shapes and bits, all the way down."""
     if type(one) is not type(other):
         return False
     if isinstance(one, (np.ndarray, np.generic)):

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from benchmarks.web_controls import GAMES, by_keys, by_touch
-from bridge import serve_gym
+from bridge import Web, serve_gym
 from tests.support import until
 from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
 from tests.web_envs import Paddle
@@ -69,7 +69,7 @@ def seat(opened, server):  # noqa: F811
 
 def test_a_stick_is_pushed_as_far_as_it_is_and_a_trigger_too(opened):  # noqa: F811
     Rudder.done.clear()
-    with serve_gym(Rudder, web=True, play_fps=60) as server:
+    with serve_gym(Rudder, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
         page.evaluate(GAMEPAD)
         for pushed, expected in ((0.5, 0.5), (-0.25, -0.25), (1.2, 1.0), (0.05, 0.0)):
@@ -79,7 +79,7 @@ def test_a_stick_is_pushed_as_far_as_it_is_and_a_trigger_too(opened):  # noqa: F
 
 def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):  # noqa: F811
     Cook.done.clear()
-    with serve_gym(Cook, web=True, play_fps=60) as server:
+    with serve_gym(Cook, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
         page.evaluate(GAMEPAD)
         for button, action in ((0, 1), (1, 2)):
@@ -91,7 +91,7 @@ def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):  # noqa: F811
 
 def test_the_mouse_is_a_stick_while_its_button_is_down(opened):  # noqa: F811
     Rudder.done.clear()
-    with serve_gym(Rudder, web=True, play_fps=60) as server:
+    with serve_gym(Rudder, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
         box = page.locator("#canvas").bounding_box()
         page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + box["height"] / 2)
@@ -107,7 +107,7 @@ def test_the_mouse_is_a_stick_while_its_button_is_down(opened):  # noqa: F811
 
 def test_a_name_that_is_no_direction_chooses_its_letter_and_labels_its_button(opened):  # noqa: F811
     Cook.done.clear()
-    with serve_gym(Cook, web=True, play_fps=60) as server:
+    with serve_gym(Cook, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
         assert page.locator("#pad button").all_text_contents() == ["stir", "serve"], "words, since letters say nothing"
         for key, action in (("s", 1), ("e", 2)):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bridge import Limits, Recording, make_remote, serve_gym
+from bridge import Limits, Recording, Web, make_remote, serve_gym
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
 from tests.support import until
@@ -62,7 +62,7 @@ def take_over(page):
 
 
 def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened):  # noqa: F811
-    with serve_gym(Paddle, web=True, play_fps=10) as server, Trainer(server) as trainer:
+    with serve_gym(Paddle, web=Web(play_fps=10)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
         take_over(page)
         until(lambda: trainer.last.get("takeover_fps") == 10)
@@ -80,7 +80,7 @@ def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened
 
 
 def test_a_tap_is_one_step_of_the_trainer_s_world(opened):  # noqa: F811
-    with serve_gym(Paddle, web=True, play_fps=2) as server, Trainer(server) as trainer:
+    with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
         take_over(page)
         until(lambda: trainer.last.get("takeover_fps") == 2)
@@ -114,11 +114,11 @@ def test_who_does_nothing_is_counted_down_and_gives_the_seat_back(opened):  # no
 @pytest.mark.parametrize("play_fps", [0, 0.5, -1, True, "fast", float("inf")])
 def test_a_rate_of_play_that_is_none_is_refused(play_fps):
     with pytest.raises(Exception, match="expected play_fps to be a number of steps a second, 1 or more"):
-        serve_gym(Paddle, web=True, play_fps=play_fps)
+        serve_gym(Paddle, web=Web(play_fps=play_fps))
 
 
 def test_a_world_of_one_s_own_runs_at_the_rate_of_play(opened):  # noqa: F811
-    with serve_gym(Paddle, web=True, play_fps=5) as server:
+    with serve_gym(Paddle, web=Web(play_fps=5)) as server:
         page = opened(server.web_url)
         page.click("#begin")
         says(page, "#badge", "playing your own world")
@@ -139,7 +139,7 @@ def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path): 
     spec.loader.exec_module(example)
     seen = [(np.zeros(2), 0)]
     found = []
-    with serve_gym(example.ENV, web=True, play_fps=60, record=Recording(tmp_path, observations=True)) as server:
+    with serve_gym(example.ENV, web=Web(play_fps=60), record=Recording(tmp_path, observations=True)) as server:
 
         def train():
             found.append(example.train(server.url, 900, 0, lambda *looked: seen.append(looked)))

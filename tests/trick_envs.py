@@ -97,7 +97,7 @@ def pid_of(world: Any) -> Any:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process is not there any more."""
+    """True if a process is not there any more."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

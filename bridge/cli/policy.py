@@ -6,8 +6,9 @@ import argparse
 from typing import Any
 
 from bridge.cli.program import OK, say
-from bridge.cli.running import server_logging, sigterm_as_interrupt
+from bridge.cli.running import server_logging
 from bridge.cli.target import find_policies
+from bridge.signals import sigterm_as_interrupt
 from bridge.transport.credentials import TLS
 
 __all__ = ["register"]
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                     say(f"clients need the token {server.token}")
                 say("Ctrl-C stops.")
                 server.wait()
-        except KeyboardInterrupt:
-            say("stopped")
+        except KeyboardInterrupt:  # a signal before `wait` took over
+            pass
+        say("stopped")
     return OK

@@ -68,10 +68,11 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     """
     from bridge.version import __version__  # it is looked up, which takes a while: Ctrl-C is handled by now
 
+    called = program_name()
     parser = argparse.ArgumentParser(
-        prog="bridge",
+        prog=called,
         description="Serve Gymnasium environments, and inspect, measure and play served ones.",
-        epilog=_EXIT_CODES,
+        epilog=_called_so(_EXIT_CODES, called),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gymnasium-bridge {__version__}")
@@ -85,11 +86,22 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         chosen.formatter_class = argparse.RawDescriptionHelpFormatter
         if "exit codes" not in (chosen.epilog or ""):
             chosen.epilog = f"{chosen.epilog or ''}\n{_EXIT_CODES}"
+        chosen.epilog = _called_so(chosen.epilog or "", called)
         chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
         actions = chosen._actions  # noqa: SLF001 - argparse has no public list of a parser's options
         spelled = {action.dest: action.option_strings[0] for action in actions if action.option_strings}
         chosen.set_defaults(spelled=spelled, parser=chosen)
     return parser
+
+
+def program_name() -> str:
+    """The name by which this program was called: `gymnasium-bridge`, or else its short name, `bridge`."""
+    return "gymnasium-bridge" if os.path.basename(sys.argv[0]).startswith("gymnasium-bridge") else "bridge"
+
+
+def _called_so(text: str, name: str) -> str:
+    """Return a text with the program's name in its commands."""
+    return re.sub(rf"(?<![\w-])bridge (?={'|'.join(COMMANDS)})", f"{name} ", text)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

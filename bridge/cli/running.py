@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from bridge.cli.program import OK
 from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.signals import sigterm_as_interrupt
 
-__all__ = ["add_running_options", "run_server", "server_logging", "sigterm_as_interrupt"]
+__all__ = ["add_running_options", "run_server", "server_logging"]
 
 
 def add_running_options(parser: argparse.ArgumentParser) -> None:
@@ -69,21 +68,6 @@ def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(before)
         log.propagate = propagate
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _stop_on_eof(server: Server) -> None:

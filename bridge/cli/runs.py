@@ -12,7 +12,7 @@ from typing import Any
 from bridge.cli.program import OK, USAGE, say
 from bridge.errors import RecordingError
 from bridge.recording.episodes import obstacle
-from bridge.recording.reader import Episode, read_folder, read_newest
+from bridge.recording.reader import Episode, read_folder
 from bridge.recording.selection import add_selection_options, selection_of
 
 __all__ = ["register"]
@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """List them."""
     last: int | None = arguments.last
-    folder = read_folder(arguments.folder) if last is None else read_newest(arguments.folder, last)
+    folder = read_folder(arguments.folder, last)
     episodes = selection_of(arguments).of(folder.episodes())[-(last or 0) :]
     if arguments.json:
         for episode in episodes:

@@ -18,7 +18,7 @@ from bridge.perlert.protocol import packet, profile
 from bridge.perlert.rollout import Rollout, RunMember
 from bridge.watching.match import TRANSITIONS, MatchEvent, MatchState
 
-__all__ = ["Lobby", "LobbyClient", "LobbyConfig"]
+__all__ = ["Lobby", "LobbyConfig", "LobbyMember"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LobbyConfig:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class LobbyClient:
+class LobbyMember:
     """A registered client. It is known by (address, port) in the lobby of its header."""
 
     address: Address
@@ -101,7 +101,7 @@ class Lobby:
         agents = len(slots) - len(self.watches)
         if (self.config.clients or 0) > agents:
             raise SettingError(f"expected a start with at most {agents} clients, got {self.config.clients}")
-        self.clients: dict[Address, LobbyClient] = {}
+        self.clients: dict[Address, LobbyMember] = {}
         self.counts = guard.dropped
         self.state = MatchState.GATHERING
         self.run: Rollout | None = None
@@ -122,7 +122,7 @@ class Lobby:
         self._start_at = math.inf
         self._announced: int | None = None
 
-    def holder(self, key: str) -> LobbyClient | None:
+    def holder(self, key: str) -> LobbyMember | None:
         """Return the client in a slot."""
         return next((client for client in self.clients.values() if client.key == key), None)
 
@@ -133,7 +133,7 @@ class Lobby:
             found[client.key] = packet.Slot(client.key, False, found[client.key].kind, client.tag, client.ready)
         return found
 
-    def _agents(self) -> list[LobbyClient]:
+    def _agents(self) -> list[LobbyMember]:
         return [client for client in self.clients.values() if client.key not in self.watches]
 
     def missing(self) -> str | None:
@@ -160,7 +160,7 @@ class Lobby:
         elif client is not None:
             problem = self._hear(message, client, now)
         elif isinstance(message, packet.LobbyRequest):
-            self._inform(LobbyClient(sender), now)  # P-7
+            self._inform(LobbyMember(sender), now)  # P-7
             return self._to_send()
         else:
             problem = "not registered"  # P-15: no answer
@@ -168,7 +168,7 @@ class Lobby:
             self.counts[problem] += 1
         return self.tick(now)
 
-    def _hear(self, message: packet.ClientMessage, client: LobbyClient, now: float) -> str:
+    def _hear(self, message: packet.ClientMessage, client: LobbyMember, now: float) -> str:
         """Take what a client says beside registering; return why it counts for nothing, if it does not."""
         if not client.token:
             client.heard = now
@@ -191,14 +191,14 @@ class Lobby:
             self._alter()
         return ""
 
-    def _port(self, client: LobbyClient, now: float) -> int | None:
+    def _port(self, client: LobbyMember, now: float) -> int | None:
         """Return the port of the run that a client is in, or that it missed and has not seen the end of."""
         if client.port != self.port and client.player is not None and client.player.was_told(now):
             client.port = None
         return client.port
 
     def _register(
-        self, message: packet.Register, sender: Address, client: LobbyClient | None, size: int, now: float
+        self, message: packet.Register, sender: Address, client: LobbyMember | None, size: int, now: float
     ) -> str:
         """Take a registration: with the profile only if it returns the token, which is told otherwise."""
         claim, newest = profile.parse_tag(message.tag), self._numbers.get(sender, 0)
@@ -233,9 +233,9 @@ class Lobby:
             return ""
         if client is None or self._port(client, now) is None:
             if problem := self._refusal(message.key, sender, client):
-                self._inform(client or LobbyClient(sender), now)
+                self._inform(client or LobbyMember(sender), now)
                 return problem
-            client = self.clients[sender] = client or LobbyClient(sender, claim.token, heard=now)
+            client = self.clients[sender] = client or LobbyMember(sender, claim.token, heard=now)
             if (client.key, client.tag) != (message.key, claim.name):
                 # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
                 client.key, client.tag, client.ready = message.key, claim.name, False
@@ -246,7 +246,7 @@ class Lobby:
         self._confirm(client, now)
         return ""
 
-    def _move(self, claim: profile.Claim, sender: Address) -> LobbyClient | None:
+    def _move(self, claim: profile.Claim, sender: Address) -> LobbyMember | None:
         """Return the client that comes back with the token of its former address, at its new one."""
         for client in self.clients.values():
             if client.token and hmac.compare_digest(client.token, claim.former):
@@ -259,13 +259,13 @@ class Lobby:
                 return client
         return None
 
-    def _take_out(self, client: LobbyClient) -> None:
+    def _take_out(self, client: LobbyMember) -> None:
         del self.clients[client.address]
         for run in self.runs:
             run.move(client.address, None)
         self._alter()
 
-    def _refusal(self, key: str, sender: Address, client: LobbyClient | None) -> str:
+    def _refusal(self, key: str, sender: Address, client: LobbyMember | None) -> str:
         """Return why a client may not have a slot, if it may not. It is looked at before the old slot is left."""
         mine = [other for other in self.clients.values() if other.address[0] == sender[0] and other is not client]
         if key not in self.slots or self.holder(key) not in (None, client):
@@ -279,7 +279,7 @@ class Lobby:
 
     # Output
 
-    def _send(self, what: packet.ServerMessage | bytes, client: LobbyClient, now: float) -> bool:
+    def _send(self, what: packet.ServerMessage | bytes, client: LobbyMember, now: float) -> bool:
         datagram = what if isinstance(what, bytes) else packet.format_message(what)
         if allowed := self.guard.spend(client.address, len(datagram), now):
             self._out.append((datagram, client.address))
@@ -289,7 +289,7 @@ class Lobby:
         out, self._out = self._out, []
         return out
 
-    def _confirm(self, client: LobbyClient, now: float) -> None:
+    def _confirm(self, client: LobbyMember, now: float) -> None:
         """Answer a registration, with the port where a run is on."""
         self._send(packet.Registered(self.header, client.key), client, now)
         if client.token:
@@ -310,7 +310,7 @@ class Lobby:
             self._written = packet.format_lobby(self.header, self.listing().values(), _S1_BYTES)
         return self._written
 
-    def _inform(self, client: LobbyClient, now: float) -> None:
+    def _inform(self, client: LobbyMember, now: float) -> None:
         """Send S1; where the guard stops it, the rest follows later."""
         if client.untold is None and now < client.told_at + self.config.coalesce:
             self.counts["told just now"] += 1  # whoever else may be asking in its name
@@ -405,7 +405,7 @@ class Lobby:
                 self._let_in(client, now)
         return self._to_send()
 
-    def _let_in(self, client: LobbyClient, now: float) -> None:
+    def _let_in(self, client: LobbyMember, now: float) -> None:
         if client.port is None and self.run is not None:
             client.port, key = self.run.port, self.watches.get(client.key, client.key)
             client.player = RunMember(client.address, key, client.token, watching=key != client.key)

@@ -31,6 +31,7 @@ from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
 from bridge.server.event_loop import EventLoop
 from bridge.server.serving import ServerRuntime, ServingThread
+from bridge.signals import sigterm_as_interrupt
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
@@ -103,12 +104,23 @@ class PerlertServer:
         return {**found, "dropped": dict(Counter(dict(self.host.guard.dropped)) + Counter(dict(self._ports.counts)))}
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the server is stopped; return whether it was. `timeout` in seconds; None: for ever."""
+        """Block until Ctrl-C or SIGTERM, or `stop` from another thread; a signal stops the server.
+
+        Args:
+            timeout: Seconds to wait at most; None: no limit.
+
+        Returns:
+            True if the server has stopped.
+        """
         end = math.inf if timeout is None else time.monotonic() + timeout
-        # A wait without a timeout would keep Python from running signal handlers on some platforms.
-        while not self._serving.finished.wait(max(0.0, min(0.2, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                return False
+        try:
+            with sigterm_as_interrupt():
+                # A wait without a timeout would keep Python from running signal handlers on some platforms.
+                while not self._serving.finished.wait(max(0.0, min(0.2, end - time.monotonic()))):
+                    if time.monotonic() >= end:
+                        return False
+        except KeyboardInterrupt:
+            self.stop()
         return True
 
     def stop(self, grace: float = 0.0) -> None:

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from bridge.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from bridge.policies.evaluation import Comparison, Episode, Evaluation, compare, evaluate
+    from bridge.policies.evaluation import Comparison, EvaluatedEpisode, Evaluation, compare, evaluate
     from bridge.policies.remote_policy import RemotePolicy
     from bridge.policies.rows import by_rows
     from bridge.policies.server import PolicyServer, serve_policy
 
 __all__ = [
     "Comparison",
-    "Episode",
+    "EvaluatedEpisode",
     "Evaluation",
     "PolicyServer",
     "RemotePolicy",
@@ -23,7 +23,9 @@ __all__ = [
 ]
 
 _PLACES = {
-    **dict.fromkeys(("Comparison", "Episode", "Evaluation", "compare", "evaluate"), "bridge.policies.evaluation"),
+    **dict.fromkeys(
+        ("Comparison", "EvaluatedEpisode", "Evaluation", "compare", "evaluate"), "bridge.policies.evaluation"
+    ),
     "PolicyServer": "bridge.policies.server",
     "RemotePolicy": "bridge.policies.remote_policy",
     "by_rows": "bridge.policies.rows",

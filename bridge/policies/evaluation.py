@@ -17,7 +17,7 @@ from bridge.client.vector_env import make_vec_remote
 from bridge.errors import EnvironmentFailedError, InvalidActionError, RemoteError, SettingError
 from bridge.policies.rows import take
 
-__all__ = ["Comparison", "Episode", "Evaluation", "compare", "evaluate"]
+__all__ = ["Comparison", "EvaluatedEpisode", "Evaluation", "compare", "evaluate"]
 
 _RESAMPLES = 10_000
 _ATTEMPTS = 5
@@ -29,7 +29,7 @@ Interval = tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Episode:
+class EvaluatedEpisode:
     """One episode of an evaluation."""
 
     number: int
@@ -50,7 +50,7 @@ class Episode:
 class Evaluation:
     """The results of a policy's episodes, in the order of their numbers."""
 
-    episodes: tuple[Episode, ...]
+    episodes: tuple[EvaluatedEpisode, ...]
     seconds: float
     """How long it took."""
     seconds_in_policy: float
@@ -256,7 +256,7 @@ class _Work:
     def __init__(self, policy: Any, episodes: int, seed: int, progress: Callable[[int, int], None] | None) -> None:
         self.policy, self.seed, self.total, self.progress = policy, seed, episodes, progress
         self.queue = deque(_Run(number) for number in range(episodes))
-        self.done: dict[int, Episode] = {}
+        self.done: dict[int, EvaluatedEpisode] = {}
         self.lost: list[str] = []
         self.steps = 0
         self.waiting = self.in_policy = 0.0
@@ -277,7 +277,7 @@ class _Work:
     def finish(self, run: _Run, success: bool | None) -> None:
         """Keep an episode."""
         seed = self.seed + run.number
-        self.done[run.number] = Episode(run.number, seed, run.total, run.length, success, run.corrected)
+        self.done[run.number] = EvaluatedEpisode(run.number, seed, run.total, run.length, success, run.corrected)
         if self.progress is not None:
             self.progress(len(self.done), self.total)
 

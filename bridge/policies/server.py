@@ -22,6 +22,7 @@ import numpy as np
 from bridge.errors import SettingError
 from bridge.policies.rows import from_map, join, layout, row_count, take, with_rows
 from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
+from bridge.signals import sigterm_as_interrupt
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS, TokenLike, checked_tls, read_pem, read_token
 from bridge.transport.tls import server_context
@@ -117,9 +118,13 @@ class PolicyServer:
         return None if self._token is None else str(self._token.reveal())
 
     def wait(self) -> None:
-        """Wait until another thread, or a signal's KeyboardInterrupt, stops the server."""
-        while self._threads[0].is_alive():
-            self._threads[0].join(1.0)
+        """Block until Ctrl-C or SIGTERM, or `stop` from another thread; a signal stops the server."""
+        try:
+            with sigterm_as_interrupt():
+                while self._threads[0].is_alive():
+                    self._threads[0].join(1.0)
+        except KeyboardInterrupt:
+            self.stop()
 
     def stop(self) -> None:
         """Close the port and all connections."""

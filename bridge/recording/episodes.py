@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError
@@ -110,13 +109,12 @@ def has_frames(episode: Episode) -> bool:
     """Return whether frames of an episode were recorded."""
     if not episode.stream.header.get("frames"):
         return False
-    ((_, cells),) = episode.stream.cells("frame", episode.own[:1])
-    return bool(cells[0].is_valid)
+    return bool(episode.stream.cells("frame", episode.own[:1])[0].is_valid)
 
 
 def _picture(episode: Episode, row: int) -> Array:
     """Return a recorded frame."""
-    ((_, cells),) = episode.stream.cells("frame", np.array([row]))
+    cells = episode.stream.cells("frame", np.array([row]))
     try:
         picture: Array = np.lib.format.read_array(io.BytesIO(cells[0].as_py()), allow_pickle=False)
     except (ValueError, TypeError) as error:
@@ -157,20 +155,20 @@ def load_episode(
     if agent is not None:
         rows = rows[stream.column("lane")[rows] == lane]
     if stream.has_observations:
-        seen = dict(zip(stream.column("t")[rows].tolist(), stream.samples("observation", rows), strict=True))
+        seen = stream.samples("observation", rows)
     else:
-        found = observed_rows(episode, env, allow_calls=allow_calls)
-        seen = {step: sample if agent is None else sample.get(agent) for step, sample, _ in found}
-    first = next((step for step, sample in seen.items() if sample is not None), None)
+        found = {step: sample for step, sample, _ in observed_rows(episode, env, allow_calls=allow_calls)}
+        samples = [found.get(step) for step in stream.column("t")[rows].tolist()]
+        seen = samples if agent is None else [(sample or {}).get(agent) for sample in samples]
+    first = next((at for at, sample in enumerate(seen) if sample is not None), None)
     if first is None:
         raise RecordingError(f"{episode.id}: {agent or 'the agent'} saw nothing in it")
     actions = stream.samples("action", rows)
-    acted = [at for at, (row, action) in enumerate(zip(rows.tolist(), actions, strict=True))
-             if action is not None and stream.column("t")[row] > first]  # fmt: skip
-    steps = rows[acted]
+    acted = [at for at in range(first + 1, len(rows)) if actions[at] is not None]
     observations = [seen[first]]
-    for step in stream.column("t")[steps].tolist():  # one that ends without a last observation keeps the one before
-        observations.append(observations[-1] if seen.get(step) is None else seen[step])
+    for at in acted:  # one that ends without a last observation keeps the one before
+        observations.append(observations[-1] if seen[at] is None else seen[at])
+    steps = rows[acted]
     flags = [stream.column(name)[steps] for name in ("terminated", "truncated")]
     infos = stream.infos(np.concatenate([rows[:1], steps])) if stream.header.get("infos") else None
     rewards = stream.column("reward")[steps]
@@ -194,10 +192,11 @@ def lane_sample(stream: Stream, observation: Any, lane: int) -> Any:
         return observation
     if isinstance(observation, LaneSamples):
         return observation[lane]
-    for index, sample in enumerate(iterate(batch_space(stream.spaces[0][0], stream.lanes), observation)):
-        if index == lane:
-            return np.array(sample) if isinstance(sample, np.ndarray) else sample
-    raise RecordingError(f"expected lane {lane} of a batch of {stream.lanes}")
+    layout = stream.columns.groups[0].batches["observation"]
+    columns = layout.columns(stream.lanes)
+    for index, array in enumerate(layout.pack(observation, rounding=True)):
+        layout.write(columns, index, 0, array)
+    return layout.row(columns, lane)
 
 
 def stacked(space: Space[Any], samples: list[Any]) -> Any:

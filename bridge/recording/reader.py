@@ -6,7 +6,9 @@ import base64
 import binascii
 import dataclasses
 import functools
+import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from bridge.encoding import values
-from bridge.encoding.spaces import Layout
+from bridge.encoding.spaces import Leaf
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, TensorError, UsageError
-from bridge.recording.files import Damage, Loaded, SegmentFile, find_segments, load_segment, segments_of
-from bridge.recording.rows import FORMAT, Columns, Kind, is_fixed
+from bridge.recording.files import Damage, Loaded, SegmentFile, find_segments, load_segment
+from bridge.recording.rows import FORMAT, Columns, Group, Kind, is_fixed, of_cell
 
-__all__ = ["Episode", "Folder", "Reset", "Stream", "open_episode", "read_folder", "read_newest"]
+__all__ = ["Episode", "Folder", "Reset", "Stream", "open_episode", "read_folder"]
 
 _INDEX = ("call", "lane", "kind", "episode", "t", "time", "reward", "terminated", "truncated", "by", "event", "alive")
 _MOST_LANES = 1 << 20
@@ -167,7 +169,7 @@ class Stream:
         self._table = pa.concat_tables([table for _, table in parts])
         self._stops = np.cumsum([len(table) for _, table in parts])
         self._columns: dict[str, Array] = {}
-        self._held: dict[int, pa.RecordBatch] = {}
+        self._held: dict[int, tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]] = {}
         self.names: list[str] = []
         """Who acted, by the numbers of the column `by`."""
         calls, kinds = self.column("call"), self.column("kind")
@@ -211,7 +213,10 @@ class Stream:
                 encoded = cells.cast(pa.string()).dictionary_encode()
                 self.names = [_printable(text) for text in encoded.dictionary.to_pylist()]
                 cells = encoded.indices.fill_null(-1)
-            self._columns[name] = _numbers(cells, self.columns.reward.shape if name == "reward" else ())
+            spec = self.columns.reward
+            given, places = _given(cells, spec.shape if name == "reward" else (), spec.dtype)
+            self._columns[name] = np.zeros((len(places), *given.shape[1:]), given.dtype)
+            self._columns[name][places >= 0] = given
         return self._columns[name]
 
     def _read_events(self) -> tuple[dict[int, Reset], dict[int, list[tuple[str, bytes]]]]:
@@ -233,76 +238,83 @@ class Stream:
                 raise RecordingError(f"the event of call {call} cannot be read: {error!r:.100}") from error
         return resets, calls
 
-    def _segment(self, part: int) -> pa.RecordBatch:
-        """Return the rows of a segment. The last two are held: an episode may go from one into the next."""
+    def _segment(self, part: int) -> tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]:
+        """Return the rows of a segment, and where `_grid` keeps its columns.
+
+        The last two segments are held: an episode may go from one into the next.
+        """
         if part not in self._held:
             table = pa.concat_tables(_load(self._parts[part], None).tables)
             rows = int(self._stops[part] - (self._stops[part - 1] if part else 0))
             if len(table) < rows:
                 raise RecordingError(f"{self._parts[part].path.name} changed while it was read")
             (batch,) = table.slice(0, rows).combine_chunks().to_batches()  # more may have been written meanwhile
-            self._held = {**dict(list(self._held.items())[-1:]), part: batch}
+            self._held = {**dict(list(self._held.items())[-1:]), part: (batch, {})}
         return self._held[part]
 
-    def cells(self, name: str, rows: Array) -> Iterator[tuple[Array, pa.Array]]:
-        """Yield, for each segment that has some of these rows: their places, and the cells."""
-        for part, places, inside in self._places(rows):
-            yield places, self._segment(part)[name].take(pa.array(inside))
+    def _given(self, part: int, name: str, leaf: Leaf) -> tuple[Array, Array]:
+        """Return what `_given` does of a segment's column of samples."""
+        batch, given = self._segment(part)
+        if name not in given:
+            fixed = is_fixed(leaf.spec)
+            given[name] = _given(batch[name], leaf.spec.shape, leaf.spec.dtype if fixed else np.dtype(object))
+        return given[name]
 
-    def _places(self, rows: Array) -> Iterator[tuple[int, Array, Array]]:
-        """Yield, for each segment that has some of these rows: its number, their places, and the rows in it."""
-        parts = np.searchsorted(self._stops, rows, "right")
-        if len(rows) and (parts == parts[0]).all():  # nearly always
-            first = int(parts[0])
-            yield first, np.arange(len(rows)), rows - (self._stops[first - 1] if first else 0)
-            return
-        for part in np.unique(parts).tolist():
-            places = np.flatnonzero(parts == part)
-            yield part, places, rows[places] - (self._stops[part - 1] if part else 0)
+    def _inside(self, rows: Array) -> Iterator[tuple[int, Array]]:
+        """Yield each segment that has some of these rows, which are in order, and where it has them."""
+        first, last = np.searchsorted(self._stops, rows[[0, -1]], "right").tolist() if len(rows) else (0, -1)
+        for part in range(first, last + 1):
+            begin = self._stops[part - 1] if part else 0
+            cuts = np.searchsorted(rows, [begin, self._stops[part]]) if first < last else (0, len(rows))
+            yield part, rows[cuts[0] : cuts[1]] - begin
 
-    def samples(self, name: str, rows: Array | Sequence[int]) -> list[Any]:
+    def cells(self, name: str, rows: Array) -> pa.Array:
+        """Return the cells of a column in rows, which are in order."""
+        return pa.concat_arrays([self._segment(part)[0][name].take(pa.array(at)) for part, at in self._inside(rows)])
+
+    def samples(self, name: str, rows: Array) -> list[Any]:
         """Return the actions or observations of rows, as the environment took or gave them; None where there is none.
 
         Args:
             name: `action` or `observation`.
-            rows: Where they are among the stream's rows.
+            rows: Where they are among the stream's rows, in order.
 
         Raises:
             RecordingError: They were not recorded, or cannot be read.
         """
-        rows = np.asarray(rows, np.int64)
         if name == "observation" and not self.has_observations:
             raise RecordingError(f"the recording {self.run} has no observations")
-        found: list[Any] = [None] * len(rows)
-        kinds = self.column("kind")[rows]
-        for group in self.columns.groups:
-            layout = group.layouts[name]
-            own = np.flatnonzero(np.isin(self.column("lane")[rows], group.members)) if self.agents else None
-            chosen = np.arange(len(rows)) if own is None else own
-            grids, there = [], kinds[chosen] <= (Kind.RESET if name == "observation" else Kind.STEP)
-            for column, leaf in zip(group.names(name), layout.leaves, strict=True):
-                shape = (len(chosen), *leaf.spec.shape) if is_fixed(leaf.spec) else (len(chosen),)
-                grid: Array = np.zeros(shape, leaf.spec.dtype if is_fixed(leaf.spec) else object)
-                for places, cells in self.cells(column, rows[chosen]):
-                    grid[places], there[places] = _dense(cells, grid.shape[1:], grid.dtype), _given(cells)
-                grids.append(grid)
-            try:
-                for at, sample in _unpack(layout, grids, there):
-                    found[int(chosen[at])] = sample
-            except (TensorError, ValueError, TypeError) as error:
-                raise RecordingError(f"an {name} of {self.run} cannot be read: {error}") from error
+        found: list[Any] = []
+        try:
+            for part, inside in self._inside(rows):
+                each = [self._unpacked(part, group, name, inside) for group in self.columns.groups]
+                # Of a row, the columns of one group have something at most.
+                several = ([one for one in some if one is not None] for some in zip(*each, strict=True))
+                found.extend(each[0] if len(each) == 1 else [(some or [None])[0] for some in several])
+        except (TensorError, ValueError, TypeError) as error:
+            raise RecordingError(f"an {name} of {self.run} cannot be read: {error}") from error
         return found
+
+    def _unpacked(self, part: int, group: Group, name: str, rows: Array) -> list[Any]:
+        """Return the samples of rows of a segment, None where there is none; they share no memory."""
+        layout = group.layouts[name]
+        given = [self._given(part, column, leaf) for column, leaf in zip(group.names(name), layout.leaves, strict=True)]
+        known = np.logical_and.reduce([places[rows] >= 0 for _, places in given])
+        leaf, (first, places) = layout.leaves[0], given[0]
+        plain = layout.single and (leaf.kind == "scalar" or (leaf.kind == "array" and leaf.spec.shape))
+        if plain and leaf.spec.dtype == leaf.space.dtype:  # nothing to unpack
+            found = iter(first[places[rows[known]]])
+        else:
+            cells = [[of_cell(leaf, cells[at]) for at in places[rows[known]].tolist()]
+                     for leaf, (cells, places) in zip(layout.leaves, given, strict=True)]  # fmt: skip
+            found = map(layout.unpack, zip(*cells, strict=True))
+        return list(found) if known.all() else [next(found) if yes else None for yes in known.tolist()]
 
     def infos(self, rows: Array) -> list[dict[str, Any]]:
         """Return the infos of rows; raises RecordingError where they were not recorded, or cannot be read."""
         if not self.header.get("infos"):
             raise RecordingError(f"the recording {self.run} has no infos; record them with infos=True")
-        found: list[dict[str, Any]] = [{} for _ in rows]
-        for places, cells in self.cells("info", rows):
-            for place, data in zip(places.tolist(), cells.to_pylist(), strict=True):
-                if data is not None:
-                    found[place] = values.decode(data)
-        return found
+        return [{} if data is None else values.decode(data) for data in self.cells("info", rows).to_pylist()]
 
     def players(self, rows: Array) -> list[str]:
         """Return who acted in rows; empty: nobody."""
@@ -310,60 +322,48 @@ class Stream:
 
     # Episodes
 
-    @functools.cached_property
-    def _episodes(self) -> list[Episode]:
-        calls, kinds, lanes = self.column("call"), self.column("kind"), self.column("lane")
-        numbers, agents = self.column("episode"), self.kind == "agents"
-        rows = np.flatnonzero((kinds <= Kind.FAILED_STEP) & (numbers > 0))
-        rows = rows[np.lexsort((rows, numbers[rows], np.zeros(len(rows)) if agents else lanes[rows]))]
-        cuts = np.flatnonzero((np.diff(numbers[rows]) != 0) | ((np.diff(lanes[rows]) != 0) & (not agents))) + 1
-        found = []
-        for part in np.split(rows, cuts):
-            if len(part) and kinds[part[0]] == Kind.RESET:
-                lane = 0 if agents or self.kind == "env" else int(lanes[part[0]])
-                found.append(self._episode(lane, part))
-        newest: dict[int, int] = {}
-        for at, episode in enumerate(found):
-            newest[episode.lane] = at
-        found = [
-            self._unfinished(episode, newest[episode.lane] == at) if not episode.end else episode
-            for at, episode in enumerate(found)
-        ]
-        return sorted(found, key=lambda episode: (calls[episode.own[0]], episode.lane))
-
-    def _episode(self, lane: int, rows: Array) -> Episode:
-        """Return an episode; its end is empty where no row tells it."""
-        kinds, last = self.column("kind")[rows], rows[-1]
-        number = int(self.column("episode")[last])
-        if kinds[-1] == Kind.FAILED_STEP:
-            return Episode(self, lane, number, rows[kinds < Kind.FAILED_STEP], "failed", self._lacks(rows))
-        end = "terminated" if self.column("terminated")[last] else "truncated" if self.column("truncated")[last] else ""
-        if self.kind == "agents":
-            ends = rows[self.column("call")[rows] == self.column("call")[last]]
-            end = "" if self.column("alive")[ends].any() else "truncated"
-            end = (
-                "terminated" if not self.column("alive")[ends].any() and self.column("terminated")[ends].any() else end
-            )
-        lacks = self._lacks(rows)
-        return Episode(self, lane, number, rows, "lost" if lacks else end, lacks)
-
-    def _lacks(self, rows: Array) -> bool:
-        """Return whether calls are missing between rows of an episode."""
-        first, last = int(self.column("call")[rows[0]]), int(self.column("call")[rows[-1]])
-        return any(first < at <= last for at, _ in self.gaps)
-
-    def _unfinished(self, episode: Episode, newest: bool) -> Episode:
-        """Return an episode that no row ends, with how it ended."""
-        stop = episode.stop
-        later = self.column("call")[self.column("call") >= stop]
-        if any(at >= stop and (not newest or at <= (later[0] if len(later) else at)) for at, _ in self.gaps):
-            return dataclasses.replace(episode, end="lost", incomplete=True)
-        end = "reset" if not newest else "closed" if self.closed else "running"
-        return dataclasses.replace(episode, end=end)
-
     def episodes(self) -> list[Episode]:
         """Return the episodes of all lanes, in the order of their beginnings."""
         return self._episodes
+
+    @functools.cached_property
+    def _episodes(self) -> list[Episode]:
+        kinds, numbers = self.column("kind"), self.column("episode")
+        lanes = self.column("lane") if self.kind == "lanes" else np.zeros(len(kinds), np.int32)
+        rows = np.flatnonzero((kinds <= Kind.FAILED_STEP) & (numbers > 0))
+        rows = rows[np.lexsort((rows, numbers[rows], lanes[rows]))]
+        cuts = np.flatnonzero((np.diff(numbers[rows]) != 0) | (np.diff(lanes[rows]) != 0)) + 1
+        parts = [part for part in np.split(rows, cuts) if len(part) and kinds[part[0]] == Kind.RESET]
+        found = []
+        for part, after in itertools.zip_longest(parts, parts[1:]):
+            lane, same = int(lanes[part[0]]), after is not None and lanes[after[0]] == lanes[part[0]]
+            found.append(self._episode(lane, part, int(self.column("call")[after[0]]) if same else None))
+        return sorted(found, key=lambda episode: (episode.own[0], episode.lane))
+
+    def _episode(self, lane: int, rows: Array, following: int | None) -> Episode:
+        """Return an episode; `following` is the call that the lane's next one begins with."""
+        calls, kinds, last = self.column("call"), self.column("kind"), rows[-1]
+        newest = calls[last]
+        lacks = any(calls[rows[0]] < at <= newest for at, _ in self.gaps)
+        if kinds[last] == Kind.FAILED_STEP:
+            end, rows = "failed", rows[kinds[rows] < Kind.FAILED_STEP]
+        elif not lacks and not (end := self._end_of(rows)):  # no row ends it
+            lacks = any(newest < at and (following is None or at < following) for at, _ in self.gaps)
+            end = "reset" if following is not None else "closed" if self.closed else "running"
+        if lacks and end != "failed":
+            end = "lost"
+        return Episode(self, lane, int(self.column("episode")[last]), rows, end, lacks)
+
+    def _end_of(self, rows: Array) -> str:
+        """Return how the last row of an episode says that it ended, with several agents those of the last call."""
+        last = rows[-1:]
+        if self.agents:
+            last = rows[self.column("call")[rows] == self.column("call")[last]]
+            if self.column("alive")[last].any():
+                return ""
+        if self.column("terminated")[last].any():
+            return "terminated"
+        return "truncated" if self.agents or self.column("truncated")[last].any() else ""
 
     def seeded_call(self, call: int) -> int | None:
         """Return the newest call up to this one that reset all lanes with a seed; None: there is none.
@@ -391,68 +391,22 @@ def _printable(text: str) -> str:
     return "".join(part if part.isprintable() else "?" for part in text[:200])
 
 
-def _given(cells: pa.Array) -> Array:
-    """Return which cells are not null."""
-    found: Array = (
-        cells.is_valid().to_numpy(zero_copy_only=False) if cells.null_count else np.ones(len(cells), np.bool_)
-    )
-    return found
-
-
-def _numbers(cells: Any, shape: tuple[int, ...]) -> Array:
-    """Return the cells of a column of numbers, or of lists of numbers, as an array; zeros where there is none."""
-    if shape:
-        return _dense(cells, shape, None)
-    if cells.null_count:
-        cells = cells.fill_null(False if pa.types.is_boolean(cells.type) else 0)
-    found: Array = cells.to_numpy(zero_copy_only=False)
-    return found
-
-
-def _dense(cells: Any, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return the cells of a column as one array, zeros where there is none; texts and bytes as objects."""
-    kind = cells.type
-    there = _given(cells)
-    if np.dtype(dtype).hasobject:
-        found: Array = np.empty(len(cells), object)
-        found[:] = cells.to_pylist()
-        return found
-    if pa.types.is_list(kind) or pa.types.is_binary(kind):
-        flat = cells.flatten() if pa.types.is_list(kind) else None
-        if flat is not None and dtype is None:
-            dtype = flat.type.to_pandas_dtype()
-        found = np.zeros((len(cells), *shape), dtype)
-        if flat is not None:
-            plain = flat.to_numpy(zero_copy_only=False)
-        else:
-            dropped = cells.drop_null()
-            _, offsets, data = dropped.buffers()
-            ends = np.frombuffer(offsets, np.int32)[dropped.offset : dropped.offset + len(dropped) + 1]
-            size = int(ends[-1] - ends[0]) // np.dtype(dtype).itemsize if len(ends) else 0
-            plain = np.frombuffer(data, dtype, size, int(ends[0])) if size else np.zeros(0, dtype)
-        found[there] = plain.reshape((int(there.sum()), *shape))  # a ValueError where a stranger's lists differ
-        return found
-    return _numbers(cells, ())
-
-
-def _unpack(layout: Layout, grids: list[Array], there: Array) -> Iterator[tuple[int, Any]]:
-    """Yield the samples of rows that have one, with their places."""
-    rows = np.flatnonzero(there).tolist()
-    leaf = layout.leaves[0]
-    plain = layout.single and (leaf.kind == "scalar" or (leaf.kind == "array" and leaf.spec.shape))
-    if plain and leaf.spec.dtype == leaf.space.dtype:  # nothing to unpack
-        yield from ((at, grids[0][at]) for at in rows)
-        return
-    for at in rows:
-        arrays = []
-        for leaf, grid in zip(layout.leaves, grids, strict=True):
-            cell: Any = grid[at]
-            if leaf.kind == "encoded":
-                cell = np.frombuffer(cell, np.uint8)
-            elif grid.dtype == object and leaf.kind != "text":
-                cell = values.decode(cell)
-            arrays.append(np.asarray(cell, object if leaf.kind == "text" else None))
-        yield at, layout.unpack(arrays)
+def _given(cells: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+    """Return the cells of a column that are there as an array, texts and other bytes as objects; and for each row
+    where its cell is among them, -1: nowhere.
+    """
+    there = cells.is_valid().to_numpy(zero_copy_only=False)
+    full = (int(there.sum()), *shape)
+    if dtype.hasobject:
+        found: Array = np.empty(full[0], object)
+        found[:] = cells.drop_null().to_pylist()
+    elif not shape:
+        found = cells.drop_null().to_numpy(zero_copy_only=False)
+    elif pa.types.is_list(cells.type):
+        found = cells.flatten().to_numpy(zero_copy_only=False).reshape(full)  # a ValueError where lengths differ
+    else:  # bytes, of which a null has none
+        found = np.frombuffer(cells.buffers()[2] or b"", dtype, math.prod(full)).reshape(full)
+    return found, np.where(there, np.cumsum(there) - 1, -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -476,49 +430,36 @@ class Folder:
         return sorted(found, key=lambda episode: episode.started)
 
 
-def read_folder(folder: str | Path) -> Folder:
+def read_folder(folder: str | Path, newest: int | None = None) -> Folder:
     """Read the recordings of a folder, or of one file of it.
+
+    Args:
+        folder: The folder, or the file.
+        newest: Read the streams that were written last until they hold this many episodes; None: all of them.
 
     Raises:
         RecordingError: There is no recording.
     """
     path = Path(folder)
-    files, problems = find_segments(path) if path.is_dir() else (list(segments_of(path)), [])
+    files, problems = find_segments(path)
     if not files and not problems:
         lacks = "which has none" if path.exists() else "which does not exist"
         raise RecordingError(f"expected a folder with recordings, files *.parquet and *.arrow, got {path}, {lacks}")
-    return _read(files, problems)
+    return _read(files, problems, newest)
 
 
-def read_newest(folder: str | Path, count: int) -> Folder:
-    """Read so many of the newest streams of a folder that they hold this many episodes, or all.
-
-    Raises:
-        RecordingError: There is no recording.
-    """
-    files, problems = find_segments(Path(folder))
-    groups = _by_stream(files)
-    newest = {key: max(_written_at(file.path) for file in own) for key, own in groups.items()}
-    streams: list[Stream] = []
-    missing = count
-    for key in sorted(newest, key=lambda key: (newest[key], key), reverse=True):
-        if missing <= 0:
+def _read(files: Sequence[SegmentFile], problems: list[Damage], newest: int | None = None) -> Folder:
+    streams = [list(own) for _, own in itertools.groupby(files, lambda file: (file.run, file.stream))]
+    if newest is not None:
+        streams.sort(key=lambda own: (max(_written_at(file.path) for file in own), own[0]), reverse=True)
+    damage, found = list(problems), list[Stream]()
+    for own in streams:
+        if newest is not None and sum(len(stream.episodes()) for stream in found) >= newest:
             break
-        found = _read(groups[key], [])
-        streams.extend(found.streams)
-        problems.extend(found.damage)
-        missing -= sum(len(stream.episodes()) for stream in found.streams)
-    if not files and not problems:
-        return read_folder(folder)
-    return Folder(streams, problems)
-
-
-def _by_stream(files: Sequence[SegmentFile]) -> dict[tuple[str, int], list[SegmentFile]]:
-    """Return the segments of each stream, in order."""
-    found: dict[tuple[str, int], list[SegmentFile]] = {}
-    for file in files:
-        found.setdefault((file.run, file.stream), []).append(file)
-    return found
+        stream, told = _read_stream(own)
+        damage.extend(told)
+        found.extend([] if stream is None else [stream])
+    return Folder(found, damage)
 
 
 def _written_at(file: Path) -> float:
@@ -527,16 +468,6 @@ def _written_at(file: Path) -> float:
         return file.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _read(files: Sequence[SegmentFile], problems: list[Damage]) -> Folder:
-    damage, streams = list(problems), []
-    for own in _by_stream(files).values():
-        stream, found = _read_stream(own)
-        damage.extend(found)
-        if stream is not None:
-            streams.append(stream)
-    return Folder(streams, damage)
 
 
 def _read_stream(files: Sequence[SegmentFile]) -> tuple[Stream | None, list[Damage]]:
@@ -624,24 +555,20 @@ def open_episode(path: str | Path) -> Episode:
         RecordingError: There is no such episode.
     """
     given = Path(path)
-    if given.is_dir():
-        raise RecordingError(
-            f"expected one episode, FOLDER/EPISODE with an id that `bridge runs {given}` lists, got the folder {given}"
-        )
-    name, _, numbers = given.name.rpartition("-")
-    stream = numbers.partition(".")[0]
-    files = find_segments(given.parent)[0] if given.parent.is_dir() else []
-    files = [file for file in files if file.run == name]
-    if not files:
-        raise RecordingError(
-            f"expected FOLDER/EPISODE with an id that `bridge runs {given.parent}` lists, got {given}: no recording "
-            f"there begins with {name or given.name!r}"
-        )
-    for found in _read([file for file in files if str(file.stream) == stream], []).streams:
-        for episode in found.episodes():
+    folder, (run, _, numbers) = given.parent, given.name.rpartition("-")
+    files = find_segments(folder)[0]
+    own = [file for file in files if file.run == run and str(file.stream) == numbers.partition(".")[0]]
+    for stream in _read(own, []).streams:
+        for episode in stream.episodes():
             if episode.id == given.name:
                 return episode
-    raise RecordingError(f"the recording {name} in {given.parent} has no episode {numbers}; `bridge runs` lists them")
+    if given.is_dir():
+        folder, got = given, f"the folder {given}"
+    elif not any(file.run == run for file in files):
+        got = f"{given}: no recording there begins with {run or given.name!r}"
+    else:
+        got = f"{given}: the recording {run} has no episode {numbers}"
+    raise RecordingError(f"expected FOLDER/EPISODE with an id that `bridge runs {folder}` lists, got {got}")
 
 
 def _bytes(text: str) -> bytes:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from bridge.adapters.timed import TimeAction
 from bridge.encoding import values
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError
@@ -33,7 +34,6 @@ from bridge.worlds.local import adopt
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.realtime.clocked_world import kept
 from bridge.worlds.source import EnvRecipe, WorldSettings
-from bridge.worlds.timed import TimeAction
 
 __all__ = [
     "Comparison",
@@ -263,7 +263,7 @@ def _maker(stream: Stream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any
         time_action = None if timed is None else TimeAction(**timed)
     except TypeError as error:
         raise RecordingError(f"the time_action of {stream.run} cannot be read: {error}") from error
-    recipe = EnvRecipe.of(env, time_action=time_action)
+    recipe = EnvRecipe.of(env, adapters=() if time_action is None else (time_action,))
     count = stream.lanes if stream.kind == "lanes" else 1
     mode = str(header.get("vectorization_mode", "sync")) if stream.kind == "lanes" else "sync"
     if callable(env) and stream.kind == "lanes" and mode == "sync" and header.get("num_envs", 1) == 1:
@@ -497,7 +497,7 @@ class Comparison:
         count = min(len(rows), len(fresh))
         same = np.ones(count, np.bool_)
         for name in self._names:
-            same &= _same(_cells(stream, name, rows[:count]), fresh[name][:count])
+            same &= _same(stream.cells(name, rows[:count]), fresh[name][:count])
         if same.all() and len(rows) == len(fresh):
             return None
         at = int(np.argmin(same)) if not same.all() else count - 1
@@ -516,7 +516,7 @@ class Comparison:
         lane = int(stream.column("lane")[row])
         whose = f" of {stream.agents[lane]}" if stream.agents else f" of lane {lane}" if stream.lanes > 1 else ""
         for name in self._names:
-            recorded = _cells(stream, name, np.array([row]))
+            recorded = stream.cells(name, np.array([row]))
             if _same(recorded, fresh[name][at : at + 1]).all():
                 continue
             one, other = recorded[0].as_py(), fresh[name][at].as_py()
@@ -529,10 +529,6 @@ class Comparison:
 
 
 _FAILED = (Kind.FAILED_STEP, Kind.FAILED_RESET)
-
-
-def _cells(stream: Stream, name: str, rows: Array) -> pa.Array:
-    return pa.concat_arrays([cells for _, cells in stream.cells(name, rows)])
 
 
 def _same(one: pa.Array, other: pa.Array) -> Array:

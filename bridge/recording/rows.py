@@ -26,7 +26,19 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import TensorError
 from bridge.worlds.rewards import Rewards
 
-__all__ = ["Columns", "Encoder", "Kind", "LaneSamples", "Row", "as_text", "hash_of", "is_fixed", "split_autoreset"]
+__all__ = [
+    "Columns",
+    "Encoder",
+    "Group",
+    "Kind",
+    "LaneSamples",
+    "Row",
+    "as_text",
+    "hash_of",
+    "is_fixed",
+    "of_cell",
+    "split_autoreset",
+]
 
 FORMAT = 2
 """The version of the format, in the metadata of each file."""
@@ -113,7 +125,7 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
     return digest.digest()
 
 
-class _Group:
+class Group:
     """Lanes, or agents, that have the same spaces, and their columns.
 
     Args:
@@ -129,10 +141,6 @@ class _Group:
         self.prefix, self.members = prefix, members
         self.layouts = {name: Layout(space, name) for name, space in zip(_SAMPLED, spaces, strict=True)}
         self.batches = {name: Layout(space, name, lanes) for name, space in zip(_SAMPLED, spaces, strict=True)}
-        self.batched = {
-            name: None if lanes is None else batch_space(space, lanes)
-            for name, space in zip(_SAMPLED, spaces, strict=True)
-        }
 
     def names(self, name: str) -> list[str]:
         """Return the names of the columns of observations or actions."""
@@ -156,18 +164,18 @@ class Columns:
         self.lanes = int(header["lanes"]) if self.kind == "lanes" else None
         self.width = len(self.agents) if self.kind == "agents" else self.lanes or 1
         self.spaces = [(space_from_json(one), space_from_json(two)) for one, two in header["spaces"]]
-        self.groups: list[_Group] = []
+        self.groups: list[Group] = []
         texts = [json.dumps(pair) for pair in header["spaces"]]
         for text in dict.fromkeys(texts):
             first = texts.index(text)
             members = [at for at, other in enumerate(texts) if other == text] if self.agents else range(self.width)
             prefix = f"{first}:" if first else ""
-            self.groups.append(_Group(prefix, members, self.spaces[first], self.lanes))
+            self.groups.append(Group(prefix, members, self.spaces[first], self.lanes))
         reward = header.get("reward_space")
         self.reward = Rewards(None if reward is None else space_from_json(reward), None).spec
         self.schema = pa.schema(self._fields(), {b"bridge": json.dumps(dict(header)).encode()})
 
-    def group_of(self, lane: int) -> _Group:
+    def group_of(self, lane: int) -> Group:
         """Return the group of a lane, or of an agent by its number."""
         return next(group for group in self.groups if lane in group.members)
 
@@ -266,7 +274,6 @@ class Encoder:
         self._over = np.zeros(width, np.bool_)
         self._known = np.zeros(width, np.bool_)
         self._before = self._state()
-        self._hashes = self.columns.groups if not header.get("observations") else []
 
     @property
     def schema(self) -> pa.Schema:
@@ -299,12 +306,11 @@ class Encoder:
         return found
 
     def give_up(self, rows: Sequence[Row]) -> None:
-        """Count rows as lost that `encode` was called with last: it failed, or what it returned was not written."""
-        self.rewind()
+        """Count rows as lost that follow those that were encoded last."""
         self._lost += sum(row.action if row.kind == Kind.LOST else row.kind < Kind.LOST for row in rows)
 
     def rewind(self) -> None:
-        """Forget the last call of `encode`."""
+        """Forget the last call of `encode`: it failed, or what it returned was not written."""
         self._lost, self._call, self._begun, self._t, self._over, self._known = self._before
 
     def _lose(self, count: int) -> None:
@@ -374,56 +380,55 @@ class Encoder:
 
 
 class _Batch:
-    """Rows as a grid of calls by lanes."""
+    """Rows as a grid of calls by lanes, or by agents."""
 
     def __init__(self, columns: Columns, rows: list[Row], numbers: Array) -> None:
-        self.columns, self.rows, self.numbers = columns, rows, numbers
+        self.columns, self.numbers = columns, numbers
+        self.rows = [_by_agent(row, columns.agents) for row in rows] if columns.agents else rows
         self.shape = (len(rows), columns.width)
         self.kinds = np.array([row.kind for row in rows], np.int8)
 
     def build(self, encoder: Encoder) -> pa.RecordBatch:
         """Return the record batch."""
-        columns, rows, kinds = self.columns, self.rows, self.kinds
-        agents = self._agents() if columns.agents else {}
-        masks = self._masks() if not agents else agents.pop("there")
-        flags = {name: self._flags([getattr(row, name) for row in rows]) for name in ("terminated", "truncated")}
-        ended = flags["terminated"] | flags["truncated"]
-        if agents:
-            ended = np.broadcast_to(~agents["alive"].any(axis=1, keepdims=True), self.shape)
-        begins, episodes, t = encoder.count(kinds, masks, ended & (kinds == Kind.STEP)[:, None])
-        grid = np.broadcast_to(kinds[:, None], self.shape)
-        kind = np.where(begins, np.int8(Kind.RESET), grid)
-        acted = masks & ((kind == Kind.STEP) | (kind == Kind.FAILED_STEP))
-        stepped, seen = masks & (kind == Kind.STEP), masks & (kind <= Kind.RESET)
-        self.masks, self.first = masks, _first_of_each(masks)
+        columns, kinds = self.columns, self.kinds
+        acted, seen = self._given("action"), self._given("observation")
+        flags = {name: self._spread(name, np.bool_) for name in ("terminated", "truncated")}
+        ended = (flags["terminated"] | flags["truncated"]) & (kinds == Kind.STEP)[:, None]
+        agents: dict[str, Array] = {}
+        if columns.agents:
+            alive = self._spread("alive", np.bool_)
+            agents = {"acted": acted, "seen": seen, "alive": alive}
+            self.masks = acted | seen | alive | self._given("reward")
+            self.masks[~self.masks.any(axis=1), 0] = True  # a call that concerned nobody is a row all the same
+            ended = np.broadcast_to(~alive.any(axis=1, keepdims=True) & (kinds == Kind.STEP)[:, None], self.shape)
+        else:
+            self.masks = self._masks()
+        begins, episodes, t = encoder.count(kinds, self.masks, ended)
+        kind = np.where(begins, np.int8(Kind.RESET), kinds[:, None])
+        stepped, acted, seen = self.masks & (kind == Kind.STEP), acted & ~begins, seen & self.masks
         cells: dict[str, Any] = {
-            "call": self._each(self.numbers), "lane": self._lane(), "kind": kind[masks],
-            "episode": episodes[masks], "t": t[masks], "time": self._each(np.array([row.time for row in rows])),
+            "call": self._each(self.numbers), "lane": self._lane(), "kind": kind[self.masks],
+            "episode": episodes[self.masks], "t": t[self.masks],
+            "time": self._each(np.array([row.time for row in self.rows])),
         }  # fmt: skip
         if columns.header.get("fps"):
-            moments = np.array([row.moment or (np.nan, 0, np.nan) for row in rows])
+            moments = np.array([row.moment or (np.nan, 0, np.nan) for row in self.rows])
             for at, name in enumerate(("clock", "frame_number", "acted_at")):
                 cells[name] = self._each(moments[:, at].astype(np.int64 if at == 1 else np.float64))
-        cells["by"] = self._by(acted if not agents else agents["acted"])
-        cells.update(self._samples("action", acted if not agents else agents["acted"]))
-        cells["reward"] = _array(self._rewards(), stepped, masks, type_of(columns.reward))
-        cells.update({name: (flag & stepped)[masks] for name, flag in flags.items()})
-        cells.update({name: flag[masks] for name, flag in agents.items()})
-        seen = seen if not agents else agents["seen"]
-        if encoder._hashes:  # noqa: SLF001 - one class in two
-            cells["hash"] = self._hash(seen)
+        cells["by"] = self._by(acted & self.masks)
+        cells.update(self._samples("action", acted & self.masks))
+        rewards = self._spread("reward", columns.reward.dtype, columns.reward.shape)
+        cells["reward"] = _array(rewards, stepped, self.masks, type_of(columns.reward))
+        cells.update({name: (flag & stepped)[self.masks] for name, flag in flags.items()})
+        cells.update({name: flag[self.masks] for name, flag in agents.items()})
+        if columns.header.get("observations"):
+            cells.update(self._samples("observation", seen))
         else:
-            present = seen
-            if any(isinstance(row.observation, LaneSamples) for row in rows):
-                present = seen.copy()
-                for at, row in enumerate(rows):
-                    if isinstance(row.observation, LaneSamples):
-                        present[at] &= [one is not None for one in row.observation]
-            cells.update(self._samples("observation", present))
+            cells["hash"] = self._hash(seen)
         if columns.header.get("infos"):
-            cells["info"] = self._infos()
+            cells["info"] = self._objects([self._infos(row.info) for row in self.rows], pa.binary())
         if columns.header.get("frames"):
-            cells["frame"] = self._frames()
+            cells["frame"] = self._objects([[*map(_picture, row.frame or ())] for row in self.rows], pa.binary())
         cells["event"] = self._events()
         return pa.RecordBatch.from_arrays(
             [pa.array(cells[name]) for name in columns.schema.names], schema=columns.schema
@@ -438,17 +443,23 @@ class _Batch:
                 found[at] = mask
         return found
 
-    def _agents(self) -> dict[str, Array]:
-        """Return which agents acted, have an observation and go on, and which are in a call at all."""
-        found = {name: np.zeros(self.shape, np.bool_) for name in ("acted", "seen", "alive", "there")}
+    def _given(self, name: str) -> Array:
+        """Return which lanes have an action, an observation or a reward in each call."""
+        found = np.zeros(self.shape, np.bool_)
         for at, row in enumerate(self.rows):
-            for number, agent in enumerate(self.columns.agents):
-                found["acted"][at, number] = agent in (row.action or ())
-                found["seen"][at, number] = agent in (row.observation or ())
-                found["alive"][at, number] = agent in row.alive
-                found["there"][at, number] = agent in (row.reward or ())
-        found["there"] |= found["acted"] | found["seen"] | found["alive"]
-        found["there"][~found["there"].any(axis=1), 0] = True  # a call that concerned nobody is a row all the same
+            value = getattr(row, name)
+            found[at] = [one is not None for one in value] if type(value) is LaneSamples else value is not None
+        return found
+
+    def _spread(self, name: str, dtype: Any, shape: tuple[int, ...] = ()) -> Array:
+        """Return what calls have, one for each lane or the same for all, as a grid; NaN for what is no number."""
+        found: Array = np.zeros((*self.shape, *shape), dtype)
+        for at, row in enumerate(self.rows):
+            value = getattr(row, name)
+            try:
+                found[at] = [0 if one is None else one for one in value] if type(value) is LaneSamples else value
+            except (TypeError, ValueError):
+                found[at] = 0 if value is None or found.dtype.kind != "f" else np.nan
         return found
 
     def _each(self, per_call: Array) -> Array:
@@ -460,38 +471,11 @@ class _Batch:
         lanes = np.arange(self.shape[1], dtype=np.int32) + np.int32(own if self.columns.kind == "env" else 0)
         return np.broadcast_to(lanes, self.shape)[self.masks]
 
-    def _flags(self, flags: list[Any]) -> Array:
-        found = np.zeros(self.shape, np.bool_)
-        for at, flag in enumerate(flags):
-            if isinstance(flag, Mapping):
-                found[at] = [bool(flag.get(agent)) for agent in self.columns.agents]
-            elif flag is not False and flag is not None:
-                found[at] = flag
-        return found
-
-    def _rewards(self) -> Array:
-        """Return the rewards; NaN for what is no number."""
-        spec = self.columns.reward
-        found: Array = np.zeros((*self.shape, *spec.shape), spec.dtype)
-        for at, row in enumerate(self.rows):
-            reward = row.reward
-            if isinstance(reward, Mapping):
-                reward = [reward.get(agent, 0.0) for agent in self.columns.agents]
-            try:
-                found[at] = reward
-            except (TypeError, ValueError):
-                found[at] = 0 if reward is None or spec.dtype.kind != "f" else np.nan
-        return found
-
     def _by(self, acted: Array) -> pa.Array:
         codes = np.zeros(self.shape, np.int32)
         players: dict[str, int] = {}
         for at, row in enumerate(self.rows):
-            by = row.by
-            if isinstance(by, str):
-                codes[at] = players.setdefault(by, len(players))
-                continue
-            names = [by.get(agent, "") for agent in self.columns.agents] if isinstance(by, Mapping) else by
+            names = [row.by] if isinstance(row.by, str) else row.by
             codes[at] = [players.setdefault(name, len(players)) for name in names]
         return pa.array(list(players), pa.string()).take(pa.array(codes[self.masks], mask=~acted[self.masks]))
 
@@ -501,38 +485,30 @@ class _Batch:
             own = present
             if len(self.columns.groups) > 1:
                 own = present & np.isin(np.arange(self.shape[1]), group.members)
-            for column, leaf, grid in zip(
-                group.names(name), group.layouts[name].leaves, self._grids(group, name, own), strict=True
-            ):
+            for index, (column, leaf) in enumerate(zip(group.names(name), group.layouts[name].leaves, strict=True)):
+                grid = self._tensors(group, name, index, own)
                 found[column] = _array(grid, own, self.masks, type_of(leaf.spec, leaf.kind))
         return found
 
-    def _grids(self, group: _Group, name: str, present: Array) -> list[Array]:
-        """Return a grid for each tensor of the actions or observations."""
+    def _tensors(self, group: Group, name: str, index: int, present: Array) -> Array:
+        """Return a grid of one tensor of the actions or observations."""
         layout, samples = group.layouts[name], [getattr(row, name) for row in self.rows]
-        if layout.single and is_fixed(layout.specs[0]) and not self.columns.agents:
-            stacked = self._stack(layout.specs[0], samples)
+        leaf, fixed = layout.leaves[index], is_fixed(layout.leaves[index].spec)
+        if layout.single and fixed and not self.columns.agents:
+            stacked = self._stack(leaf.spec, samples)
             if stacked is not None:
-                return [stacked]
-        grids = [
-            np.zeros((*self.shape, *spec.shape), spec.dtype) if is_fixed(spec) else np.empty(self.shape, object)
-            for spec in (leaf.spec for leaf in layout.leaves)
-        ]
-        for at, sample in enumerate(samples):
-            if sample is None or not present[at].any():
-                continue
-            if self.columns.lanes is not None and not isinstance(sample, LaneSamples):
-                arrays = group.batches[name].pack(sample, rounding=True)
-                for grid, leaf, array in zip(grids, layout.leaves, arrays, strict=True):
-                    column = leaf.unpack_lanes(array, self.shape[1])
-                    grid[at] = column if is_fixed(leaf.spec) else [_cell(leaf, leaf.pack(one, True)) for one in column]
+                return stacked
+        grid: Array = np.zeros((*self.shape, *leaf.spec.shape), leaf.spec.dtype) if fixed else np.empty(self.shape, "O")
+        for at in np.flatnonzero(present.any(axis=1)).tolist():
+            sample = samples[at]
+            if self.columns.lanes is not None and type(sample) is not LaneSamples:
+                column = leaf.unpack_lanes(group.batches[name].pack_leaf(index, sample), self.columns.lanes)
+                grid[at] = column if fixed else [_cell(leaf, leaf.pack(one, True)) for one in column]
                 continue
             for lane in np.flatnonzero(present[at]).tolist():
-                part = sample[self.columns.agents[lane]] if self.columns.agents else sample
-                part = sample[lane] if isinstance(sample, LaneSamples) else part
-                for grid, leaf, array in zip(grids, layout.leaves, layout.pack(part, rounding=True), strict=True):
-                    grid[at, lane] = array if is_fixed(leaf.spec) else _cell(leaf, array)
-        return grids
+                array = layout.pack_leaf(index, sample[lane] if type(sample) is LaneSamples else sample)
+                grid[at, lane] = array if fixed else _cell(leaf, array)
+        return grid
 
     def _stack(self, spec: Spec, samples: list[Any]) -> Array | None:
         """Return samples that are arrays, or scalars, of a spec as one array; None: they are something else."""
@@ -548,61 +524,81 @@ class _Batch:
     def _hash(self, seen: Array) -> pa.Array:
         """Return the hash of each agent's observation, or of those of all lanes, which their rows share."""
         if self.columns.agents:
-            found = np.full(self.shape, None, object)
-            for at, lane in np.argwhere(seen).tolist():
-                layout = self.columns.group_of(lane).layouts["observation"]
-                found[at, lane] = hash_of(layout, self.rows[at].observation[self.columns.agents[lane]])
-            return pa.array(found[self.masks].tolist(), pa.binary())
+            layouts = [self.columns.group_of(lane).layouts["observation"] for lane in range(self.shape[1])]
+            each = [
+                [
+                    None if sample is None else hash_of(layout, sample)
+                    for layout, sample in zip(layouts, row.observation, strict=True)
+                ]
+                for row in self.rows
+            ]
+            return self._objects(each, pa.binary())
         layout = self.columns.groups[0].batches["observation"]
         there: list[bool] = np.asarray(seen.any(axis=1)).tolist()
         hashes = [  # of a step and a reset in one call, the reset has it
-            hash_of(layout, row.observation) if given and not isinstance(row.observation, LaneSamples) else None
+            hash_of(layout, row.observation) if given and type(row.observation) is not LaneSamples else None
             for row, given in zip(self.rows, there, strict=True)
         ]
         return pa.array(hashes, pa.binary()).take(pa.array(self._each(np.arange(len(hashes)))))
 
-    def _infos(self) -> pa.Array:
-        found = np.full(self.shape, None, object)
-        for at, row in enumerate(self.rows):
-            if not row.info:
-                continue
-            if self.columns.agents:
-                infos = [row.info.get(agent) for agent in self.columns.agents]
-            else:
-                infos = [row.info] if self.columns.lanes is None else lane_infos(row.info, self.shape[1])
-            found[at] = [values.encode_info(info, values.Notes()) if info else None for info in infos]
-        return pa.array(found[self.masks].tolist(), pa.binary())
+    def _infos(self, info: Any) -> list[bytes | None]:
+        infos = [info or {}] if self.columns.kind == "env" else lane_infos(info, self.shape[1])
+        return [values.encode_info(one, values.Notes()) if one else None for one in infos]
 
-    def _frames(self) -> pa.Array:
+    def _objects(self, each: Sequence[Sequence[Any]], kind: pa.DataType) -> pa.Array:
+        """Return what the lanes have in each call, nothing where the call has nothing, as a column."""
         found = np.full(self.shape, None, object)
-        for at, row in enumerate(self.rows):
-            for lane, frame in enumerate(row.frame or ()):
-                if isinstance(frame, np.ndarray):
-                    file = io.BytesIO()
-                    np.lib.format.write_array(file, frame, allow_pickle=False)
-                    found[at, lane] = file.getvalue()
-        return pa.array(found[self.masks].tolist(), pa.binary())
+        for at, cells in enumerate(each):
+            if len(cells):
+                found[at] = cells
+        return pa.array(found[self.masks].tolist(), kind)
 
     def _events(self) -> pa.Array:
         texts = [_event(row) for row in self.rows]
         if not any(texts):
             return pa.nulls(int(self.masks.sum()), pa.string())
+        first = np.argmax(self.masks, axis=1)  # the lane that says it
         found = np.full(self.shape, None, object)
-        for at, text in enumerate(texts):
-            found[at, self.first[at]] = text
+        found[np.arange(len(texts)), first] = texts
         return pa.array(found[self.masks].tolist(), pa.string())
 
 
-def _first_of_each(masks: Array) -> Array:
-    """Return the first lane that each call concerns."""
-    found: Array = np.argmax(masks, axis=1)
-    return found
+def _by_agent(row: Row, agents: Sequence[str]) -> Row:
+    """Return a call of several agents as one of lanes, with None for those that have no part in it."""
+
+    def each(part: Any) -> Any:
+        return LaneSamples((part or {}).get(agent) for agent in agents)
+
+    by = row.by if isinstance(row.by, str) else [row.by.get(agent, "") for agent in agents]
+    parts = {name: each(getattr(row, name)) for name in ("action", "observation", "reward")}
+    flags = {name: each(getattr(row, name)) for name in ("terminated", "truncated")}
+    info = [one or {} for one in each(row.info)]
+    return row._replace(by=by, **parts, **flags, info=info, alive=[agent in row.alive for agent in agents])
+
+
+def _picture(frame: Any) -> bytes | None:
+    """Return a frame as NumPy's own format; None: it is no array."""
+    if not isinstance(frame, np.ndarray):
+        return None
+    file = io.BytesIO()
+    np.lib.format.write_array(file, frame, allow_pickle=False)
+    return file.getvalue()
 
 
 def _cell(leaf: Leaf, array: Array) -> Any:
+    """Return the cell of a tensor that is not of numbers of one shape."""
     if leaf.kind == "text":
         return str(array[()])
     return array.tobytes() if leaf.kind == "encoded" else values.encode(array)
+
+
+def of_cell(leaf: Leaf, cell: Any) -> Array:
+    """Return the tensor of a cell: the way back from `_cell`, and a copy of numbers."""
+    if leaf.kind == "encoded":
+        return np.frombuffer(cell, np.uint8)
+    if leaf.kind == "text":
+        return np.array(cell, object)
+    return np.array(cell) if is_fixed(leaf.spec) else np.asarray(values.decode(cell))
 
 
 def _array(grid: Array, present: Array, masks: Array, kind: pa.DataType) -> pa.Array:

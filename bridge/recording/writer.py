@@ -6,7 +6,6 @@ recording rows, and nobody a step.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import threading
@@ -53,8 +52,11 @@ class Source(Protocol):
     def encode(self, rows: list[Any]) -> list[pa.RecordBatch]:
         """Return the rows as record batches."""
 
+    def rewind(self) -> None:
+        """Forget the last call of `encode`: what it returned was not written."""
+
     def give_up(self, rows: list[Any]) -> None:
-        """Count these rows, with which `encode` was called last, as lost."""
+        """Count rows as lost. They follow those that were encoded last."""
 
 
 class Journal:
@@ -186,18 +188,35 @@ class Journal:
             else:
                 held.setdefault(source, []).append(row)
         for source, rows in held.items():
-            try:
-                batches = source.encode(rows)
-            except Exception as error:  # whatever an environment returned
-                source.give_up(rows)
-                _log.error("rows of a recording cannot be encoded: %r", error, exc_info=error)
-            else:
-                if batches and not self._files.write(source, batches):
-                    source.give_up(rows)
+            self._store(source, rows)
         for source in ended:
             self._files.end(source)
         self._taken += total
         return count
+
+    def _store(self, source: Source, rows: list[Any]) -> None:
+        """Encode and write rows of a source. Of those that do not fit on the disk, the first are written."""
+        if self._files.is_paused:
+            source.give_up(rows)
+            return
+        try:
+            batches = source.encode(rows)
+        except Exception as error:  # whatever an environment returned
+            source.rewind()
+            source.give_up(rows)
+            _log.error("rows of a recording cannot be encoded: %r", error, exc_info=error)
+            return
+        if not batches or self._files.write(source, batches):
+            return
+        source.rewind()
+        if len(rows) == 1:
+            self._files.pause()
+            source.give_up(rows)
+            return
+        # How many rows come at once depends on the processor's speed, and what a disk holds of them must not.
+        half = len(rows) // 2
+        self._store(source, rows[:half])
+        self._store(source, rows[half:])
 
 
 class _Files:
@@ -208,97 +227,81 @@ class _Files:
         self._segment_bytes = segment_bytes if most is None else max(1, min(segment_bytes, most // 4))
         self._open: dict[Source, Segment] = {}
         self._parts: dict[int, int] = {}
-        self._sealed: deque[tuple[Path, int]] = deque()
-        self._sealed_bytes = 0
+        self._ended: deque[Segment] = deque()
         self._retry_at = 0.0
+        self._problem = ""
         self._told = False
 
-    def write(self, source: Source, batches: list[pa.RecordBatch]) -> bool:
-        """Append record batches of a source; return whether that worked."""
-        if time.monotonic() < self._retry_at:
-            return False
-        rows = sum(len(batch) for batch in batches)
-        try:
-            had_file = source in self._open
-            try:
-                self._append(source, batches, rows)
-            except OSError:
-                if not had_file:
-                    raise
-                self.end(source)  # it may be the file alone that may not grow
-                self._append(source, batches, rows)
-            return True
-        except OSError as error:
-            self._retry_at = time.monotonic() + _PAUSE
-            _log.error(
-                "the recording in %s cannot be written, and lacks what comes now: %s; the next try is in %g s",
-                self._folder,
-                error.strerror or error,
-                _PAUSE,
-            )
-            return False
+    @property
+    def is_paused(self) -> bool:
+        """True if files could not be written a moment ago, and are not tried again yet."""
+        return time.monotonic() < self._retry_at
 
-    def _append(self, source: Source, batches: list[pa.RecordBatch], rows: int) -> None:
+    def pause(self) -> None:
+        """Say that files cannot be written, and try no more for a while."""
+        self._retry_at = time.monotonic() + _PAUSE
+        _log.error(
+            "the recording in %s cannot be written, and lacks what comes now: %s; the next try is in %g s",
+            self._folder,
+            self._problem,
+            _PAUSE,
+        )
+
+    def write(self, source: Source, batches: list[pa.RecordBatch]) -> bool:
+        """Append record batches of a source, all or nothing; return whether they are written."""
         segment = self._open.get(source)
-        if segment is not None and (segment.size > self._segment_bytes or segment.rows > _SEGMENT_ROWS):
+        if segment is not None:
+            if segment.size <= self._segment_bytes and segment.rows <= _SEGMENT_ROWS and self._append(segment, batches):
+                return True
+            # It is full, or alone may not grow: others may, and Parquet takes less of a disk that is full.
             self.end(source)
-            segment = None
-        begins = segment is None
-        if segment is None:
-            part = self._parts.get(source.stream, 0) + 1
-            segment = Segment(self._folder / f"{self._run}.{source.stream}.{part:06}", source.schema)
+        part = self._parts.get(source.stream, 0) + 1
+        segment = Segment(self._folder / f"{self._run}.{source.stream}.{part:06}", source.schema)
+        if not self._append(segment, batches):
+            return False
+        self._open[source], self._parts[source.stream] = segment, part
+        return True
+
+    def _append(self, segment: Segment, batches: list[pa.RecordBatch]) -> bool:
         data = segment.pack(batches)
         if not self._make_room(len(data) + 100):
-            raise OSError(0, f"{len(data)} bytes do not fit into the limit of {self._most}")
+            self._problem = f"{len(data)} bytes do not fit into the limit of {self._most}"
+            return False
         try:
-            segment.append(data, rows)
-        except OSError:
-            if not begins:  # what was packed is lost, and with it the place in the stream
-                self.end(source)
-            raise
-        if begins:
-            self._open[source] = segment
-            self._parts[source.stream] = self._parts.get(source.stream, 0) + 1
+            segment.append(data, sum(len(batch) for batch in batches))
+        except OSError as error:
+            self._problem = error.strerror or str(error)
+            return False
+        return True
 
     def end(self, source: Source) -> None:
         """Seal the segment of a source, where it has one."""
         segment = self._open.pop(source, None)
         if segment is None:
             return
-        path, size = segment.path, segment.size
-        if self._make_room(2 * size):  # for a moment both files are there
+        if self._make_room(2 * segment.size):  # for a moment both files are there
             try:
-                path, size = segment.seal(), segment.size
+                segment.seal()
             except (OSError, pa.ArrowException) as error:
                 _log.error("a segment of the recording in %s cannot be sealed, and stays %s: %s", self._folder,
-                           path.name, error)  # fmt: skip
-        self._sealed.append((path, size))
-        self._sealed_bytes += size
+                           segment.path.name, error)  # fmt: skip
+        self._ended.append(segment)
         self._make_room(0)  # the Parquet of a few rows is larger than their stream
 
     def _make_room(self, size: int) -> bool:
         """Delete the oldest segments until so many bytes fit within the limit; return whether they do."""
-        most = self._most
-        while most is not None and size + self._total() > most:
-            if not self._sealed:
-                oldest = next(iter(self._open), None)
-                if oldest is None or len(self._open) == 1:
-                    return False
-                segment = self._open.pop(oldest)
-                self._sealed.append((segment.path, segment.size))
-                self._sealed_bytes += segment.size
-            path, gone = self._sealed.popleft()
-            self._sealed_bytes -= gone
-            for each in (path, path.with_name(path.name + ".sums")):
-                with contextlib.suppress(OSError):
-                    each.unlink()
+        if self._most is None:
+            return True
+        while size + sum(segment.size for segment in (*self._ended, *self._open.values())) > self._most:
+            if not self._ended and len(self._open) < 2:
+                return False
+            oldest = self._ended.popleft() if self._ended else self._open.pop(next(iter(self._open)))
+            oldest.delete()
             level = _log.warning if not self._told else _log.debug
             self._told = True
-            level("the recording reached its limit of %d bytes: its oldest file %s is deleted", most, path.name)
+            level("the recording reached its limit of %d bytes: its oldest file %s is deleted", self._most,
+                  oldest.path.name)  # fmt: skip
         return True
-
-    def _total(self) -> int:
-        return self._sealed_bytes + sum(segment.size for segment in self._open.values())
 
     def close(self) -> None:
         """Seal all segments."""

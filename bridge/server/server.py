@@ -311,7 +311,7 @@ class Server:
         return self._source.env_ids
 
     def status(self) -> dict[str, Any]:
-        """Return what it does and has done, as its property `server.status` says it (docs/properties.md)."""
+        """Return what it does and has done, as its property `server.status` says it (docs/protocol.md)."""
         return self._registry.status()
 
     # Serving

@@ -67,7 +67,7 @@ REQUIREMENTS: dict[str, str] = {
     "D-22": "several agents in one world",
     "D-25": "requests sent ahead",
 }
-"""The checks, by the ids of the requirements; docs/conformance.md says what of each can be seen from outside."""
+"""The checks, by the ids of the requirements; docs/protocol.md says what of each can be seen from outside."""
 
 TEXTS = ("", "a", "0")
 """The texts to try where an action is a text: specs do not say which are allowed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -29,7 +28,7 @@ def list_attributes(env: Known) -> list[str]:
     Returns:
         The names, those of the outermost wrapper first; none if the lanes run in other processes.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for layer in _layers(env):
         for owner in (layer, *type(layer).__mro__):
             for name, value in getattr(owner, "__dict__", {}).items():
@@ -47,7 +46,7 @@ def find_attribute(env: Known, name: str) -> None:
         raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
 
-def _layers(env: Known) -> Sequence[Any]:
+def _layers(env: Known) -> Sequence[object]:
     """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
     if not isinstance(env, VectorEnv) or isinstance(env, BatchVector):
         return list(layers_of(env))
@@ -55,7 +54,7 @@ def _layers(env: Known) -> Sequence[Any]:
     return list(layers_of(lanes[0])) if lanes else []
 
 
-def _travels(value: Any) -> bool:
+def _travels(value: object) -> bool:
     """True if the values codec can encode a value, without copying large ones.
 
     None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.

@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec
@@ -23,8 +22,6 @@ from bridge.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec
 __all__ = [
     "ACTION_NAMES",
     "LANES_HAVE_NO_KEYS",
-    "NamedActions",
-    "checked_action_names",
     "checked_play_fps",
     "controls_of",
     "controls_of_space",
@@ -75,10 +72,9 @@ _NO_OPS = ("NOOP", "NO-OP", "NO_OP", "NOTHING", "DO NOTHING")
 _AXES = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
 # Box spaces of more numbers than these are not for keys.
 _MOST_NUMBERS = 16
-_LONGEST_NAME = 40
 
 
-def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[frozenset[str], Any]:
+def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[frozenset[str], int]:
     """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four.
 
     An action whose name is no direction also has a letter of its name, the first that is free.
@@ -114,7 +110,7 @@ def _words(meaning: str) -> list[str]:
     return re.findall("[A-Z]+", meaning)
 
 
-def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
+def known_names(spec: EnvSpec | None, space: Space[object]) -> list[str] | None:
     """Return what the actions of one of Gymnasium's own environments are called; None: it is none of them.
 
     Args:
@@ -125,7 +121,7 @@ def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
     return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
 
 
-def known_agent_names(name: str, space: Space[Any]) -> list[str] | None:
+def known_agent_names(name: str, space: Space[object]) -> list[str] | None:
     """Return what an agent's actions are called in an environment of several agents; None: it is not known.
 
     Args:
@@ -146,7 +142,7 @@ def does_nothing(names: Sequence[str] | None, position: int) -> bool:
     return names is not None and position < len(names) and names[position].upper() in _NO_OPS
 
 
-def checked_play_fps(play_fps: Any, fps: float | None) -> float | None:
+def checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
     """Return the keyword `play_fps`, or raise SettingError where it is none.
 
     Args:
@@ -161,37 +157,6 @@ def checked_play_fps(play_fps: Any, fps: float | None) -> float | None:
     if not fits or not 1 <= play_fps < float("inf"):
         raise SettingError(f"expected play_fps to be a number of steps a second, 1 or more, got {play_fps!r}")
     return float(play_fps)
-
-
-def checked_action_names(names: str | Sequence[str] | None) -> list[str] | None:
-    """Return the keyword `action_names` as a list, or raise SettingError where it is none; a text has commas."""
-    if names is None:
-        return None
-    found = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-    if not found or not all(isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME for name in found):
-        wanted = f"texts of 1 to {_LONGEST_NAME} characters, one for each action"
-        raise SettingError(f"expected action_names to be {wanted}, got {names!r:.80}")
-    return found
-
-
-class NamedActions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose actions have names for people, which `get_action_meanings` returns.
-
-    Raises:
-        SettingError: The action space is not Discrete, or has another number of actions.
-    """
-
-    def __init__(self, env: GymEnv, names: Sequence[str]) -> None:
-        super().__init__(env)
-        space = env.action_space
-        if not isinstance(space, spaces.Discrete) or space.n != len(names):
-            wanted = f"one for each of its {space.n} actions" if isinstance(space, spaces.Discrete) else "none"
-            raise SettingError(f"action_names has {len(names)} names; an environment with {space} takes {wanted}")
-        self._names = list(names)
-
-    def get_action_meanings(self) -> list[str]:
-        """Return what the actions are called, in their order."""
-        return list(self._names)
 
 
 LANES_HAVE_NO_KEYS = json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
@@ -230,7 +195,7 @@ def _enum_names(env: GymEnv) -> list[str] | None:
 
 
 def controls_of_space(
-    space: Space[Any],
+    space: Space[object],
     own: dict[Any, Any] | None = None,
     names: list[str] | None = None,
     fps: float | None = None,
@@ -317,5 +282,5 @@ def _name(key: Any) -> str:
     return _WORDS.get(key) or str(key).lower()
 
 
-def _json(value: dict[str, Any]) -> str:
+def _json(value: dict[str, object]) -> str:
     return json.dumps(value)

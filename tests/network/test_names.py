@@ -10,7 +10,7 @@ from tests.network.programs import PORT, serve, vector_shape
 
 SLOTS = [1, 2, 4, 16]
 TIMES = 2
-"""Whether a look-up is shared depends on when each slot asks for it."""
+"""A look-up that is shared or not depends on when each slot asks for it."""
 FAMILIES = ["IPv4", "IPv6", "both"]
 
 

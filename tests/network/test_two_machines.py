@@ -51,7 +51,7 @@ def folders(tmp_path):
 def test_the_page_works_as_printed(machines, folders):
     (game, trainer), (at_game, at_trainer) = machines, folders
     (install, serve_here), (bench,), (cert, token), (serve_all,) = blocks("sh")
-    (train,), (printed,) = blocks("python"), blocks("text")
+    (train, _), (printed,) = blocks("python"), blocks("text")
     assert install == INSTALL
 
     here = shell(game, serve_here, at_game)

@@ -1,6 +1,6 @@
 """What the peers do, in either version: environments, and plays that return all that they saw.
 
-Only names that docs/stability.md calls stable are used of `bridge`. A play of a remote environment and of a local one
+Only names that docs/reference.md calls stable are used of `bridge`. A play of a remote environment and of a local one
 give the same, bit for bit.
 """
 

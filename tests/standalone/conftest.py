@@ -7,7 +7,7 @@ import pytest
 from tests.installed import report_table, versions_of
 from tests.standalone.environments import ENVIRONMENTS, ROOT, chosen
 
-PAGE = ROOT / "docs" / "old-python.md"
+PAGE = ROOT / "docs" / "environments.md"
 BEGIN = "<!-- versions: written by make test-standalone -->\n"
 END = "<!-- end of versions -->"
 results: dict[str, list[str]] = {}
@@ -52,7 +52,7 @@ def table() -> list[str]:
 
 def pytest_addoption(parser):
     parser.addoption("--only", default="", metavar="NAMES", help="environments to play with, in place of all")
-    parser.addoption("--write", action="store_true", help="write the table into docs/old-python.md")
+    parser.addoption("--write", action="store_true", help="write the table into docs/environments.md")
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,6 +1,6 @@
 """Run the core tests in each environment: `python -m tests.versions.run_core NAME…`; exits 1 where one fails.
 
-The counts stay beside the environment, for the table of docs/platforms.md.
+The counts stay beside the environment, for the table of docs/transports.md.
 """
 
 from __future__ import annotations

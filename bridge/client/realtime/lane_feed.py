@@ -1,7 +1,13 @@
 """Holds the answers of one environment whose Steps are in flight, until the next `step` takes them.
 
-Rewards and frames of answers that nobody took are added up. The first observation of an episode and its end are each
-told by a step of their own. Of lanes, an episode that ended before its first observation was told leaves its record.
+The server answers a Step for each frame, whether the caller steps or not. A slow caller therefore finds several
+answers, and must be told as much as Gymnasium's `step` can tell: one observation, one reward, one pair of flags. So
+
+- answers within an episode are merged: the newest observation, the sum of rewards and frames;
+- the first observation of an episode and its end are never merged with others: each is told by a step of its own;
+- an episode of a lane that began and ended between two steps is left out, and only its record is told.
+
+At most two parts wait, however slow the caller is: an end, and a first observation before or after it.
 """
 
 from __future__ import annotations
@@ -25,11 +31,11 @@ _INDEX = {name: index for index, name in enumerate(TIMING)}
 _MOST_RECORDS, _MOST_FINALS = 65536, 8
 
 
-Owed = tuple[float, int, Mapping[str, Any]]
-_NOTHING: Owed = 0.0, 0, {}
+Carried = tuple[float, int, Mapping[str, Any]]
+_NOTHING: Carried = 0.0, 0, {}
 
 
-def _sum(earlier: Owed, later: Owed) -> Owed:
+def _sum(earlier: Carried, later: Carried) -> Carried:
     """Return rewards, frames and interventions of two spans of frames as those of one."""
     return earlier[0] + later[0], earlier[1] + later[1], merge_interventions(earlier[2], later[2])
 
@@ -87,7 +93,8 @@ class LaneFeed:
     """Holds the answers of one lane, of a single environment, or of one agent.
 
     Args:
-        skips: Whether an episode that ended before its first observation was told is left out, but for its record.
+        skips: True for lanes: an episode that ended before its first observation was told is left out, but for its
+            record.
     """
 
     def __init__(self, skips: bool) -> None:
@@ -102,7 +109,7 @@ class LaneFeed:
         self._records: list[dict[str, Any]] = []
         self._since = 0
         self._entered = 0  # the episode of the newest answer; 0: the next one is the first of its episode
-        self._owed: Owed = _NOTHING  # what passed before the first observation of that episode
+        self._carried: Carried = _NOTHING  # what passed before the first observation of that episode
 
     @property
     def available(self) -> bool:
@@ -126,7 +133,7 @@ class LaneFeed:
     def restart(self) -> None:
         """Expect the first answer of an episode."""
         self.over = False
-        self._entered, self._owed = 0, _NOTHING
+        self._entered, self._carried = 0, _NOTHING
 
     def push(self, part: Part, number: int, *, counts: bool = True) -> bool:
         """Take what an answer says; return whether it is told, alone or with others.
@@ -134,7 +141,7 @@ class LaneFeed:
         Args:
             part: What it says.
             number: That of its request.
-            counts: Whether it may be told.
+            counts: True if it may be told.
         """
         timing = part.timing
         shown = self._unseen.arrived(
@@ -145,32 +152,45 @@ class LaneFeed:
         part.shown, part.first = shown, part.episode != self._entered
         self.over, self._entered = part.ended, 0 if part.ended else part.episode
         if part.first:
-            self._owed = _NOTHING
+            self._carried = _NOTHING
         self._add(part)
         return True
 
     def _add(self, part: Part) -> None:
-        """Put a part behind what waits, or together with it."""
+        """Append a part to the queue, or merge it with the last one there.
+
+        After each call the queue holds at most two parts: one of a running episode, or the first part of an episode, or
+        an end; or an end and the first part of the episode after it, or a first part and the end of the same episode.
+        """
         last = self.queue[-1] if self.queue else None
+        # The caller has not taken the episode's first observation yet: this newer one is told in its place, and it is
+        # still the episode's first step to the caller.
         if last is not None and last.first and not part.ended:
-            part.first = True  # the first observation is the newest
+            part.first = True
+        # The episode began and ended before the caller took anything of it. A lane leaves it out; its record is kept
+        # by `note_record`. A single environment or agent was asked to play it by a Reset, and is told its end.
         elif last is not None and last.first and self._skips:
-            self.queue.pop()  # an episode that nobody was in
+            self.queue.pop()
             return
+        # A reset gives no reward in Gymnasium. What the frames before the first observation earned is kept, and added
+        # to the step after it, so that the rewards that a caller gets add up to the episode's return.
         if part.first and not part.ended:
-            self._owed = _sum(self._owed, (part.reward, part.frames, part.intervention))
+            self._carried = _sum(self._carried, (part.reward, part.frames, part.intervention))
             part.reward, part.frames, part.intervention = _NOTHING
         elif not part.first:
             part.reward, part.frames, part.intervention = _sum(
-                self._owed, (part.reward, part.frames, part.intervention)
+                self._carried, (part.reward, part.frames, part.intervention)
             )
-            self._owed = _NOTHING
+            self._carried = _NOTHING
         if last is None:
             self._add_first(part)
         elif last.first and part.first:
             self.queue[-1] = part
+        # An end is told by a step of its own: neither the next episode nor later frames may hide it. A first
+        # observation is too, where an end follows on it.
         elif last.ended or last.first:
             self.queue.append(part)
+        # A slow caller: both are of the running episode. It gets the newest observation and the sum of the rewards.
         else:
             part.reward, part.frames, part.intervention = _sum(
                 (last.reward, last.frames, last.intervention), (part.reward, part.frames, part.intervention)
@@ -178,7 +198,11 @@ class LaneFeed:
             self.queue[-1] = part
 
     def _add_first(self, part: Part) -> None:
-        """Have a part wait, behind nothing; where it says nothing new it stands for what was told."""
+        """Append a part to an empty queue.
+
+        The server answers with the observation that was told before where no frame has passed. Such an answer only
+        refreshes the message and the times of what was told; it must not look like a step.
+        """
         told = self.told
         if told is not None and told.shown is part.shown and not part.ended and not part.frames:
             told.message, told.timing = part.message, part.timing
@@ -201,7 +225,7 @@ class LaneFeed:
         Args:
             message: The newest answer.
             timing: What it says of this lane's times.
-            pops: Whether something new may be told.
+            pops: True if something new may be told.
         """
         new = bool(self.queue) and pops
         part = self.queue.popleft() if new else self.told

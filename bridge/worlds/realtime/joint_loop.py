@@ -38,7 +38,7 @@ DEFAULT = _Default()
 class Transition:
     """The result of a frame for one agent."""
 
-    observation: Any
+    observation: object
     """An element of the agent's observation space."""
     reward: float = 0.0
     """Of this frame; 0.0 in the first frame of an episode."""
@@ -46,7 +46,7 @@ class Transition:
     """True if the agent's episode terminated in this frame."""
     truncated: bool = False
     """True if the agent's episode was truncated in this frame."""
-    info: Any = dataclasses.field(default_factory=dict)
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The agent's info, a dict."""
 
     @property
@@ -77,7 +77,7 @@ class JointLoop(RealtimeLoop):
         names: Sequence[str],
         fps: float,
         *,
-        may_repeat: Callable[[str, Any, Any], bool] = lambda name, observation, action: True,
+        may_repeat: Callable[[str, object, object], bool] = lambda name, observation, action: True,
         **options: Any,
     ) -> None:
         super().__init__(1, fps, DEFAULT, **options)
@@ -96,7 +96,7 @@ class JointLoop(RealtimeLoop):
         waits = not self._autoreset and self.environment.phase is not Phase.RUNNING
         return None if waits else super().next_due()
 
-    def _choose(self, lane: LoopLane, now: float) -> dict[str, Any]:
+    def _choose(self, lane: LoopLane, now: float) -> dict[str, object]:
         chosen = {}
         for name in self.alive:
             part = self.parts[name]
@@ -238,7 +238,7 @@ class JointLoop(RealtimeLoop):
         entered = loop_agent.lanes[0].episode if loop_agent.follows else loop_agent.buffers[0].entered
         return loop_agent.player and entered == self.environment.episode and not self._holds(loop_agent)
 
-    def ask(self, loop_agent: LoopAgent, seed: int | None, options: Any, restart: bool) -> None:
+    def ask(self, loop_agent: LoopAgent, seed: int | None, options: object, restart: bool) -> None:
         """Take an agent's Reset: it gives up its episode.
 
         Args:
