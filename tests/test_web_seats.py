@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from bridge import Auth, Web, serve_gym, serve_parallel
+from bridge import Web, serve_gym, serve_parallel
 from tests.support import until
 from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
 from tests.test_web_takeover import Trainer, take_over
@@ -105,7 +105,7 @@ def test_a_world_of_one_s_own_is_played_again_after_a_reload(opened):  # noqa: F
 
 def test_a_link_invites_to_a_seat_and_its_code_says_the_same(opened):  # noqa: F811
     asked = []
-    with serve_parallel(Paddles, web=True, fps=30, match=True, auth=Auth(token="a-token-for-all")) as server:
+    with serve_parallel(Paddles, web=True, fps=30, match=True, token="a-token-for-all") as server:
         ann = opened(f"{server.web_url}#token=a-token-for-all")
         sit(ann, "Ann", "upper")
         ann.click("#invite-open")
