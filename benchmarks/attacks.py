@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import re
 import socket
 import statistics
 import sys
@@ -52,7 +53,12 @@ _WINDOW = 0.1
 _CONNECTION = 400
 """Bytes that making a connection counts as, in the slow variant: what TCP sends for it."""
 _MIB = 1 << 20
-_SPAWN = multiprocessing.get_context("spawn")
+# Of processes that are spawned each imports everything for a second or two, four of them in each round.
+_FORKS = "forkserver" in multiprocessing.get_all_start_methods()
+_SPAWN: Any = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
+if _FORKS:
+    _SPAWN.set_forkserver_preload(["benchmarks.attackers", "bridge.gateway"])
+_PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 
 
 # Attackers
@@ -417,16 +423,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: 3)")
     parser.add_argument("--rounds", type=int, default=5, help="of which medians are shown (default: 5)")
     parser.add_argument("--servers", default=",".join(SERVERS), help="some of http2,grpcio,gateway (default: all)")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/security.md")
     add_busy(parser)
     arguments = parser.parse_args(argv)
     names = list(ATTACKS) if arguments.rows is None else _chosen(arguments.rows)
     kinds = arguments.servers.split(",")
     for unknown in [name for name in names if name not in ATTACKS] + [kind for kind in kinds if kind not in SERVERS]:
         parser.error(f"there is no {unknown!r}; see --help")
+    if arguments.write and (len(names) < len(ATTACKS) or len(kinds) < len(SERVERS)):
+        parser.error("--write needs all rows and all servers: the page quotes one whole run")
     results: dict[str, dict[str, Outcome]] = {}
     missed = []
     with measuring(parser, arguments.busy):
-        print(f"{arguments.rounds} rounds of {arguments.seconds:g} s, {os.cpu_count()} cores", file=sys.stderr)
+        how = f"{arguments.rounds} rounds of {arguments.seconds:g} s on {os.cpu_count()} cores"
+        print(how, file=sys.stderr)
         for name in names:
             results[name] = {}
             for kind in kinds:
@@ -436,8 +446,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{name}, {SERVERS[kind]}: {found}", file=sys.stderr, flush=True)
                 if kind != "grpcio" and not found.meets_goals:
                     missed.append(f"{name} ({SERVERS[kind]})")
-        print(table(results, kinds))
-        print(f"missed: {', '.join(missed) or 'none'}")
+        text = f"{table(results, kinds)}\n\n{how}; goals missed: {', '.join(missed) or 'none'}."
+        print(text)
+        if arguments.write:
+            page = _PAGE.read_text("utf-8")
+            pattern = re.compile(r"(<!-- attacks: [^\n]*-->\n).*?(<!-- end of attacks -->)", re.DOTALL)
+            _PAGE.write_text(pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page), "utf-8")
     return int(bool(missed))
 
 

@@ -59,29 +59,49 @@ def test_what_is_charged_while_it_waits_makes_it_wait_longer():
     assert waits[-1] - waits[0] == pytest.approx(99 * 0.003 / SHARE)
 
 
-def test_flooders_use_their_share_of_the_time_together_however_many_they_are():
-    for count in (1, 4, 50):
-        share = FairShare()
-        share.connections = count
-        accounts = [ProcessorAccount(share, 0.0) for _ in range(count)]
-        due, used, now, end = dict.fromkeys(range(count), 0.0), 0.0, 0.0, 200.0
-        waiting = set()
-        while True:
-            index = min(due, key=due.get)
-            now = max(now, due[index])
-            if now > end:
-                break
-            if index in waiting:
-                waiting.discard(index)
-                share.waiting -= 1
-            now += 0.002
-            used += 0.002
-            wait = accounts[index].charge(0.002, now)
-            due[index] = now + wait
-            if wait:
-                waiting.add(index)
-                share.waiting += 1
-        assert used / end < SHARE + REFILL + 0.02
+def used_by_flooders(count, share):
+    """Return the seconds a second that so many flooders use, in turns of 2 ms of processor time."""
+    share.connections = count
+    accounts = [ProcessorAccount(share, 0.0) for _ in range(count)]
+    due, used, now, end = dict.fromkeys(range(count), 0.0), 0.0, 0.0, 200.0
+    waiting = set()
+    while True:
+        index = min(due, key=due.get)
+        now = max(now, due[index])
+        if now > end:
+            return used / end
+        if index in waiting:
+            waiting.discard(index)
+            share.waiting -= 1
+        now += 0.002 / share.speed
+        used += 0.002
+        wait = accounts[index].charge(0.002, now)
+        due[index] = now + wait
+        if wait:
+            waiting.add(index)
+            share.waiting += 1
+
+
+@pytest.mark.parametrize("count", [1, 4, 50])
+def test_flooders_use_their_share_of_the_time_together_however_many_they_are(count):
+    assert used_by_flooders(count, FairShare()) < SHARE + REFILL + 0.02
+
+
+def test_beside_other_programs_flooders_use_their_share_of_what_the_server_gets():
+    share = FairShare()
+    for _ in range(1000):
+        share.note_turn(0.001, 0.004)
+    assert share.speed == pytest.approx(0.25, abs=0.01)
+    assert used_by_flooders(4, share) < (SHARE + REFILL + 0.02) / 4
+
+
+def test_one_long_pause_says_little_of_the_servers_speed():
+    share = FairShare()
+    share.note_turn(0.001, 0.02)
+    assert share.speed > 0.9
+    for _ in range(1000):
+        share.note_turn(0.001, 0.001)
+    assert share.speed == pytest.approx(1.0, abs=0.02)
 
 
 def test_who_was_refused_and_goes_on_is_not_read_without_end(no_share, monkeypatch):

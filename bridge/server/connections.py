@@ -336,12 +336,14 @@ class Connections:
 
         Of a connection that was refused, what it had sent before it knew is dropped.
         """
-        began, before = time.thread_time(), connection.unserved
+        before, at, began = connection.unserved, time.monotonic(), time.thread_time()
         try:
             return len(connection.sock.recv(CHUNK)) if connection.ending else connection.receive()
         finally:
+            seconds = time.thread_time() - began
+            self._share.note_turn(seconds, time.monotonic() - at)
             served = max(0, connection.unserved - before) * self._share.worth
-            self._charge(connection, max(0.0, time.thread_time() - began - served))
+            self._charge(connection, max(0.0, seconds - served))
 
     def flush(self, connection: Connection) -> None:
         """Send what is to be sent, and watch for what the connection needs next."""

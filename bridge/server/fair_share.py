@@ -5,6 +5,9 @@ header blocks, resets, frames of no meaning) costs it nothing and this server so
 little of that at once, and all of them together a fixed share of the time. Who uses more is read later, and in smaller
 pieces; nobody is cut for it. A request beside such bytes does not make them free: it is worth what a request has been
 seen to take on this machine, and the rest of the turn is charged.
+
+The shares are of the time that the server gets. Beside other programs that may be a third of a core: attackers on the
+same machine, or a training loop, would else leave it no time for requests.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ _USUAL = 8
 _SHORT = 2e-4
 # The most that a byte can explain of a turn's seconds: the rest of it the system gave to other programs.
 _PER_BYTE = 1e-6
+# The seconds of turns over which the server's speed is averaged, and the least that is assumed.
+_MEMORY = 0.2
+_LEAST_SPEED = 0.1
 # Below this a clock is not to be believed.
 _LEAST = 2e-6
 _PAGE = 4096
@@ -44,11 +50,18 @@ class FairShare:
         """The seconds that connections were charged, by what their clients may do."""
         self.waiting = 0
         """How many connections wait until they are read again."""
+        self.speed = 1.0
+        """The processor time that the server gets a second in which it has something to do."""
 
     @property
     def worth(self) -> float:
         """Seconds of a turn that are not charged, for each of its requests."""
         return 2 * self.fastest
+
+    def note_turn(self, seconds: float, lasted: float) -> None:
+        """Note that a turn took so much processor time, and how long it lasted."""
+        speed = (self.speed * _MEMORY + seconds) / (_MEMORY + lasted)
+        self.speed = min(1.0, max(_LEAST_SPEED, speed))
 
     def note_fastest(self, seconds: float) -> None:
         """Note that a request was received in fewer seconds than any before."""
@@ -94,10 +107,11 @@ class ProcessorAccount:
         self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
 
     def charge(self, seconds: float, now: float) -> float:
-        """Count what was used without completing a request; return the seconds for which it is not to be read.
+        """Count processor time that completed no request; return the seconds for which it is not to be read.
 
         What is charged while it is not read, as for requests that came together, adds to these seconds.
         """
+        seconds /= self.share.speed
         refill = REFILL / max(2, self.share.connections)
         self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
         self._seen = now
