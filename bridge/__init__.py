@@ -7,6 +7,7 @@ from bridge.lazy import lazy_names
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:
+    from bridge.adapters.timed import TimeAction
     from bridge.client.env import RemoteEnv, make_remote
     from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.client.slots.slot import SlotState
@@ -17,16 +18,18 @@ if TYPE_CHECKING:
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.recording.recorder import Recorder
+    from bridge.server.auth import Auth
     from bridge.server.limits import Limits
     from bridge.server.server import Server
+    from bridge.server.web_site import Web
     from bridge.transport.credentials import TLS
     from bridge.version import __version__
     from bridge.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.worlds.realtime.clocked_world import RealTime
-    from bridge.worlds.timed import TimeAction
 
 __all__ = [
     "TLS",
+    "Auth",
     "Episode",
     "Episodes",
     "Limits",
@@ -41,6 +44,7 @@ __all__ = [
     "Server",
     "SlotState",
     "TimeAction",
+    "Web",
     "__version__",
     "make_parallel_remote",
     "make_remote",
@@ -61,6 +65,7 @@ register_remote()
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
+    "Auth": "bridge.server.auth",
     "Episode": "bridge.worlds.observers",
     "Episodes": "bridge.worlds.observers",
     "Limits": "bridge.server.limits",
@@ -75,7 +80,8 @@ _PLACES = {
     "Server": "bridge.server.server",
     "SlotState": "bridge.client.slots.slot",
     "TLS": "bridge.transport.credentials",
-    "TimeAction": "bridge.worlds.timed",
+    "TimeAction": "bridge.adapters.timed",
+    "Web": "bridge.server.web_site",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.client.parallel_env",
     "make_remote": "bridge.client.env",

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -28,11 +29,11 @@ def flat_names(keyword: str, group: type) -> dict[str, dataclasses.Field[Any]]:
 
     Returns:
         The fields by their flat names. Those of `tls` and `record` have a prefix: `tls_ca`, but the folder of `record`
-        is `record` itself.
+        is `record` itself; and the hosts of `web` are `web_hosts`.
     """
     prefix = f"{keyword}_" if keyword in ("tls", "record") else ""
     fields = {f"{prefix}{field.name}": field for field in dataclasses.fields(group)}
-    return {keyword if name == "record_folder" else name: field for name, field in fields.items()}
+    return {{"record_folder": "record", "hosts": "web_hosts"}.get(name, name): field for name, field in fields.items()}
 
 
 def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError:
@@ -48,13 +49,15 @@ def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
-def grouped(**groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def grouped(options: type | None = None, **groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a function so that it says where the keyword is that somebody looks for.
 
     It also shortens tracebacks: of an error that explains itself, such as a refused connection, the caller sees their
     own frames and one of this package. Its cause stays.
 
     Args:
+        options: The dataclass that the function makes of its `**keywords`; signature and docstring show the fields in
+            their place. None: it has none of these.
         groups: The dataclasses that its keywords take, by keyword.
     """
     places = {
@@ -64,7 +67,11 @@ def grouped(**groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     }
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        known = inspect.signature(function).parameters
+        signature = inspect.signature(function)
+        if options is not None:
+            signature = _with_fields(signature, options)
+            function.__doc__ = _with_texts(inspect.getdoc(function) or "", inspect.getdoc(options) or "")
+        known = signature.parameters
         takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         title = function.__qualname__.removesuffix(".__init__")
 
@@ -80,6 +87,25 @@ def grouped(**groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
             except _SELF_EXPLANATORY as error:
                 raise error.with_traceback(None)
 
+        call.__signature__ = signature  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def _with_fields(signature: inspect.Signature, options: type) -> inspect.Signature:
+    """Return a signature that has a dataclass's fields in the place of `**keywords`."""
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    fields = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=str(field.type))
+        for field in dataclasses.fields(options)
+        if field.init
+    ]
+    return signature.replace(parameters=[*own, *fields])
+
+
+def _with_texts(doc: str, of_options: str) -> str:
+    """Return a docstring that says of a dataclass's fields what its own does, in the place of `keywords: …`."""
+    section = re.search(r"^Args:\n((?: .*\n|\n)*)", of_options + "\n", re.MULTILINE)
+    texts = section.group(1).rstrip() if section else ""
+    return re.sub(r"^    keywords: .*(?:\n        .*)*", lambda _: texts, doc, count=1, flags=re.MULTILINE)

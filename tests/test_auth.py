@@ -16,7 +16,7 @@ import grpc
 import gymnasium
 import pytest
 
-from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, Auth, errors, make_remote, make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate, Security
@@ -444,7 +444,7 @@ def test_beyond_loopback_a_server_makes_a_token_and_its_url_lets_clients_in(monk
 def test_insecure_makes_no_token_and_warns(monkeypatch):
     monkeypatch.delenv("BRIDGE_TOKEN", raising=False)
     with pytest.warns(RuntimeWarning, match=r"without TLS and token: anyone who reaches port"):
-        server = wide(insecure=True)
+        server = wide(auth=Auth(insecure=True))
     with server:
         assert "token" not in server.url
         make_remote(f"grpc://127.0.0.1:{server.port}").close()

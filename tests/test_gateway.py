@@ -14,7 +14,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from google.protobuf import any_pb2
 from gymnasium import spaces
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Auth, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
@@ -322,7 +322,7 @@ def test_a_server_that_does_not_let_the_gateway_in_is_told_and_no_client_is_aske
 
 def test_a_token_for_looking_on_does_that_alone():
     server = serve_gym(Paddle)
-    with gateway_to(server, token="for-players", watch_token="for-watchers") as gateway:
+    with gateway_to(server, token="for-players", auth=Auth(watch_token="for-watchers")) as gateway:
         env = make_remote(through(gateway, server), token="for-players")
         env.reset(seed=0)
         seen = make_remote(through(gateway, server), token="for-watchers", role="spectator", wait="now")
@@ -527,7 +527,7 @@ def test_a_request_behind_a_step_in_one_message_does_not_pass_as_a_step():
         "reset_world": pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest(world_name=name)),
         "extension": called,
     }
-    with gateway_to(server, token="for-players", watch_token="for-watchers") as gateway:
+    with gateway_to(server, token="for-players", auth=Auth(watch_token="for-watchers")) as gateway:
         env = make_remote(through(gateway, server), token="for-players")
         env.reset(seed=0)
         before = server.worlds

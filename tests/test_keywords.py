@@ -15,7 +15,19 @@ import gymnasium
 import pytest
 
 import bridge
-from bridge import TLS, Limits, RealTime, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import (
+    TLS,
+    Auth,
+    Limits,
+    RealTime,
+    Recording,
+    Web,
+    errors,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+    serve_parallel,
+)
 from bridge.perlert import make_perlert_env, serve_perlert
 from bridge.testing import check_server
 from tests.parallel_envs import Relay
@@ -82,6 +94,10 @@ def test_a_keyword_with_a_slip_names_the_one_that_is_near() -> None:
         ("max_action_age", "give realtime=RealTime(max_action_age=…)"),
         ("clock", "give realtime=RealTime(clock=…)"),
         ("tls_key", "give tls=TLS(key=…)"),
+        ("watch_token", "give auth=Auth(watch_token=…)"),
+        ("insecure", "give auth=Auth(insecure=…)"),
+        ("web_hosts", "give web=Web(hosts=…)"),
+        ("play_fps", "give web=Web(play_fps=…)"),
     ],
 )
 @pytest.mark.parametrize("serve", [serve_gym, serve_parallel])
@@ -103,11 +119,13 @@ def test_a_clients_keyword_that_is_in_a_group_says_in_which() -> None:
 
 
 def test_what_is_no_group_is_refused() -> None:
-    for keyword, group in (("limits", "Limits"), ("tls", "TLS")):
+    for keyword, group in (("limits", "Limits"), ("tls", "TLS"), ("auth", "Auth")):
         with pytest.raises(errors.SettingError, match=rf"expected {keyword} to be bridge.{group}\(…\), got a dict"):
             serve_gym("CartPole-v1", **{keyword: {}})
     with pytest.raises(errors.SettingError, match=r"expected realtime to be bridge.RealTime\(…\), got a float"):
         serve_gym("CartPole-v1", fps=10, realtime=0.5)  # type: ignore[arg-type]
+    with pytest.raises(errors.SettingError, match=r"expected web to be True, False or bridge.Web\(…\), got 8080"):
+        serve_gym("CartPole-v1", web=8080)  # type: ignore[arg-type]
     with pytest.raises(errors.SettingError, match="default_action and realtime need a real-time world: give fps="):
         serve_gym("CartPole-v1", realtime=RealTime(max_action_age=0.5))
     with pytest.raises(errors.SettingError, match=r"expected tls to be bridge.TLS\(…\), got a str"):
@@ -131,7 +149,13 @@ def test_no_form_of_certificates_shows_a_key() -> None:
 
 
 def test_groups_are_frozen_and_equal_by_value() -> None:
-    for group in (Limits(max_worlds=3), RealTime(max_action_age=0.5), TLS(ca="ca.pem")):
+    for group in (
+        Limits(max_worlds=3),
+        RealTime(max_action_age=0.5),
+        TLS(ca="ca.pem"),
+        Auth(watch_token="eyes"),
+        Web(play_fps=20),
+    ):
         assert group == dataclasses.replace(group)
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(group, dataclasses.fields(group)[0].name, 1)
@@ -155,6 +179,29 @@ def test_a_docstring_lists_every_keyword_and_no_other(function: Any) -> None:
     assert _documented(inspect.getdoc(function) or "") == parameters
 
 
-@pytest.mark.parametrize("group", [Limits, RealTime, TLS], ids=lambda group: group.__name__)
+@pytest.mark.parametrize("group", [Limits, RealTime, TLS, Auth, Web, Recording], ids=lambda group: group.__name__)
 def test_a_docstring_lists_every_field_and_no_other(group: Any) -> None:
     assert _documented(inspect.getdoc(group) or "") == {field.name for field in dataclasses.fields(group)}
+
+
+def test_both_ways_to_serve_have_the_same_options_after_their_own() -> None:
+    gym, parallel = (list(inspect.signature(serve).parameters.values()) for serve in (serve_gym, serve_parallel))
+    shared = [parameter.name for parameter in gym[-19:]]
+    assert gym[-19:] == parallel[-19:]
+    assert {"env_kwargs", "host", "fps", "realtime", "token", "tls", "auth", "limits", "record", "web"} <= set(shared)
+    assert {parameter.name for parameter in gym[:-19]} & {parameter.name for parameter in parallel[:-19]} == {
+        "env",
+        "default_action",  # of one environment a value, of several agents a function
+    }
+
+
+def test_no_group_shows_a_token() -> None:
+    assert "secret" not in repr(Auth(watch_token="secret"))
+
+
+def test_several_agents_are_served_at_a_unix_socket_too(tmp_path: Path) -> None:
+    with serve_parallel(Relay, unix_path=str(tmp_path / "socket")) as server:
+        assert server.urls == [server.url, f"unix://{tmp_path / 'socket'}"]
+        env = bridge.make_parallel_remote(server.urls[1])
+        assert set(env.reset(seed=1)[0]) == set(env.possible_agents)
+        env.close()

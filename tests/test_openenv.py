@@ -20,7 +20,7 @@ from gymnasium import spaces
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from bridge import Limits, Server, make_remote, make_vec_remote, serve_gym
+from bridge import Auth, Limits, Server, make_remote, make_vec_remote, serve_gym
 from bridge.errors import (
     AddressError,
     ConnectError,
@@ -215,7 +215,7 @@ def test_pictures_travel_as_png_where_that_is_asked_for() -> None:
 
 def test_tokens_are_asked_for_everywhere_but_at_health() -> None:
     basic = base64.b64encode(b"anyone:secret").decode()
-    with serve_gym("CartPole-v1", web=True, openenv=True, token="secret", watch_token="eyes") as server:
+    with serve_gym("CartPole-v1", web=True, openenv=True, token="secret", auth=Auth(watch_token="eyes")) as server:
         assert fetch(server, "/health")[0] == 200
         assert fetch(server, "/schema")[0] == 401
         assert fetch(server, "/schema", Authorization="Bearer wrong")[0] == 401

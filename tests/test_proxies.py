@@ -25,7 +25,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb2
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as public_connect
 
-from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
+from bridge import TLS, Auth, errors, make_remote, make_vec_remote, serve_gym
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, make_certificates
 from bridge.wrappers import BlockingReset
@@ -295,7 +295,7 @@ def test_a_client_of_grpc_js_plays_on_our_server(kind, tmp_path):
 def test_the_page_and_websockets_pass_nginx_with_tls(tmp_path):
     files = make_certificates(tmp_path / "certs")
     changes = [("server.pem", str(files["server.pem"])), ("server.key", str(files["server.key"]))]
-    tokens = {"token": "for-players", "watch_token": "for-watchers"}
+    tokens = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
     context = ssl.create_default_context(cafile=files["ca.pem"])
     with (
         serve_gym(long_env, web=True, **tokens) as server,

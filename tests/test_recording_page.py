@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from google.protobuf import any_pb2
 
-from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Auth, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
@@ -185,7 +185,7 @@ def test_each_kind_of_world_has_the_switch_and_calls_are_recorded_while_it_is_of
 
 
 def test_a_token_for_looking_on_neither_switches_nor_shows_nor_steers(page, tmp_path):
-    tokens = {"token": "for-players", "watch_token": "for-watchers"}
+    tokens = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
     with serve_gym(Paddle, record=tmp_path, web=True, **tokens) as server:
         play(f"{server.url}?world=", 3, token="for-players")
         guest = page(server, "for-watchers").join("", role="spectator")

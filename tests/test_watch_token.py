@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from bridge import Limits, errors, make_remote, serve_gym
+from bridge import Auth, Limits, errors, make_remote, serve_gym
 from bridge.cli import main
 from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor
@@ -21,7 +21,7 @@ from tests.peers import Stream
 from tests.support import until
 from tests.web_envs import Paddle
 
-TOKENS = {"token": "for-players", "watch_token": "for-watchers"}
+TOKENS = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
 
 
 @pytest.fixture(autouse=True)
@@ -142,10 +142,10 @@ def test_what_is_written_garbled_is_answered():
         watcher.close()
 
 
-@pytest.mark.parametrize("keywords", [{"watch_token": "a"}, {"watch_token": "a", "token": "a"}])
+@pytest.mark.parametrize("keywords", [{}, {"token": "a"}])
 def test_it_needs_another_token_beside_it(keywords):
     with pytest.raises(errors.SettingError, match=r"watch_token.*another token"):
-        serve_gym(Paddle, **keywords)
+        serve_gym(Paddle, auth=Auth(watch_token="a"), **keywords)
 
 
 def test_it_is_in_no_message(caplog):
@@ -162,13 +162,13 @@ def test_the_watch_token_may_be_in_a_file_which_the_command_line_names(tmp_path,
     watcher.write_text("for-watchers\n")
     assert main(["serve", "--help"]) == 0
     assert "--watch-token-file" in capsys.readouterr().out
-    with serve_gym(Paddle, web=True, fps=30, token_file=player, watch_token_file=watcher) as server:
+    with serve_gym(Paddle, web=True, fps=30, token_file=player, auth=Auth(watch_token_file=watcher)) as server:
         env = make_remote(f"{server.url}?world=", token="for-watchers", role="spectator")
         env.reset()
         env.close()
         with pytest.raises(errors.RefusedError):
             make_remote(f"{server.url}?world=", token="for-watchers")
     with pytest.raises(errors.SettingError, match="expected watch_token or watch_token_file, got both"):
-        serve_gym(Paddle, token="a", watch_token="b", watch_token_file=watcher)
+        serve_gym(Paddle, token="a", auth=Auth(watch_token="b", watch_token_file=watcher))
     with pytest.raises(errors.SettingError, match="watch_token_file="):
-        serve_gym(Paddle, token="a", watch_token_file=tmp_path / "none")
+        serve_gym(Paddle, token="a", auth=Auth(watch_token_file=tmp_path / "none"))

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from PIL import Image
 
-from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.names import WATCH
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
@@ -468,4 +468,4 @@ def test_a_server_with_a_page_has_its_url_and_files():
     with server:
         assert "/#token=" in server.web_url
     with pytest.raises(errors.SettingError):
-        serve_gym(Painted, web=True, web_hosts=":")
+        serve_gym(Painted, web=Web(hosts=":"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import make_remote, serve_gym, serve_parallel
+from bridge import Auth, make_remote, serve_gym, serve_parallel
 from bridge.gateway import serve_gateway
 from bridge.perlert import serve_perlert
 from bridge.testing import CountingEnv
@@ -208,7 +208,7 @@ def test_the_servers_token_never_reaches_the_browser_and_the_gateway_asks_for_it
     secret = "the-servers-own-secret"
     with (
         serve_gym(Paddle, fps=30, env_kwargs={"render_mode": "rgb_array"}, token=secret) as server,
-        serve_gateway(f"{server.url}?token={secret}", token="gateway", watch_token="guests") as gateway,
+        serve_gateway(f"{server.url}?token={secret}", token="gateway", auth=Auth(watch_token="guests")) as gateway,
     ):
         page = opened(gateway.web_url)
         came = []

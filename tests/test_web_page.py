@@ -18,7 +18,7 @@ import pytest
 from gymnasium import spaces
 
 import bridge
-from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge import Auth, make_parallel_remote, make_remote, serve_gym, serve_parallel
 from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.support import keeping, read_property, server_process, until
 from tests.web_envs import PADDLE, Doors, Paddle, Paddles
@@ -387,7 +387,7 @@ def test_a_wrong_token_is_told_and_the_right_one_goes_on(opened):
 
 
 def test_a_token_for_looking_on_does_not_play(opened):
-    tokens = {"token": "for-players", "watch_token": "for-watchers"}
+    tokens = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
     with serve_gym(Paddle, web=True, fps=30, **tokens) as server:
         env = make_remote(f"{server.url}?world=", token="for-players")
         env.reset()

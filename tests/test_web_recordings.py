@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bridge import make_remote, make_vec_remote, serve_gym
+from bridge import Auth, make_remote, make_vec_remote, serve_gym
 from bridge.recording.reader import Episode, read_folder
 from bridge.recording.replay import verify
 from bridge.wrappers import BlockingReset
@@ -131,7 +131,7 @@ def test_a_server_that_records_nothing_says_how_to_have_it_record(opened):  # no
 
 @pytest.mark.slow
 def test_a_token_for_looking_on_switches_nothing_and_shows_nothing(opened, tmp_path):  # noqa: F811
-    tokens = {"token": "for-players", "watch_token": "for-watchers"}
+    tokens = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
     with serve_gym(Paddle, web=True, record=tmp_path, **tokens) as server:
         env = make_remote(f"{server.url}?world=", token="for-players")
         env.reset(seed=1)

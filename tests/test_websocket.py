@@ -19,7 +19,7 @@ import pytest
 from websockets.frames import Opcode
 from websockets.sync.client import connect as public_connect
 
-from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import TLS, Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, SlowResetEnv, check_server, make_certificates
@@ -279,12 +279,12 @@ def test_the_server_s_own_page_is_let_in_whatever_the_scheme(server):
 )
 def test_a_name_that_the_server_does_not_know_is_refused(host, status):
     """DNS rebinding: a site has its own name resolve to this machine."""
-    with serve_gym(long, web=True, web_hosts="play.example.org") as server, Hand(server) as hand:
+    with serve_gym(long, web=Web(hosts="play.example.org")) as server, Hand(server) as hand:
         hand.send(handshake(None, Host=host))
         found, _ = hand.head()
         assert found == status
         if status == 421:
-            assert b"web_hosts" in hand.body()
+            assert b"web=Web(hosts=" in hand.body()
         with Hand(server) as other:
             named = f"Host: {host}\r\n" if host is not None else ""
             other.send(f"GET / HTTP/1.1\r\n{named}\r\n".encode())
@@ -320,7 +320,7 @@ def test_a_file_comes_also_where_its_request_has_used_up_the_connection_s_proces
 @pytest.mark.parametrize("hosts", ["http://x", ["a:1"], "a,,b"])
 def test_web_hosts_are_names(hosts):
     with pytest.raises(errors.SettingError, match="web_hosts to be names"):
-        serve_gym(long, web=True, web_hosts=hosts)
+        serve_gym(long, web=Web(hosts=hosts))
 
 
 # The first bytes

@@ -7,7 +7,7 @@ error here. Nothing runs this file.
 
 from __future__ import annotations
 
-from bridge import make_remote, make_vec_remote, serve_gym
+from bridge import Auth, Web, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.wrappers import BlockingReset
 
 
@@ -21,6 +21,9 @@ def mistakes(url: str) -> None:
     serve_gym("CartPole-v1", isolation="proces")  # pyright: ignore[reportArgumentType]
     serve_gym("CartPole-v1", vectorization_mode="asink")  # pyright: ignore[reportArgumentType]
     serve_gym("CartPole-v1", fsp=30)  # pyright: ignore[reportCallIssue]
+    serve_gym("CartPole-v1", transport="http3")  # pyright: ignore[reportArgumentType]
+    serve_parallel(dict, prot=50051)  # pyright: ignore[reportCallIssue]
+    serve_parallel(dict, web=Web(host="play.example.org"))  # pyright: ignore[reportCallIssue]
     BlockingReset(make_vec_remote(url), autoreset_mode="same_step")  # pyright: ignore[reportArgumentType]
     BlockingReset(make_remote(url))  # pyright: ignore[reportArgumentType]
 
@@ -32,3 +35,4 @@ def taken(url: str) -> None:
     envs.close()
     make_vec_remote(url, blocking=True, on_lost="raise").close()
     serve_gym("CartPole-v1", isolation="process", vectorization_mode="async").stop()
+    serve_parallel(dict, web=Web(play_fps=20), auth=Auth(insecure=True)).stop()

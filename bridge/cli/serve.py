@@ -22,16 +22,14 @@ from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, run_server, server_logging
 from bridge.cli.target import Target, find_policies, find_target
 from bridge.errors import SettingError
+from bridge.facade.options import GROUPS
 from bridge.facade.process_group import ServerGroup
-from bridge.facade.record import Recording
 from bridge.facade.serve import serve_gym
 from bridge.facade.serve_parallel import serve_parallel
 from bridge.keywords import flat_names
-from bridge.server.limits import Limits
 from bridge.server.server import Server
 from bridge.signals import sigterm_as_interrupt
-from bridge.transport.credentials import TLS, TOKEN_VARIABLE
-from bridge.worlds.realtime.clocked_world import RealTime
+from bridge.transport.credentials import TOKEN_VARIABLE
 
 __all__ = [
     "SERVED_AT",
@@ -48,22 +46,28 @@ SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
 _PERLERT_OPTIONS = ("perlert_key_file", "spectators", "bots")
 _READ = {"int": int, "float": float, "str": str}
-_GROUPS: dict[str, type] = {"limits": Limits, "realtime": RealTime, "tls": TLS, "record": Recording}
 _PATH = "str | None"
 """How a command line gives a PEM file."""
 _SECTIONS = {
     "environment": "num_envs vectorization_mode env_kwargs time_action array device world default_action",
     "address": "host port unix_path transport metrics_port dial dial_ca dial_name",
-    "access": "token token_file watch_token watch_token_file insecure allow_env_factories",
+    "access": "token token_file allow_env_factories",
     "processes and threads": "processes isolation thread_safe",
     "real time": "fps",
     "several agents": "missing_agent agent_timeout agents match countdown patience",
-    "page in a browser": "web web_hosts play_fps openenv",
+    "page in a browser": "web web_hosts openenv",
     "recording": "",
     "limits": "",
 }
 """The sections of the help, in order, and the keywords in each."""
-_SECTION_OF_GROUP = {"limits": "limits", "realtime": "real time", "tls": "access", "record": "recording"}
+_SECTION_OF_GROUP = {
+    "limits": "limits",
+    "realtime": "real time",
+    "tls": "access",
+    "auth": "access",
+    "record": "recording",
+    "web": "page in a browser",
+}
 _METAVARS = {
     "unix_path": "PATH",
     "web_hosts": "NAMES",
@@ -141,7 +145,7 @@ def add_sections(parser: argparse.ArgumentParser, options: Iterable[tuple[str, d
 def sections(flags: Iterable[str]) -> dict[str, list[str]]:
     """Return flags by the title of their section, without sections that are empty."""
     places = {name: title for title, names in _SECTIONS.items() for name in names.split()}
-    for keyword, group in _GROUPS.items():
+    for keyword, group in GROUPS.items():
         places.update(dict.fromkeys(flat_names(keyword, group), _SECTION_OF_GROUP[keyword]))
     found: dict[str, list[str]] = {title: [] for title in _SECTIONS}
     for flag in flags:
@@ -212,7 +216,7 @@ def _help(keyword: _Keyword, known: Mapping[str, _Keyword]) -> str:
     flags = {other.field: name for name, other in known.items() if other.group == keyword.group and other.field}
     said = {name: name for name, other in known.items() if _plain_type(other.annotation)}
     flags = {name: _flag_of(flat) for name, flat in {**flags, **said}.items()}
-    groups = {group.__name__: flat_names(name, group) for name, group in _GROUPS.items()}
+    groups = {group.__name__: flat_names(name, group) for name, group in GROUPS.items()}
     fields = {
         f"{title}({field.name}=…)": _flag_of(flat) for title, names in groups.items() for flat, field in names.items()
     }
@@ -244,7 +248,9 @@ def _keywords(function: Callable[..., Any]) -> dict[str, _Keyword]:
     found: dict[str, _Keyword] = {}
     texts = _keyword_texts(inspect.getdoc(function) or "")
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in _GROUPS:
+        if name == "web":
+            found[name] = _Keyword("bool", False, texts[name])
+        if name in GROUPS:
             found.update(_fields(name))
         elif parameter.kind is parameter.KEYWORD_ONLY and name != "start":
             found[name] = _Keyword(str(parameter.annotation), parameter.default, texts.get(name, ""))
@@ -253,7 +259,7 @@ def _keywords(function: Callable[..., Any]) -> dict[str, _Keyword]:
 
 def _fields(keyword: str) -> Iterator[tuple[str, _Keyword]]:
     """Give the fields of a dataclass that groups keywords, without those of a client's `TLS`."""
-    group = _GROUPS[keyword]
+    group = GROUPS[keyword]
     texts = _keyword_texts(inspect.getdoc(group) or "")
     for flat, field in flat_names(keyword, group).items():
         if flat not in ("tls_ca", "tls_server_name"):
@@ -266,7 +272,7 @@ def grouped_keywords(keywords: Mapping[str, Any], function: Callable[..., Any]) 
     """Return keywords of the command line as a function takes them: fields in their dataclasses."""
     known = _keywords(function)
     found = {name: value for name, value in keywords.items() if not known[name].group}
-    for keyword, group in _GROUPS.items():
+    for keyword, group in GROUPS.items():
         fields = {known[name].field: value for name, value in keywords.items() if known[name].group == keyword}
         if keyword == "record" and fields and "folder" not in fields:
             raise SettingError("what is recorded needs a folder: give --record FOLDER too")

@@ -90,7 +90,7 @@ class DialListener:
             raise AddressError(url, str(error)) from error
         if parts.scheme != "listen" or not host or port is None or parts.path.strip("/") or parts.query:
             raise AddressError(url, "expected listen://HOST:PORT, with the address of this machine to listen on")
-        security = Security.of(token=token, token_file=token_file, tls=tls)
+        security = Security.of(token, token_file, tls)
         if security.for_host(host, insecure=False) is not security:
             raise SettingError(f"{url!r} is open to other machines: give token=, which each server has to show")
         self._gate, self._tls = Gate(security.token), security.context("http/1.1")

@@ -87,18 +87,6 @@ class _Hole:
         array: Array = np.ndarray(self.shape, self.stored, data, start + self.offset)
         return array if self.stored is self.dtype else array.astype(self.dtype)
 
-    def pack(self, array: Any) -> bytes | memoryview | None:
-        """Return the bytes of a tensor; None: it has another form. Large ones share its memory."""
-        if not isinstance(array, (np.ndarray, np.generic)) or array.dtype != self.dtype or array.shape != self.shape:
-            return None
-        if self.stored is not self.dtype:
-            if array.min() < 0 or array.max() > 127:
-                return None
-            array = array.astype(_BYTE)
-        large = self.size >= _LARGE and array.flags.c_contiguous
-        packed: bytes | memoryview = array.data.cast("B") if large else array.tobytes()
-        return packed
-
 
 # Scalars that are written from Python's own float or bool, and read as such.
 _SCALARS: Mapping[str, str] = {np.dtype("<f8").str: "d", np.dtype(np.bool_).str: "?"}
@@ -165,9 +153,19 @@ class _Template:
         """Add the entries with these elements to `parts`; False: an array has another form."""
         filled: list[Any] = list(arrays)
         for index, hole in self._arrays:
-            filled[index] = hole.pack(filled[index])
-            if filled[index] is None:
+            array = filled[index]
+            if (
+                not isinstance(array, (np.ndarray, np.generic))
+                or array.dtype != hole.dtype
+                or array.shape != hole.shape
+            ):
                 return False
+            if hole.stored is not hole.dtype:
+                if array.min() < 0 or array.max() > 127:
+                    return False
+                array = array.astype(_BYTE)
+            large = hole.size >= _LARGE and array.flags.c_contiguous  # sent from its own memory
+            filled[index] = array.data.cast("B") if large else array.tobytes()
         for pack, constants, first, stop in self._pieces:
             if pack is None:
                 parts.append(filled[first])

@@ -29,15 +29,16 @@ import ray.util
 
 from bridge.client.endpoints import Endpoint
 from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
+from bridge.facade.options import GROUPS
 from bridge.facade.process_group import registered_specs
 from bridge.facade.serve import serve_gym
 from bridge.fleet.plan import FleetStatus, ports_clash
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
 from bridge.keywords import grouped
 from bridge.progress import Progress
+from bridge.server.auth import Auth
 from bridge.server.limits import Limits
-from bridge.transport.credentials import TLS, Token, checked_tls
-from bridge.worlds.realtime.clocked_world import RealTime
+from bridge.transport.credentials import Token, checked_tls
 from bridge.worlds.source import EnvLike
 
 __all__ = ["Fleet", "attach", "launch"]
@@ -50,7 +51,7 @@ _POLL = 0.1
 _FLEETS_OWN = ("host", "port", "unix_path", "processes", "start", "token_file")
 
 
-@grouped(limits=Limits, realtime=RealTime, tls=TLS)
+@grouped(**GROUPS)
 def launch(
     env: EnvLike,
     *,
@@ -86,7 +87,8 @@ def launch(
             else as `Limits` has it.
         ray_options: Further options of the servers' actors, such as `{"num_gpus": 0.1, "runtime_env": {…}}`.
         timeout: Seconds to wait until all servers serve.
-        serve_options: Further keywords of `serve_gym`. Without `token`, one is made; `insecure=True` goes without.
+        serve_options: Further keywords of `serve_gym`. Without `token`, one is made; `auth=Auth(insecure=True)` goes
+            without.
 
     Returns:
         The fleet, a directory for `make_vec_remote`.
@@ -337,9 +339,9 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _token(options: dict[str, Any]) -> str | None:
     """Take what clients show from the keywords of `serve_gym`; make it where there is none."""
-    token, insecure = options.pop("token", None), options.pop("insecure", False)
+    token, auth = options.pop("token", None), options.get("auth") or Auth()
     if token is None:
-        return None if insecure else secrets.token_urlsafe(32)
+        return None if auth.insecure else secrets.token_urlsafe(32)
     return (token if isinstance(token, Token) else Token(token)).reveal()
 
 

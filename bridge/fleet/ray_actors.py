@@ -28,6 +28,7 @@ from bridge.errors import BridgeError
 from bridge.facade.serve import serve_gym
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
 from bridge.fleet.plan import FleetStatus, ServerStatus, servers_to_drain, too_few
+from bridge.server.auth import Auth
 from bridge.server.server import SWITCH_INTERVAL
 from bridge.transport.address import parse_address
 
@@ -102,7 +103,8 @@ class ServerActor:
         with warnings.catch_warnings():
             if token is not None:  # the client is warned of it, once rather than by each server
                 warnings.simplefilter("ignore", RuntimeWarning)
-            self._server = serve_gym(env, host=self._node, token=token, insecure=token is None, start=False, **options)
+            auth = dataclasses.replace(options.pop("auth", None) or Auth(), insecure=token is None)
+            self._server = serve_gym(env, host=self._node, token=token, auth=auth, start=False, **options)
         self._url = self._server.url + ("" if token is None else f"?token={quote(token)}")
         self._thread = threading.Thread(target=self._server.wait, name="bridge-fleet-server", daemon=True)
         self._thread.start()

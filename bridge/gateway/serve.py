@@ -11,8 +11,9 @@ from bridge.client.endpoints import Directory
 from bridge.errors import SettingError
 from bridge.fleet.top import find_directory
 from bridge.gateway.gateway import FixedServer, Gateway
+from bridge.keywords import grouped
 from bridge.perlert.protocol.cipher import check_key
-from bridge.server.auth import Security
+from bridge.server.auth import Auth, Security
 from bridge.server.limits import Limits, checked_limits
 from bridge.server.server import Server
 from bridge.server.web_site import WebSite, page_files
@@ -24,6 +25,7 @@ _DIRECTORY_TIMEOUT = 10.0
 _PERLERT = "perlert://"
 
 
+@grouped(limits=Limits, auth=Auth, tls=TLS)
 def serve_gateway(
     urls: str | Sequence[str],
     *,
@@ -31,10 +33,8 @@ def serve_gateway(
     port: int = 0,
     token: TokenLike | None = None,
     token_file: str | os.PathLike[str] | None = None,
-    watch_token: TokenLike | None = None,
-    watch_token_file: str | os.PathLike[str] | None = None,
     tls: TLS | None = None,
-    insecure: bool = False,
+    auth: Auth | None = None,
     web_hosts: str | Sequence[str] = (),
     limits: Limits | None = None,
     metrics_port: int | None = None,
@@ -60,11 +60,9 @@ def serve_gateway(
         token: The secret that each client of the gateway must send; None: the one in `token_file`, else in the
             environment variable `BRIDGE_TOKEN`; if there is none, see `host`.
         token_file: A file that contains the token.
-        watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
-        watch_token_file: A file that contains the watch token.
         tls: The gateway's certificate and key, with which the port speaks TLS only, and the CA of its clients'
             certificates; None: no TLS.
-        insecure: Ask for no token beyond loopback either: whoever reaches the port is let in, with a warning.
+        auth: Who else may come in: viewers, or anybody; None: as `Auth` has it.
         web_hosts: Names under which browsers may reach the gateway, beside addresses, localhost and this machine's
             name: those under which a proxy publishes it; as one string: with commas between them.
         limits: What the gateway holds at most. `max_connections`, `max_message_bytes`, `max_requests_in_flight`,
@@ -90,9 +88,7 @@ def serve_gateway(
         raise SettingError("expected the URLs of servers, got none")
     others = [_lobby(url, perlert_key) for url in targets if url.startswith(_PERLERT)]
     limits = checked_limits(limits)
-    security = Security.of(
-        token=token, token_file=token_file, watch_token=watch_token, watch_token_file=watch_token_file, tls=tls
-    )
+    security = Security.of(token, token_file, tls, auth)
     directories: list[Directory] = [find_directory([url]) for url in targets if not url.startswith(_PERLERT)]
     gateway = Gateway(directories, upstream or ClientCredentials(), others, limits.max_message_bytes)
     gateway.read_directories(time.monotonic(), _DIRECTORY_TIMEOUT)
@@ -103,7 +99,7 @@ def serve_gateway(
         limits=limits,
         security=security,
         metrics_port=metrics_port,
-        insecure=insecure,
+        insecure=auth is not None and auth.insecure,
         web=WebSite(page_files(), web_hosts),
         sessions=gateway,
     )

@@ -193,7 +193,7 @@ class Rollout:
         self.step += 1
         for key, result in results.items():
             self._returns[key] = _EXACT.add(self._returns[key], Decimal(repr(float(result.reward))))
-            self._observations[key] = result.observation
+            self._observations[key] = str(result.observation)  # encoded already
         for player in self.players.values():
             known = results.get(player.key)
             if known is None or known.terminated:

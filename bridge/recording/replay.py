@@ -20,6 +20,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from bridge.adapters.timed import TimeAction
 from bridge.encoding import values
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError
@@ -33,7 +34,6 @@ from bridge.worlds.local import adopt
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.realtime.clocked_world import kept
 from bridge.worlds.source import EnvRecipe, WorldSettings
-from bridge.worlds.timed import TimeAction
 
 __all__ = [
     "Comparison",
@@ -263,7 +263,7 @@ def _maker(stream: Stream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any
         time_action = None if timed is None else TimeAction(**timed)
     except TypeError as error:
         raise RecordingError(f"the time_action of {stream.run} cannot be read: {error}") from error
-    recipe = EnvRecipe.of(env, time_action=time_action)
+    recipe = EnvRecipe.of(env, adapters=() if time_action is None else (time_action,))
     count = stream.lanes if stream.kind == "lanes" else 1
     mode = str(header.get("vectorization_mode", "sync")) if stream.kind == "lanes" else "sync"
     if callable(env) and stream.kind == "lanes" and mode == "sync" and header.get("num_envs", 1) == 1:

@@ -13,7 +13,29 @@ from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS, Token, TokenLike, checked_tls, read_pem, read_token, warn_of_readers
 from bridge.transport.tls import server_context
 
-__all__ = ["Gate", "Security"]
+__all__ = ["Auth", "Gate", "Security"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Auth:
+    """Who may come in: `auth=` of `serve_gym` and `serve_parallel`, beside `token`, `token_file` and `tls`.
+
+    Those three are the keywords of clients, too; a server alone has these.
+
+    Examples:
+        >>> from bridge import Auth, serve_gym
+        >>> with serve_gym("CartPole-v1", token="of-trainers", auth=Auth(watch_token="of-viewers")) as server:
+        ...     pass
+
+    Args:
+        watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
+        watch_token_file: A file that contains the watch token.
+        insecure: Ask for no token beyond loopback either: whoever reaches the port is let in, with a warning.
+    """
+
+    watch_token: TokenLike | None = dataclasses.field(default=None, repr=False)
+    watch_token_file: str | os.PathLike[str] | None = None
+    insecure: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +58,13 @@ class Security:
     @classmethod
     def of(
         cls,
-        *,
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        watch_token: TokenLike | None = None,
-        watch_token_file: str | os.PathLike[str] | None = None,
-        tls: TLS | None = None,
+        token: TokenLike | None,
+        token_file: str | os.PathLike[str] | None,
+        tls: TLS | None,
+        auth: Auth | None = None,
+        stacklevel: int = 4,
     ) -> Security:
-        """Read what the keywords of `serve_gym` say.
+        """Read what the keywords of `serve_gym` say; `stacklevel`, as for `warnings.warn`, leads to its caller.
 
         Raises:
             SettingError: Something cannot be read, is of no use without what is missing, or is for clients.
@@ -51,7 +72,9 @@ class Security:
         Warns:
             RuntimeWarning: Other users of this machine can read the token's file.
         """
-        given, tls = tls is not None, checked_tls(tls)
+        if not isinstance(auth, (Auth, type(None))):
+            raise SettingError(f"expected auth to be bridge.Auth(…), got a {type(auth).__name__}")
+        given, tls, auth = tls is not None, checked_tls(tls), auth or Auth()
         if tls.ca is not None or tls.server_name is not None:
             raise SettingError(
                 "tls=TLS(ca=…) and server_name are for clients, which check the server's certificate; the CA that "
@@ -68,11 +91,11 @@ class Security:
             read_pem("key", tls.key),
             read_pem("client_ca", tls.client_ca),
             watch_token=None
-            if watch_token is None and watch_token_file is None
-            else read_token(watch_token, watch_token_file, name="watch_token"),
+            if auth.watch_token is None and auth.watch_token_file is None
+            else read_token(auth.watch_token, auth.watch_token_file, name="watch_token"),
         )
         if token_file is not None:
-            warn_of_readers(token_file, stacklevel=4)  # of whoever called serve_gym
+            warn_of_readers(token_file, stacklevel)
         return security
 
     @property

@@ -140,6 +140,9 @@ class Hub(Protocol):
     def joined(self, world: World, owner: object) -> None:
         """Note that the connection `owner` is in."""
 
+    def keep(self, world: World, agent: Agent) -> bool:
+        """Return whether the agent of a client that is gone stays in its world; else it is to leave."""
+
     def left(self, world: World, owner: object) -> None:
         """Note that the connection `owner` is out."""
 
@@ -220,7 +223,12 @@ class Session:
         try:
             if action is None:
                 action = self._decode(agent, data, arrays or [])
-            state = await self._run(agent, world, action)  # for the same observations as the Step before
+            # For the same observations as the Step before. Each call that is left out here is left out of every step.
+            cut = (world.resets.orders or world.resets.closed) and self._is_cut_off(agent, world)
+            state = pb.INTERRUPTED if cut else await agent.apply(action)
+            self.last_step = world, agent, state
+            if state != pb.RUNNING:
+                self._end_sequence(agent, world, state)
             values = agent.values(wanted)
         except RequestError as error:
             return [self._refused(error).SerializeToString()]
@@ -261,20 +269,19 @@ class Session:
             self._known[bytes(data)] = action
         return action
 
-    async def _run(self, agent: Agent, world: World, action: Any) -> int:
-        """Step a running sequence with an action that was decoded; return its state."""
+    def _is_cut_off(self, agent: Agent, world: World) -> bool:
+        """End the sequence where a ResetWorld is to be told; return whether it is. Raises in a world that has ended."""
         if world.resets.closed:  # D-17
             raise _destroyed(world)
-        if world.resets.orders and world.resets.take(agent):  # D-15: once, with its observations
-            agent.interrupt()
-            state: int = pb.INTERRUPTED
-        else:
-            state = await agent.apply(action)
-        self.last_step = world, agent, state
-        if state != pb.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
-            self._move(_STEP_EVENTS[state])
-            world.resets.end(agent)
-        return state
+        if not world.resets.take(agent):
+            return False
+        agent.interrupt()  # D-15: once, with its observations
+        return True
+
+    def _end_sequence(self, agent: Agent, world: World, state: int) -> None:
+        """Follow the end of a sequence; STEP_RAN leads from RUNNING to RUNNING."""
+        self._move(_STEP_EVENTS[state])
+        world.resets.end(agent)
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
         """Make what reads the next Steps like this one, as our own client sends them."""
@@ -328,7 +335,7 @@ class Session:
         if self._state is SessionState.CLOSED:
             return
         try:
-            self._leave()
+            self._leave(lost=True)
         finally:
             self._move(SessionEvent.END)
             self._hub.disconnected(self)
@@ -379,7 +386,11 @@ class Session:
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
         agent.prepare(wanted)
         if self._state is SessionState.RUNNING:
-            state = await self._run(agent, world, agent.decode(self._read_actions(agent, step.actions)))
+            action = agent.decode(self._read_actions(agent, step.actions))
+            state = pb.INTERRUPTED if self._is_cut_off(agent, world) else await agent.apply(action)
+            self.last_step = world, agent, state
+            if state != pb.RUNNING:
+                self._end_sequence(agent, world, state)
             observed = agent.observe(wanted)
         else:
             world.resets.start(agent)
@@ -446,12 +457,14 @@ class Session:
         self._move(SessionEvent.LEAVE_WORLD)
         response.leave_world.SetInParent()
 
-    def _leave(self) -> None:
+    def _leave(self, lost: bool = False) -> None:
         agent, world = self._agent, self._world
         self._agent = self._world = None
         if agent is not None and world is not None:
             world.resets.end(agent)
-            agent.leave()
+            # Without LeaveWorld the client is lost, and may come back to its seat.
+            if not (lost and self._hub.keep(world, agent)):
+                agent.leave()
             self._hub.left(world, self)
 
     async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:

@@ -12,13 +12,13 @@ import http
 import importlib.resources
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 from urllib.parse import urlsplit
 
 from bridge.errors import Code, RequestError, SettingError
 
-__all__ = ["HttpAnswer", "OpenEnvOptions", "WebSite", "page_files"]
+__all__ = ["HttpAnswer", "OpenEnvOptions", "Web", "WebSite", "page_files"]
 
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -74,6 +74,38 @@ def page_files() -> dict[str, tuple[bytes, str]]:
             found[f"/{file.name}"] = file.read_bytes(), kind
     found["/"] = found["/index.html"]
     return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Web:
+    """How a server shows its page: `web=` of `serve_gym` and `serve_parallel`, where True stands for `Web()`.
+
+    Examples:
+        >>> from bridge import Web, serve_gym
+        >>> with serve_gym("CartPole-v1", web=Web(play_fps=20)) as server:
+        ...     print(server.web_url.startswith("http://127.0.0.1:"))
+        True
+
+    Args:
+        hosts: Names under which browsers may reach the server, beside addresses, localhost and this machine's name:
+            those under which a proxy publishes it; as one string: with commas between them.
+        play_fps: In lock-step, the steps a second at which people play, and take over from agents, who wait for them;
+            None: the environment's `render_fps`, or 30 where it has none.
+    """
+
+    hosts: str | Sequence[str] = ()
+    play_fps: float | None = None
+
+    @classmethod
+    def of(cls, web: bool | Web) -> Web | None:
+        """Return what the keyword `web` stands for; None: there is no page.
+
+        Raises:
+            SettingError: It is something else.
+        """
+        if not isinstance(web, (bool, Web)):
+            raise SettingError(f"expected web to be True, False or bridge.Web(…), got {web!r:.80}")
+        return web if isinstance(web, Web) else cls() if web else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +182,7 @@ class WebSite:
         if name in self._hosts or _is_address(name):
             return None
         text = (
-            f"This server is not known as {name!r}. Open it by its address, or start it with web_hosts=[{name!r}] "
+            f"This server is not known as {name!r}. Open it by its address, or start it with web=Web(hosts={name!r}) "
             f"(--web-hosts {name}).\n"
         )
         return HttpAnswer(http.HTTPStatus.MISDIRECTED_REQUEST, text.encode(errors="replace"))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.encoding import values
 from bridge.errors import Code, RequestError, TensorError
-from bridge.worlds.kinds import BatchVector, Known, layers_of, local_lanes
+from bridge.worlds.kinds import BatchVector, Known, has_attribute, layers_of, local_lanes
 
 __all__ = ["find_attribute", "list_attributes"]
 
 _MOST_NAMES = 100
 _MOST_ITEMS = 1000  # a longer list or dict is not looked through
-_MISSING = object()
 
 
 def list_attributes(env: Known) -> list[str]:
@@ -29,7 +26,7 @@ def list_attributes(env: Known) -> list[str]:
     Returns:
         The names, those of the outermost wrapper first; none if the lanes run in other processes.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for layer in _layers(env):
         for owner in (layer, *type(layer).__mro__):
             for name, value in getattr(owner, "__dict__", {}).items():
@@ -40,14 +37,11 @@ def list_attributes(env: Known) -> list[str]:
 def find_attribute(env: Known, name: str) -> None:
     """Raise NOT_FOUND where an environment has no attribute or method of a name."""
     layers = _layers(env)
-    # A property may take its time: only what is there in no plain way is asked for.
-    if layers and not any(
-        inspect.getattr_static(layer, name, _MISSING) is not _MISSING or hasattr(layer, name) for layer in layers
-    ):
+    if layers and not any(has_attribute(layer, name) for layer in layers):
         raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
 
-def _layers(env: Known) -> Sequence[Any]:
+def _layers(env: Known) -> Sequence[object]:
     """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
     if not isinstance(env, VectorEnv) or isinstance(env, BatchVector):
         return list(layers_of(env))
@@ -55,7 +49,7 @@ def _layers(env: Known) -> Sequence[Any]:
     return list(layers_of(lanes[0])) if lanes else []
 
 
-def _travels(value: Any) -> bool:
+def _travels(value: object) -> bool:
     """True if the values codec can encode a value, without copying large ones.
 
     None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.

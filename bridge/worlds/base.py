@@ -235,7 +235,7 @@ class World(abc.ABC):
         """True if somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.agents > 0}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return what a page shows of it beside its name, title and seats."""
         return {}
 
@@ -303,7 +303,7 @@ class World(abc.ABC):
             self.resets.end(caller)
 
 
-def in_environment(where: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def in_environment(where: str, function: Callable[..., T], *args: object, **kwargs: object) -> T:
     """Call a function of an environment, in its thread, and convert exceptions to RequestError.
 
     The error keeps no reference to the original exception, whose frames would keep the environment alive: it must be
@@ -387,7 +387,7 @@ def answer_to(where: str, error: BaseException) -> RequestError:
     return environment_failure(where, error)
 
 
-def constructed(title: str, kwargs: Mapping[str, Any], make: Callable[[], T], misfit: Callable[[], str | None]) -> T:
+def constructed(title: str, kwargs: Mapping[str, object], make: Callable[[], T], misfit: Callable[[], str | None]) -> T:
     """Return what `make` makes, or say whether the arguments or the environment are at fault.
 
     Args:
@@ -412,7 +412,7 @@ def constructed(title: str, kwargs: Mapping[str, Any], make: Callable[[], T], mi
         raise RequestError(Code.INVALID_ARGUMENT, text) from error
 
 
-def misfit(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
+def misfit(signature: inspect.Signature, arguments: Mapping[str, object]) -> str | None:
     """Return a sentence with what a callable takes, where it does not take some keyword arguments; None: it does."""
     try:
         signature.bind(**arguments)

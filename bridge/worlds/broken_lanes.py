@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv
 
 from bridge.errors import Code, RequestError
 from bridge.worlds.base import answer_to
+from bridge.worlds.kinds import Lanes
 
 __all__ = ["refusal_of_broken_lanes", "without_reset_mask"]
 
 
-def refusal_of_broken_lanes(env: VectorEnv[Any, Any, Any], where: str, error: BaseException) -> RequestError | None:
+def refusal_of_broken_lanes(env: Lanes, where: str, error: BaseException) -> RequestError | None:
     """Return how to answer calls after a failure that left a vector environment of no use; None: it goes on.
 
     A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole vector
@@ -33,6 +33,6 @@ def refusal_of_broken_lanes(env: VectorEnv[Any, Any, Any], where: str, error: Ba
     )
 
 
-def without_reset_mask(options: Mapping[str, Any] | None) -> dict[str, Any]:
+def without_reset_mask(options: Mapping[str, object] | None) -> dict[str, object]:
     """Return the options of a reset of lanes that are all new: it cannot leave one of them as it is."""
     return {key: value for key, value in (options or {}).items() if key != "reset_mask"}

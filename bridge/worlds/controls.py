@@ -74,17 +74,27 @@ _AXES = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
 _MOST_NUMBERS = 16
 
 
-def default_keys(space: Space[Any], meanings: Sequence[str] | None) -> dict[frozenset[str], Any]:
-    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four."""
+def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[frozenset[str], int]:
+    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four.
+
+    An action whose name is no direction also has a letter of its name, the first that is free.
+    """
     if not isinstance(space, spaces.Discrete):
         return {}
     first, count = int(space.start), int(space.n)
     keys = {frozenset({str(digit)}): first + digit for digit in range(min(10, count))}
     if meanings is not None:
+        others = list[int]()
         for action, meaning in enumerate(meanings):
             held = frozenset(_MEANINGS[word] for word in _words(meaning.upper()) if word in _MEANINGS)
             if held:
                 keys[held] = first + action
+            elif not does_nothing(meanings, action):
+                others.append(action)
+        for action in others:
+            letters = (letter for letter in meanings[action].lower() if "a" <= letter <= "z")
+            if (letter := next((letter for letter in letters if frozenset({letter}) not in keys), None)) is not None:
+                keys[frozenset({letter})] = first + action
     elif count <= 4:
         order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
         for action, key in zip(range(count), order, strict=False):
@@ -100,7 +110,7 @@ def _words(meaning: str) -> list[str]:
     return re.findall("[A-Z]+", meaning)
 
 
-def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
+def known_names(spec: EnvSpec | None, space: Space[object]) -> list[str] | None:
     """Return what the actions of one of Gymnasium's own environments are called; None: it is none of them.
 
     Args:
@@ -111,7 +121,7 @@ def known_names(spec: EnvSpec | None, space: Space[Any]) -> list[str] | None:
     return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
 
 
-def known_agent_names(name: str, space: Space[Any]) -> list[str] | None:
+def known_agent_names(name: str, space: Space[object]) -> list[str] | None:
     """Return what an agent's actions are called in an environment of several agents; None: it is not known.
 
     Args:
@@ -132,7 +142,7 @@ def does_nothing(names: Sequence[str] | None, position: int) -> bool:
     return names is not None and position < len(names) and names[position].upper() in _NO_OPS
 
 
-def checked_play_fps(play_fps: Any, fps: float | None) -> float | None:
+def checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
     """Return the keyword `play_fps`, or raise SettingError where it is none.
 
     Args:
@@ -185,7 +195,7 @@ def _enum_names(env: GymEnv) -> list[str] | None:
 
 
 def controls_of_space(
-    space: Space[Any],
+    space: Space[object],
     own: dict[Any, Any] | None = None,
     names: list[str] | None = None,
     fps: float | None = None,
@@ -272,5 +282,5 @@ def _name(key: Any) -> str:
     return _WORDS.get(key) or str(key).lower()
 
 
-def _json(value: dict[str, Any]) -> str:
+def _json(value: dict[str, object]) -> str:
     return json.dumps(value)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 __all__ = ["allowed_choices", "default_action", "is_allowed", "neutral_action"]
 
 
-def neutral_action(space: spaces.Space[Any]) -> Any:
+def neutral_action(space: spaces.Space[object]) -> Any:
     """Return the element of a space that is nearest to doing nothing: zeros, the first choice, the shortest text."""
     if isinstance(space, spaces.Box):
         return np.clip(np.zeros(space.shape), space.low, space.high).astype(space.dtype)
@@ -35,7 +35,7 @@ def neutral_action(space: spaces.Space[Any]) -> Any:
     return same.sample()
 
 
-def default_action(agent: Any, observation: Any, space: Any) -> Any:
+def default_action(agent: object, observation: object, space: spaces.Space[Any]) -> Any:
     """Return an action that does little: the first that is allowed, or the neutral one.
 
     Args:
@@ -44,16 +44,18 @@ def default_action(agent: Any, observation: Any, space: Any) -> Any:
         space: Its action space.
     """
     mask = allowed_choices(observation, space)
-    return neutral_action(space) if mask is None else space.dtype.type(int(space.start) + int(np.argmax(mask)))
+    if mask is None or not isinstance(space, spaces.Discrete):
+        return neutral_action(space)
+    return space.dtype.type(int(space.start) + int(np.argmax(mask)))
 
 
-def is_allowed(action: Any, observation: Any, space: Any) -> bool:
+def is_allowed(action: Any, observation: object, space: spaces.Space[Any]) -> bool:
     """Return whether the `action_mask` of an agent's last observation allows an action; True where there is none."""
     mask = allowed_choices(observation, space)
-    return mask is None or bool(mask[int(action) - int(space.start)])
+    return mask is None or not isinstance(space, spaces.Discrete) or bool(mask[int(action) - int(space.start)])
 
 
-def allowed_choices(observation: Any, space: Any) -> Any:
+def allowed_choices(observation: object, space: spaces.Space[Any]) -> Any:
     """Return an `action_mask` that allows anything, an array with an element for each choice; None: there is none."""
     mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
     return mask if isinstance(space, spaces.Discrete) and mask is not None and np.any(mask) else None

@@ -8,7 +8,7 @@ its environment (a recording, people who watch) is an `EnvironmentProxy`, which 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gymnasium import Space
@@ -26,7 +26,7 @@ Call: TypeAlias = Coroutine[Any, None, T]
 """A call of an environment, to be awaited."""
 Result: TypeAlias = tuple[Any, ...]
 """The result of `reset` or `step` of the user's environment, followed by the living agents if it has several."""
-Spaces: TypeAlias = tuple[Space[Any], Space[Any]]
+Spaces: TypeAlias = tuple[Space[object], Space[object]]
 """Observation space and action space."""
 
 
@@ -50,11 +50,11 @@ class EnvFacts:
     """The class of the environment, for messages."""
     spaces: Spaces
     """Of one environment, that is of one lane; of several agents those of the first."""
-    agents: Mapping[Any, Spaces] = dataclasses.field(default_factory=dict)
+    agents: Mapping[object, Spaces] = dataclasses.field(default_factory=dict)
     """The spaces of each agent, by the environment's own ids; empty: it is no environment of several agents."""
     num_envs: int | None = None
     """How many lanes one call steps; None: it is a single environment, or one of several agents."""
-    reward_space: Space[Any] | None = None
+    reward_space: Space[object] | None = None
     """Of array rewards; None: rewards are numbers."""
     autoreset: AutoresetMode | None = None
     """When a lane that ended begins anew; None: it has no lanes, or does not say."""
@@ -66,12 +66,12 @@ class EnvFacts:
     """How the metadata of an environment of several agents call it, such as `simple_tag_v3`."""
 
     @property
-    def observation_space(self) -> Space[Any]:
+    def observation_space(self) -> Space[object]:
         """One environment's observation space."""
         return self.spaces[0]
 
     @property
-    def action_space(self) -> Space[Any]:
+    def action_space(self) -> Space[object]:
         """One environment's action space."""
         return self.spaces[1]
 
@@ -121,7 +121,7 @@ class Environment(Lane, Protocol):
             RequestError: What its own `close` raised; it is given up all the same.
         """
 
-    def render(self, lanes: Sequence[int]) -> Call[list[Any]]:
+    def render(self, lanes: Sequence[int]) -> Call[list[object]]:
         """Return what `render()` gives now for some lanes, copied; [0] for a single environment."""
 
     def properties(self) -> PropertyTree:
@@ -134,40 +134,16 @@ class Environment(Lane, Protocol):
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
 
 
-class LaneOwner(Protocol):
-    """An environment whose lanes can be reset and stepped one by one."""
-
-    @property
-    def facts(self) -> EnvFacts:
-        """Its description."""
-
-    def reset_lane(self, lane: int, seed: object, options: object) -> Call[Result]:
-        """Reset one lane by itself."""
-
-    def step_lane(self, lane: int, action: object) -> Call[Result]:
-        """Step one lane by itself."""
-
-
+@dataclasses.dataclass(frozen=True)
 class LaneOf:
-    """One lane of an environment, reset and stepped by itself.
+    """One lane of an environment, reset and stepped by itself."""
 
-    Args:
-        owner: What has the lane.
-        lane: Its number.
-    """
-
-    def __init__(self, owner: LaneOwner, lane: int) -> None:
-        self._owner = owner
-        self._lane = lane
-        self.facts = owner.facts.of_lane
-
-    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
-        """Reset the lane."""
-        return self._owner.reset_lane(self._lane, seed, options)
-
-    def step(self, action: object) -> Call[Result]:
-        """Step the lane."""
-        return self._owner.step_lane(self._lane, action)
+    facts: EnvFacts
+    """Its description."""
+    reset: Callable[..., Call[Result]]
+    """Resets it, given `seed` and `options`."""
+    step: Callable[[object], Call[Result]]
+    """Steps it, given an action."""
 
 
 class EnvironmentProxy:
@@ -206,7 +182,7 @@ class EnvironmentProxy:
         """Close the environment."""
         return self.inner.close(reason)
 
-    def render(self, lanes: Sequence[int]) -> Call[list[Any]]:
+    def render(self, lanes: Sequence[int]) -> Call[list[object]]:
         """Return what `render()` gives now for some lanes."""
         return self.inner.render(lanes)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import gymnasium
 import numpy as np
@@ -44,10 +44,11 @@ from bridge.worlds.kinds import (
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.worlds.rewards import prepare_lanes
 
-__all__ = ["EnvHost", "Host", "LanesHost", "ParallelHost", "host_of", "refuse_private"]
+__all__ = ["AnyHost", "EnvHost", "Host", "LanesHost", "ParallelHost", "host_of", "refuse_private"]
 
 _log = SafeLog(__name__)
 E = TypeVar("E", bound=Known)
+T = TypeVar("T")
 
 
 class Host(abc.ABC, Generic[E]):
@@ -61,14 +62,14 @@ class Host(abc.ABC, Generic[E]):
     def __init__(self, env: E, facts: EnvFacts) -> None:
         self.env = env
         self.facts = facts
-        self.lanes: Sequence[Host[Any]] = ()
+        self.lanes: Sequence[EnvHost] = ()
         """The environments that can be stepped one by one, where they are several."""
         self.notes: list[str] = []
         """Remarks for clients on what it returned."""
 
-    def reset(self, seed: Any, options: Any) -> Result:
+    def reset(self, seed: object, options: object) -> Result:
         """Reset it, as a local caller would: not every `reset` takes both."""
-        given = {} if seed is None else {"seed": seed}
+        given: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options is not None:
             given["options"] = options
         result: Result = self.env.reset(**given)
@@ -109,19 +110,19 @@ class Host(abc.ABC, Generic[E]):
         )
         return PropertyTree([*leaves, *self._own_properties()], [attributes])
 
-    def _metadata(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, object]:
         return _plain_dict(metadata_of(self.env))
 
     def _own_properties(self) -> list[Property]:
         """Return what this kind of environment adds; of several agents each has spaces of its own, which worlds add."""
         return []
 
-    def draw(self, lanes: Sequence[int]) -> list[Any]:
+    def draw(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes, copied."""
         found = self.frame()
         return [None if found[lane] is None else np.array(found[lane]) for lane in lanes]
 
-    def frame(self) -> list[Any]:
+    def frame(self) -> list[object]:
         """Return what `render()` gives now, a list with an entry a lane."""
         with failures_in("render"):
             return [self.env.render()]
@@ -137,11 +138,11 @@ class Host(abc.ABC, Generic[E]):
         with failures_in(f"looking for {name}"):
             find_attribute(self.env, name)
 
-    def _get_attr(self, name: str) -> list[Any]:
+    def _get_attr(self, name: str) -> list[object]:
         response = self.call(bridge_pb2.CallRequest(name=name))
         return [values.from_value(result) for result in response.results]
 
-    def _set_attr(self, name: str, value: Any) -> None:
+    def _set_attr(self, name: str, value: object) -> None:
         refuse_private(name)
         count = self.facts.num_envs or 1
         if not isinstance(value, list) or len(value) != count:
@@ -186,15 +187,15 @@ class Host(abc.ABC, Generic[E]):
             raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
         return list(lanes) or list(range(count))
 
-    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
+    def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
 
     @abc.abstractmethod
-    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
         """Return an attribute, or a method, of the environment or of some lanes, which must be here."""
 
     @abc.abstractmethod
-    def _set(self, name: str, value: list[Any]) -> None:
+    def _set(self, name: str, value: list[object]) -> None:
         """Set an attribute, which has a value for each lane."""
 
 
@@ -212,14 +213,14 @@ class EnvHost(Host[GymEnv]):
         """Return what keys do, as JSON."""
         return controls_of(self.env)
 
-    def random(self) -> list[dict[str, Any]]:
+    def random(self) -> list[dict[str, object]]:
         """Return seed and state of the random generator."""
         return _random_states(self.env, 1)
 
-    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
         return [_look_up(partial(self.env.get_wrapper_attr, name), name)]
 
-    def _set(self, name: str, value: list[Any]) -> None:
+    def _set(self, name: str, value: list[object]) -> None:
         self.env.set_wrapper_attr(name, value[0])
 
 
@@ -256,7 +257,7 @@ class LanesHost(Host[Lanes]):
         if self.facts.steps_lanes:
             self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in local_lanes(env)]
 
-    def reset(self, seed: Any, options: Any) -> Result:
+    def reset(self, seed: object, options: Any) -> Result:
         """Reset all lanes, or those of the option `reset_mask`."""
         if self._broken is not None:
             with failures_in("its construction"):
@@ -269,21 +270,20 @@ class LanesHost(Host[Lanes]):
         observation, info = self._guarded("reset", super().reset, seed, options)
         return observation, join_infos(info, self.env.num_envs) if self._collects else info
 
-    def step(self, action: Any) -> Result:
+    def step(self, action: object) -> Result:
         """Step all lanes."""
-        observation, reward, terminated, truncated, info = self._guarded("step", self.env.step, action)
+        observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
         if self._collects:
-            info = join_infos(info, self.env.num_envs)
-        elif self._finals is not None:
+            return observation, reward, terminated, truncated, join_infos(info, self.env.num_envs)
+        if self._finals is not None:
             info = self._finals.read(info, terminated, truncated, self.notes)
         return observation, reward, terminated, truncated, info
 
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
-        response: bridge_pb2.CallResponse = self._guarded(f"call of {request.name}", super().call, request)
-        return response
+        return self._guarded(f"call of {request.name}", super().call, request)
 
-    def _guarded(self, where: str, function: Callable[..., Any], *args: Any) -> Any:
+    def _guarded(self, where: str, function: Callable[..., T], *args: object) -> T:
         """Call the environment, unless a failure left it of no use; note where it does."""
         if self._broken is not None:
             raise self._broken
@@ -293,7 +293,7 @@ class LanesHost(Host[Lanes]):
             self._broken = refusal_of_broken_lanes(self.env, where, error)
             raise
 
-    def draw(self, lanes: Sequence[int]) -> list[Any]:
+    def draw(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
         environments = local_lanes(self.env)
         if not environments:
@@ -302,7 +302,7 @@ class LanesHost(Host[Lanes]):
             frames = [environments[lane].render() for lane in lanes]
         return [None if frame is None else np.array(frame) for frame in frames]
 
-    def frame(self) -> list[Any]:
+    def frame(self) -> list[object]:
         """Return what `render()` gives now, a list with an entry a lane."""
         with failures_in("render"):
             frame: Any = self.env.render()
@@ -310,7 +310,7 @@ class LanesHost(Host[Lanes]):
             frame = None if not frame.size else [frame] * self.env.num_envs  # one picture of all, as of a simulator
         return [None] * self.env.num_envs if frame is None else list(frame)
 
-    def _metadata(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, object]:
         mode = self.facts.autoreset
         return {**super()._metadata(), **({} if mode is None else {"autoreset_mode": mode.value})}
 
@@ -321,11 +321,11 @@ class LanesHost(Host[Lanes]):
         """Return what keys do, as JSON."""
         return LANES_HAVE_NO_KEYS
 
-    def random(self) -> list[dict[str, Any]]:
+    def random(self) -> list[dict[str, object]]:
         """Return seed and state of each lane's random generator."""
         return _random_states(self.env, self.env.num_envs)
 
-    def _call(self, name: str, args: list[Any], kwargs: dict[str, Any], lanes: list[int]) -> list[Any]:
+    def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         if set(lanes) < set(range(self.env.num_envs)):
             return super()._call(name, args, kwargs, lanes)
         if environments := local_lanes(self.env):
@@ -346,13 +346,13 @@ class LanesHost(Host[Lanes]):
             )
         return chosen
 
-    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
         environments = local_lanes(self.env)
         if not environments:
             raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are elsewhere")
         return [_look_up(partial(environments[lane].get_wrapper_attr, name), name) for lane in lanes]
 
-    def _set(self, name: str, value: list[Any]) -> None:
+    def _set(self, name: str, value: list[object]) -> None:
         vector: Any = self.env
         vector.set_attr(name, value)
 
@@ -360,7 +360,7 @@ class LanesHost(Host[Lanes]):
 class ParallelHost(Host[ParallelEnv]):
     """A PettingZoo ParallelEnv; `reset` and `step` return which agents are alive as a last item."""
 
-    def reset(self, seed: Any, options: Any) -> Result:
+    def reset(self, seed: object, options: object) -> Result:
         """Reset it."""
         observations, infos = super().reset(seed, options)
         return observations, infos, list(self.env.agents)
@@ -369,14 +369,17 @@ class ParallelHost(Host[ParallelEnv]):
         """Step it."""
         return *self.env.step(action), list(self.env.agents)
 
-    def _find(self, name: str, lanes: list[int]) -> list[Any]:
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
         return [_look_up(lambda: getattr(self.env, name), name)]
 
-    def _set(self, name: str, value: list[Any]) -> None:
+    def _set(self, name: str, value: list[object]) -> None:
         setattr(unwrapped_of(self.env), name, value[0])
 
 
-def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
+AnyHost: TypeAlias = EnvHost | LanesHost | ParallelHost
+
+
+def host_of(env: Known, make: Callable[[], Known]) -> AnyHost:
     """Return the host of an environment; `make` makes another one like it.
 
     Raises:
@@ -421,7 +424,7 @@ def _wrappers_of(env: GymEnv | None) -> list[str]:
     return list(names)
 
 
-def _random_states(env: GymEnv | Lanes, count: int) -> list[dict[str, Any]]:
+def _random_states(env: GymEnv | Lanes, count: int) -> list[dict[str, object]]:
     with failures_in("np_random"):
         found: Any = env.np_random, env.np_random_seed
     if not isinstance(found[0], tuple):  # one environment, or lanes that share a generator
@@ -432,29 +435,29 @@ def _random_states(env: GymEnv | Lanes, count: int) -> list[dict[str, Any]]:
         raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
 
 
-def _fixed(name: str, kind: str, description: str, value: Any) -> Property:
+def _fixed(name: str, kind: str, description: str, value: object) -> Property:
     """A property that is read once, when the environment has been made."""
     return Property(f"world.{name}", kind, description, lambda: value)
 
 
-def _live(name: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
+def _live(name: str, kind: str, description: str, read: Callable[[], object]) -> Property:
     """A property whose value is computed by the environment."""
     return Property(f"world.{name}", kind, description, read, in_environment=True)
 
 
-def _look_up(look: Callable[[], Any], name: str) -> Any:
+def _look_up(look: Callable[[], T], name: str) -> T:
     try:
         return look()
     except AttributeError as error:
         raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}") from error
 
 
-def _plain_dict(data: Mapping[Any, Any]) -> dict[str, Any]:
+def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
     """Return the entries of a dict that the values codec can encode."""
     return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     try:
         values.to_value(value)
     except TensorError:
@@ -462,7 +465,7 @@ def _plain(value: Any) -> bool:
     return True
 
 
-def _describe_spec(spec: EnvSpec | None) -> dict[str, Any] | None:
+def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
     """Return the fields of an EnvSpec that are valid for the client too."""
     if spec is None:
         return None

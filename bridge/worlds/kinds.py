@@ -12,8 +12,8 @@ or a `ParallelEnv`, so that everything else is written for these three types:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import gymnasium
 from gymnasium import Space, spaces
@@ -27,13 +27,17 @@ from bridge.worlds.environment import EnvFacts, Spaces
 
 __all__ = [
     "BatchVector",
+    "EnvWrapper",
     "GymEnv",
+    "Joint",
     "Known",
     "Lanes",
     "ParallelEnv",
+    "Steppable",
     "as_parallel",
     "call_simulator",
     "facts_of",
+    "has_attribute",
     "is_parallel",
     "layers_of",
     "local_lanes",
@@ -47,30 +51,45 @@ __all__ = [
 
 GymEnv = gymnasium.Env[Any, Any]
 Lanes = VectorEnv[Any, Any, Any]
+EnvWrapper = gymnasium.Wrapper[Any, Any, Any, Any]
 _OF_LANES = ("num_envs", "single_observation_space", "single_action_space")
 _OF_ALL = ("reset", "step")
 _MISSING = object()
 
 
+Joint: TypeAlias = Mapping[Hashable, Any]
+"""A part of each agent, such as its observation, by the environment's own ids."""
+
+
+class Steppable(Protocol):
+    """An object with the two methods that every environment has, whatever they take and give."""
+
+    def reset(self, **given: Any) -> Any:
+        """Begin an episode."""
+
+    def step(self, action: Any) -> Any:
+        """Make a step."""
+
+
 class ParallelEnv(Protocol):
     """A PettingZoo ParallelEnv, as far as a world uses it."""
 
-    possible_agents: list[Any]
-    agents: list[Any]
+    possible_agents: list[Hashable]
+    agents: list[Hashable]
 
-    def observation_space(self, agent: Any) -> Space[Any]:
+    def observation_space(self, agent: Hashable) -> Space[object]:
         """Return an agent's observation space."""
 
-    def action_space(self, agent: Any) -> Space[Any]:
+    def action_space(self, agent: Hashable) -> Space[object]:
         """Return an agent's action space."""
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    def reset(self, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Joint, Joint]:
         """Return observations and infos by agent."""
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def step(self, actions: Joint) -> tuple[Joint, Joint, Joint, Joint, Joint]:
         """Return observations, rewards, terminations, truncations and infos by agent."""
 
-    def render(self) -> Any:
+    def render(self) -> object:
         """Return a frame."""
 
     def close(self) -> None:
@@ -88,7 +107,7 @@ class _Unregistered:
         env: The environment.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Steppable) -> None:
         self.env = env
         self.metadata: dict[str, Any] = dict(read_attribute(env, "metadata", None) or {})
         self.render_mode: str | None = read_attribute(env, "render_mode", None)
@@ -107,20 +126,20 @@ class _Unregistered:
         render = read_attribute(self.env, "render", None)
         return None if render is None else render()
 
-    def close(self, **keywords: Any) -> None:
+    def close(self, **keywords: object) -> None:
         """Close the environment, where it can be closed."""
         close = read_attribute(self.env, "close", None)
         if close is not None:
             close()
 
-    def get_wrapper_attr(self, name: str) -> Any:
+    def get_wrapper_attr(self, name: str) -> object:
         """Return an attribute of the environment or of one in it."""
         value = read_attribute(self.env, name)
         if value is _MISSING:
             raise AttributeError(f"{type(self.env).__name__!r} object has no attribute {name!r}")
         return value
 
-    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+    def set_wrapper_attr(self, name: str, value: object, *, force: bool = True) -> bool:
         """Set an attribute of the environment."""
         setattr(self.env, name, value)
         return True
@@ -129,7 +148,7 @@ class _Unregistered:
 class BatchVector(_Unregistered, Lanes):
     """A batched simulator that is no `VectorEnv`, as one."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Steppable) -> None:
         super().__init__(env)
         self.num_envs = int(read_attribute(env, "num_envs"))
         self.single_observation_space = read_attribute(env, "single_observation_space")
@@ -141,7 +160,7 @@ class BatchVector(_Unregistered, Lanes):
 class _Single(_Unregistered, GymEnv):
     """One environment that is no `gymnasium.Env`, as one."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Steppable) -> None:
         super().__init__(env)
         self.observation_space = read_attribute(env, "observation_space")
         self.action_space = read_attribute(env, "action_space")
@@ -156,21 +175,24 @@ def recognise(env: object) -> Known:
     if is_parallel(env):
         return env
     lacking = [name for name in _OF_LANES if read_attribute(env, name) is _MISSING]
-    steps = all(callable(read_attribute(env, name)) for name in _OF_ALL)
     if isinstance(env, VectorEnv) and not lacking:
         return env
-    if not lacking and steps and not _is_unbatched(env):
+    if not lacking and _is_steppable(env) and not _is_unbatched(env):
         return BatchVector(env)
     if isinstance(env, gymnasium.Env):
         return env
     needed = (*_OF_ALL, *(_OF_LANES if len(lacking) < len(_OF_LANES) else ("observation_space", "action_space")))
     missing = [name for name in needed if read_attribute(env, name) is _MISSING]
-    if missing:
+    if missing or not _is_steppable(env):
         raise SettingError(
             f"a {type(env).__name__}, where a gymnasium.Env or VectorEnv was expected, or an object with what these "
-            f"have: it has no {', '.join(missing)}"
+            f"have: it has no {', '.join(missing or _OF_ALL)}"
         )
     return _Single(env)
+
+
+def _is_steppable(env: object) -> TypeGuard[Steppable]:
+    return all(callable(read_attribute(env, name)) for name in _OF_ALL)
 
 
 def _is_unbatched(env: object) -> bool:
@@ -194,6 +216,12 @@ def read_attribute(env: object, name: str, default: object = _MISSING) -> Any:
     return default
 
 
+def has_attribute(layer: object, name: str) -> bool:
+    """True if a wrapper, or the environment in it, has an attribute itself."""
+    # A property may take its time: only what is there in no plain way is asked for.
+    return inspect.getattr_static(layer, name, _MISSING) is not _MISSING or hasattr(layer, name)
+
+
 def layers_of(env: object) -> Iterator[Any]:
     """Give the wrappers, the outermost first, and the environment in them."""
     yield env
@@ -208,7 +236,7 @@ def local_lanes(env: Lanes) -> Sequence[GymEnv]:
     return vector.envs if isinstance(vector, SyncVectorEnv) else ()
 
 
-def call_simulator(env: Lanes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+def call_simulator(env: Lanes, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
     """Call a public method of a simulator once, or read an attribute; return what it gives for each lane.
 
     What has an item for each lane is taken for a batch, anything else for a value that all lanes share.
@@ -228,7 +256,7 @@ def call_simulator(env: Lanes, name: str, args: Sequence[Any], kwargs: Mapping[s
     return value if sized and len(value) == env.num_envs else [value] * env.num_envs
 
 
-def unwrapped_of(env: ParallelEnv) -> Any:
+def unwrapped_of(env: ParallelEnv) -> object:
     """Return what is in a PettingZoo environment's wrappers; not all that have agents know them."""
     return read_attribute(env, "unwrapped", env)
 
@@ -278,11 +306,11 @@ def facts_of(env: Known) -> EnvFacts:
     return EnvFacts(kind, next(iter(agents.values())), agents, name=str(metadata_of(env).get("name") or ""))
 
 
-def _published(observation_space: Space[Any], action_space: Space[Any]) -> Spaces:
+def _published(observation_space: Space[object], action_space: Space[object]) -> Spaces:
     return published_space(observation_space), published_space(action_space)
 
 
-def _reward_space_of(env: GymEnv | Lanes) -> Space[Any] | None:
+def _reward_space_of(env: GymEnv | Lanes) -> Space[object] | None:
     """Return the space of an environment's rewards where they are arrays, None where they are numbers.
 
     The outermost wrapper with an attribute `reward_space` says it; MO-Gymnasium's LinearReward makes numbers. A wrapper
@@ -315,29 +343,29 @@ class SingleAgentEnv:
 
     def __init__(self, env: GymEnv) -> None:
         self._env = env
-        self.possible_agents: list[Any] = ["agent0"]
-        self.agents: list[Any] = []
+        self.possible_agents: list[Hashable] = ["agent0"]
+        self.agents: list[Hashable] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         return self._env.get_wrapper_attr(name)
 
-    def observation_space(self, agent: Any) -> Space[Any]:
+    def observation_space(self, agent: Hashable) -> Space[object]:
         """Return the environment's observation space."""
         return self._env.observation_space
 
-    def action_space(self, agent: Any) -> Space[Any]:
+    def action_space(self, agent: Hashable) -> Space[object]:
         """Return the environment's action space."""
         return self._env.action_space
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    def reset(self, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Joint, Joint]:
         """Reset the environment; return observation and info by agent."""
         observation, info = self._env.reset(seed=seed, options=options)
         self.agents = list(self.possible_agents)
         return {"agent0": observation}, {"agent0": info}
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def step(self, actions: Joint) -> tuple[Joint, Joint, Joint, Joint, Joint]:
         """Step the environment; return its five results by agent."""
         observation, reward, terminated, truncated, info = self._env.step(actions["agent0"])
         if terminated or truncated:
@@ -346,7 +374,7 @@ class SingleAgentEnv:
             {"agent0": observation}, {"agent0": reward}, {"agent0": terminated}, {"agent0": truncated}, {"agent0": info}
         )  # fmt: skip
 
-    def render(self) -> Any:
+    def render(self) -> object:
         """Return the environment's frame."""
         return self._env.render()
 
@@ -355,7 +383,7 @@ class SingleAgentEnv:
         self._env.close()
 
 
-def as_parallel(env: Any) -> ParallelEnv:
+def as_parallel(env: object) -> ParallelEnv:
     """Return an environment as a parallel one of PettingZoo; an AEC one goes through PettingZoo's own conversion.
 
     A Gymnasium environment has one agent, `agent0`.
@@ -373,10 +401,9 @@ def as_parallel(env: Any) -> ParallelEnv:
         converted: ParallelEnv = convert(env)
         return converted
     missing = [name for name in ("possible_agents", "observation_space", "action_space") if not hasattr(env, name)]
-    if missing:
+    if missing or not _is_steppable(env):
         raise SettingError(
             f"expected a PettingZoo ParallelEnv or AECEnv, got {env!r:.80} of type {type(env).__name__}, which has no "
             f"{', '.join(missing)}"
         )
-    parallel: ParallelEnv = env
-    return parallel
+    return cast(ParallelEnv, env)

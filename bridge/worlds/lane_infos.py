@@ -16,16 +16,17 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.worlds.environment import EnvFacts
+from bridge.worlds.kinds import Lanes
 
 __all__ = ["FinalInfos", "collect_infos", "join_infos"]
 
 
-def collect_infos(env: VectorEnv[Any, Any, Any]) -> bool:
+def collect_infos(env: Lanes) -> bool:
     """Let a vector environment return its infos as `{lane: info}`; False where it joins them in a way of its own."""
     if type(env) not in (SyncVectorEnv, AsyncVectorEnv):
         return False
 
-    def keep(infos: dict[Any, Any], info: dict[str, Any], lane: int) -> dict[Any, Any]:
+    def keep(infos: dict[Any, dict[str, object]], info: dict[str, object], lane: int) -> dict[Any, dict[str, object]]:
         if info:
             # In SAME_STEP mode it is called twice for a lane that ended: with the end, and with the new beginning.
             infos[lane] = {**infos.get(lane, {}), **info}
@@ -35,7 +36,7 @@ def collect_infos(env: VectorEnv[Any, Any, Any]) -> bool:
     return True
 
 
-def join_infos(infos: Mapping[int, Mapping[str, Any]], lanes: int) -> dict[str, Any] | list[Mapping[str, Any]]:
+def join_infos(infos: Mapping[int, Mapping[str, object]], lanes: int) -> dict[str, object] | list[Mapping[str, object]]:
     """Join the infos of some lanes.
 
     Returns:
@@ -46,23 +47,23 @@ def join_infos(infos: Mapping[int, Mapping[str, Any]], lanes: int) -> dict[str, 
         return {}
     if not _uniform(list(infos.values())):
         return [infos.get(lane, {}) for lane in range(lanes)]
-    joiner: VectorEnv[Any, Any, Any] = VectorEnv()
+    joiner: Lanes = VectorEnv()
     joiner.num_envs = lanes
-    joined: dict[str, Any] = {}
+    joined: dict[str, object] = {}
     for lane, info in infos.items():
         joined = joiner._add_info(joined, dict(info), lane)  # noqa: SLF001 - its rules are the ones to follow
     return joined
 
 
-def _uniform(infos: list[Mapping[str, Any]]) -> bool:
+def _uniform(infos: list[Mapping[str, object]]) -> bool:
     """True if each key's values are of one type over all dicts that have it."""
-    kinds: dict[str, Any] = {}
-    nested: dict[str, list[Mapping[str, Any]]] = {}
+    kinds: dict[str, object] = {}
+    nested: dict[str, list[Mapping[str, object]]] = {}
     for info in infos:
         for key, value in info.items():
             if not isinstance(key, str) or key == "final_obs":
                 return False
-            kind: Any = (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
+            kind: object = (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
             if kinds.setdefault(key, kind) != kind or (type(value) is int and not -(2**63) <= value < 2**63):
                 return False
             if isinstance(value, Mapping):
@@ -85,7 +86,7 @@ class FinalInfos:
         self._space = batch_space(facts.observation_space, self._lanes)
         self._told = False
 
-    def read(self, info: Any, terminated: Any, truncated: Any, notes: list[str]) -> Any:
+    def read(self, info: object, terminated: object, truncated: object, notes: list[str]) -> object:
         """Return the infos of a step with `final_obs` as Gymnasium gives it: an array of objects, None where none is.
 
         Args:

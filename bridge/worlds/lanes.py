@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -32,7 +31,7 @@ class VectorAgent(EnvAgent):
         self._kind, self._separable = facts.kind, facts.resets_lanes
         self._resets_at_once = facts.autoreset is not AutoresetMode.NEXT_STEP
 
-    def read_settings(self, settings: Settings) -> tuple[Any, Any]:
+    def read_settings(self, settings: Settings) -> tuple[object, object]:
         """Return the seed and the options that Reset settings give.
 
         An integer seeds lane i with itself + i; a list gives each lane's, -1 for none.
@@ -66,11 +65,11 @@ class VectorAgent(EnvAgent):
         """Step all lanes."""
         return await self.apply(self._action(actions))
 
-    def decode(self, actions: Mapping[int, Array]) -> Any:
+    def decode(self, actions: Mapping[int, Array]) -> object:
         """Return the lanes' actions."""
         return self._action(actions)
 
-    async def apply(self, action: Any) -> int:
+    async def apply(self, action: object) -> int:
         """Step all lanes with actions of their own."""
         result = await self._world.env.step(action)
         with failures_in("step"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
@@ -16,7 +17,7 @@ from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Lane, LaneOf, Result, StepTimes
-from bridge.worlds.hosts import Host, host_of
+from bridge.worlds.hosts import AnyHost, host_of
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
@@ -32,8 +33,8 @@ class LocalEnv:
         own_executor: Whether the executor serves nothing else, and ends with the environment.
     """
 
-    def __init__(self, host: Host[Any], executor: Executor, own_executor: bool = False) -> None:
-        self._host: Host[Any] | None = host
+    def __init__(self, host: AnyHost, executor: Executor, own_executor: bool = False) -> None:
+        self._host: AnyHost | None = host
         self._tree = host.properties()
         self._executor = executor
         self._own_executor = own_executor
@@ -41,25 +42,29 @@ class LocalEnv:
         self.facts = host.facts
         self.times = StepTimes()
         self.notes = host.notes
+        self.step = partial(executor.run, self._step)  # a method would be one call more in each step
         self.lanes: Sequence[Lane] = [self]
         """The parts that a world can step separately."""
         if host.facts.num_envs is not None:
-            self.lanes = [LaneOf(self, lane) for lane in range(len(host.lanes))]
+            self.lanes = [
+                LaneOf(
+                    lane.facts,
+                    partial(self.reset, lane=number),
+                    partial(executor.run, partial(self._step, lane=number)),
+                )
+                for number, lane in enumerate(host.lanes)
+            ]
 
     ended: RequestError | None = None
 
-    def _hosted(self, lane: int | None = None) -> Host[Any]:
+    def _hosted(self, lane: int | None = None) -> AnyHost:
         if self._host is None:
             raise self._closed
         return self._host if lane is None else self._host.lanes[lane]
 
-    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
-        """Reset the environment."""
-        return self._executor.run(self._reset, seed, options, None)
-
-    def step(self, action: object) -> Call[Result]:
-        """Step the environment."""
-        return self._executor.run(self._step, action)
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset the environment, or one lane by itself."""
+        return self._executor.run(self._reset, seed, options, lane)
 
     def _reset(self, seed: object, options: object, lane: int | None) -> Result:
         host, began = self._hosted(lane), time.perf_counter()
@@ -104,7 +109,7 @@ class LocalEnv:
         if host is not None:
             in_environment("close", host.close)
 
-    def render(self, lanes: Sequence[int]) -> Call[list[Any]]:
+    def render(self, lanes: Sequence[int]) -> Call[list[object]]:
         """Return what `render()` gives now for some lanes, copied."""
         return self._executor.run(lambda: in_environment("render", self._hosted().draw, lanes))
 
@@ -125,19 +130,11 @@ class LocalEnv:
         where = f"call of {request.name}"
         return self._executor.run(lambda: in_environment(where, self._hosted().call, request))
 
-    def reset_lane(self, lane: int, seed: object, options: object) -> Call[Result]:
-        """Reset one lane by itself."""
-        return self._executor.run(self._reset, seed, options, lane)
-
-    def step_lane(self, lane: int, action: object) -> Call[Result]:
-        """Step one lane by itself."""
-        return self._executor.run(self._step, action, lane)
-
 
 def _without_environment(tree: PropertyTree) -> PropertyTree:
     """Return a copy of a property tree that keeps no reference to the environment."""
 
-    def closed(*arguments: Any) -> Any:
+    def closed(*arguments: object) -> Any:
         raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
 
     leaves = [dataclasses.replace(leaf, read=closed) if leaf.in_environment else leaf for leaf in tree.leaves]
@@ -183,7 +180,7 @@ class LaneGroup(EnvironmentProxy):
         """Close all environments."""
         await gather(self._scheduler, [lane.close(reason) for lane in self.lanes])
 
-    async def render(self, lanes: Sequence[int]) -> list[Any]:
+    async def render(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes, copied."""
         drawn = await gather(self._scheduler, [self.lanes[lane].render([0]) for lane in lanes])
         return [frame for frames in drawn for frame in frames]

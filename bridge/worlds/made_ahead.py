@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 from gymnasium import Space
 
 from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError, TensorError
+from bridge.worlds.environment import Call
 from bridge.worlds.scheduling import PendingResult
 
 __all__ = ["MadeAhead"]
 
 
 class _Closable(Protocol):
-    def close(self) -> Coroutine[Any, Any, None]:
+    def close(self) -> Call[None]:
         """Close it."""
 
 
@@ -35,8 +36,8 @@ class MadeAhead(Generic[R, E]):
     async def make(
         self,
         request: R,
-        making: Coroutine[Any, Any, E],
-        spaces: Callable[[E], Iterable[tuple[Space[Any], str]]],
+        making: Call[E],
+        spaces: Callable[[E], Iterable[tuple[Space[object], str]]],
     ) -> E:
         """Make the environment, check that its spaces travel, and return it; it stays held here.
 

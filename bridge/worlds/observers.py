@@ -28,7 +28,7 @@ __all__ = ["Background", "Episode", "Episodes", "Listener", "ObservedEnv", "Obse
 class Background(Protocol):
     """Runs what takes processor time in a thread of its own."""
 
-    def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def submit(self, job: Callable[[], object], done: Callable[[object], None]) -> None:
         """Call `job` there, and `done` in the event loop with what it returned, or with its exception."""
 
 
@@ -48,7 +48,11 @@ class Observer:
         """Let an agent into a world; `join` lets in the agent of other settings, such as those that are not its own."""
         return join(settings)
 
-    def describe(self, world: World) -> Mapping[str, Any]:
+    def keep(self, world: World, agent: Agent) -> bool:
+        """Return True to keep the agent of a client that is gone in its world: the observer has it leave later."""
+        return False
+
+    def describe(self, world: World) -> Mapping[str, object]:
         """Return what a page shows of a world by this observer, as JSON has it."""
         return {}
 
@@ -190,7 +194,7 @@ class Episodes(Listener):
             self._end(index)
         return result
 
-    def _add_batch(self, rewards: Any, ended: Array) -> None:
+    def _add_batch(self, rewards: object, ended: Array) -> None:
         lanes = len(self._sums)
         counts = ~self._resets
         self._sums += np.where(counts, np.asarray(rewards, np.float64).reshape(lanes, -1).sum(axis=1), 0.0)

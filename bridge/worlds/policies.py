@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -15,7 +15,7 @@ from bridge.worlds.default_actions import allowed_choices
 
 __all__ = ["RANDOM", "Policy", "as_policy", "by_name", "check_policies", "policy_name"]
 
-Policy: TypeAlias = Callable[[Any], Any]
+Policy: TypeAlias = Callable[[object], object]
 """Observation in, action out."""
 
 _TIMEOUT = 2.0
@@ -24,7 +24,7 @@ RANDOM = "random"
 """Stands for a policy that takes any action that is allowed."""
 
 
-def by_name(what: str, given: Any, names: Sequence[str], of: str) -> dict[str, Any]:
+def by_name(what: str, given: object, names: Sequence[str], of: str) -> dict[str, object]:
     """Return what is given for each name, or once for all of them, by name.
 
     Args:
@@ -43,7 +43,7 @@ def by_name(what: str, given: Any, names: Sequence[str], of: str) -> dict[str, A
     return dict(given)
 
 
-def as_policy(what: str, given: Any, space: spaces.Space[Any]) -> Policy:
+def as_policy(what: str, given: object, space: spaces.Space[object]) -> Policy:
     """Return the policy that is given, the one that a URL names, or a random one for `"random"`.
 
     Args:
@@ -62,20 +62,17 @@ def as_policy(what: str, given: Any, space: spaces.Space[Any]) -> Policy:
         # Nobody tells a policy in a seat where episodes begin, so no rest of a chunk may be kept; and a world that
         # other agents play in does not wait for a server to come back.
         return RemotePolicy(given, execution_horizon=1, timeout=_TIMEOUT, reconnect=0.0)
-    if isinstance(given, str):
-        return partial(_random_action, space)
-    policy: Policy = given
-    return policy
+    return given if callable(given) else partial(_random_action, space)
 
 
-def check_policies(what: str, given: Any) -> None:
+def check_policies(what: str, given: object) -> None:
     """Raise SettingError for what is no policy, nor `"random"`, nor a mapping to these, nor None."""
     if given is not None:
         for policy in given.values() if isinstance(given, Mapping) else [given]:
             _check(what, policy)
 
 
-def _check(what: str, policy: Any) -> None:
+def _check(what: str, policy: object) -> None:
     named = isinstance(policy, str) and (policy == RANDOM or policy.startswith(("ws://", "wss://")))
     if not (callable(policy) or named):
         raise SettingError(
@@ -83,12 +80,12 @@ def _check(what: str, policy: Any) -> None:
         )
 
 
-def _random_action(space: spaces.Space[Any], observation: Any) -> Any:
+def _random_action(space: spaces.Space[object], observation: object) -> object:
     allowed = allowed_choices(observation, space)
     return space.sample() if allowed is None else space.sample(mask=np.asarray(allowed, np.int8))
 
 
-def policy_name(given: Any) -> str:
+def policy_name(given: object) -> str:
     """Return what to call a policy to a person."""
     if isinstance(given, str) and given == RANDOM:
         return RANDOM

@@ -6,8 +6,6 @@ agent is removed from it by its next Step, which is answered INTERRUPTED, or by 
 
 from __future__ import annotations
 
-from typing import Any
-
 from bridge.worlds.scheduling import PendingResult
 
 __all__ = ["ResetBook", "ResetOrder"]
@@ -20,7 +18,7 @@ class ResetOrder:
         agents: Those that are still to be told.
     """
 
-    def __init__(self, agents: set[Any]) -> None:
+    def __init__(self, agents: set[object]) -> None:
         self.agents = agents
         self.asked = len(agents)
         """How many agents were to be told when it began."""
@@ -50,44 +48,44 @@ class ResetBook:
     """Which agents of a world are in a sequence, and which of them still have to be told that it ends."""
 
     def __init__(self) -> None:
-        self._running: set[Any] = set()
+        self._running: set[object] = set()
         self.orders: list[ResetOrder] = []
         """Those that still have to tell agents."""
         self.closed = False
         """The world has ended: nobody is told anything any more."""
 
-    def start(self, agent: Any) -> None:
+    def start(self, agent: object) -> None:
         """Note that a sequence begins for an agent: from here on, a ResetWorld concerns it."""
         self._running.add(agent)
 
-    def end(self, agent: Any) -> None:
+    def end(self, agent: object) -> None:
         """Note that an agent is in no sequence any more, whatever ended it."""
         self._running.discard(agent)
         self._cross_off(agent)
 
-    def is_running(self, agent: Any) -> bool:
+    def is_running(self, agent: object) -> bool:
         """True if an agent is in a sequence."""
         return agent in self._running
 
-    def is_due(self, agent: Any) -> bool:
+    def is_due(self, agent: object) -> bool:
         """True if an agent's next Step is to be answered INTERRUPTED."""
         return any(agent in order.agents for order in self.orders)
 
-    def take(self, agent: Any) -> bool:
+    def take(self, agent: object) -> bool:
         """True if this Step of the agent is to be answered INTERRUPTED; it is told so once."""
         if not self.orders or not self.is_due(agent):
             return False
         self._cross_off(agent)
         return True
 
-    def _cross_off(self, agent: Any) -> None:
+    def _cross_off(self, agent: object) -> None:
         for order in self.orders:
             if agent in order.agents:
                 order.agents.remove(agent)
                 order.told()
         self.orders = [order for order in self.orders if order.agents]
 
-    def interrupt(self, caller: Any = None) -> ResetOrder:
+    def interrupt(self, caller: object = None) -> ResetOrder:
         """Order that every running agent but the caller is told."""
         order = ResetOrder({agent for agent in self._running if agent is not caller})
         if order.agents:

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector import sync_vector_env as sync_module
 
 from bridge.encoding import values
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, SettingError, TensorError
+from bridge.worlds.kinds import Lanes
 
 __all__ = ["Rewards", "explain_lane_failure", "prepare_lanes"]
 
@@ -31,7 +32,7 @@ class Rewards:
         lanes: How many there are at a time; None: those of a single environment.
     """
 
-    def __init__(self, space: Space[Any] | None, lanes: int | None) -> None:
+    def __init__(self, space: Space[object] | None, lanes: int | None) -> None:
         shape = () if lanes is None else (lanes,)
         self.spec = Spec.number("reward", shape, np.float64)
         self._layout: Layout | None = None
@@ -40,7 +41,7 @@ class Rewards:
             self.spec = self._layout.specs[0]
         self._lanes = lanes
 
-    def read(self, reward: Any, notes: values.Notes) -> Any:
+    def read(self, reward: object, notes: values.Notes) -> object:
         """Return a single environment's reward: a float, or an array of the reward space.
 
         Raises:
@@ -52,7 +53,7 @@ class Rewards:
             return _number(reward)
         return self._pack(reward, notes)
 
-    def read_lanes(self, rewards: Any, notes: values.Notes) -> Array:
+    def read_lanes(self, rewards: object, notes: values.Notes) -> Array:
         """Return the rewards of lanes, `(lanes, …)`; raises as `read`."""
         if self._layout is not None:
             return self._pack(rewards, notes)
@@ -65,7 +66,7 @@ class Rewards:
             )
         return array
 
-    def _pack(self, reward: Any, notes: values.Notes) -> Array:
+    def _pack(self, reward: object, notes: values.Notes) -> Array:
         assert self._layout is not None
         try:
             array = self._layout.pack(reward, rounding=True)[0]
@@ -96,10 +97,10 @@ def _number(reward: Any) -> float:
         ) from None
 
 
-class _LaneRewards(list[Any]):
+class _LaneRewards(list[object]):
     """Where a SyncVectorEnv leaves the array rewards of its lanes; a number is refused but for 0.0 at a reset."""
 
-    def __init__(self, space: Space[Any], lanes: int) -> None:
+    def __init__(self, space: Space[object], lanes: int) -> None:
         self._zero = np.zeros(space.shape or (), space.dtype)
         super().__init__([self._zero] * lanes)
 
@@ -116,7 +117,7 @@ class _LaneRewards(list[Any]):
         super().__setitem__(lane, array)
 
 
-def prepare_lanes(env: VectorEnv[Any, Any, Any], space: Space[Any] | None) -> None:
+def prepare_lanes(env: Lanes, space: Space[object] | None) -> None:
     """Let a vector environment of Gymnasium step environments whose rewards are arrays, as MO-Gymnasium's own does.
 
     Raises:

@@ -124,7 +124,7 @@ class Task:
             return False
         return True
 
-    def wait_for(self, pending: PendingResult[Any]) -> None:
+    def wait_for(self, pending: PendingResult[object]) -> None:
         """Go on once a result is there."""
         pending.add_done_callback(self._resume)
 
@@ -152,7 +152,7 @@ async def gather(scheduler: Scheduler, coroutines: Iterable[Coroutine[PendingRes
 class Executor(Protocol):
     """Runs the calls of environments in the one thread that they belong to."""
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
+    async def run(self, function: Callable[..., T], *args: object) -> T:
         """Call a function in that thread, after those that were asked for before; return what it returns."""
         ...
 
@@ -170,7 +170,7 @@ class Scheduler:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.ready: deque[Callable[[], Any]] = deque()
+        self.ready: deque[Callable[[], object]] = deque()
         """Callbacks that wait for `run`."""
         self.timers: list[tuple[float, int, Timer]] = []
         """A heap of timers, some of them cancelled; the first is due first."""
@@ -183,11 +183,11 @@ class Scheduler:
         """Return the time, in seconds."""
         return self._clock()
 
-    def call_soon(self, callback: Callable[[], Any]) -> None:
+    def call_soon(self, callback: Callable[[], object]) -> None:
         """Call a function in the next `run`."""
         self.ready.append(callback)
 
-    def call_soon_threadsafe(self, callback: Callable[[], Any]) -> None:
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
         """Call a function soon; may be called from any thread."""
         self.ready.append(callback)
 
@@ -244,25 +244,25 @@ class Runtime(Protocol):
     scheduler: Scheduler
     executor: Executor
     """Calls environments in the serving thread, one after the other."""
-    processes: set[Any]
+    processes: set[object]
     """The processes of isolated worlds, each with a method `abandon`, which ends it at once."""
 
     def start_thread(self, name: str) -> Executor:
         """Return an executor with a thread of its own, for environments of a server with `thread_safe=True`."""
         ...
 
-    def add_reader(self, file: Any, callback: Callable[[], None]) -> None:
+    def add_reader(self, file: object, callback: Callable[[], None]) -> None:
         """Call a function when a file or socket is readable. It may also be called when there is nothing to read."""
         ...
 
-    def add_writer(self, file: Any, callback: Callable[[], None]) -> None:
+    def add_writer(self, file: object, callback: Callable[[], None]) -> None:
         """Call a function also whenever a socket that is being read can be written."""
         ...
 
-    def remove_writer(self, file: Any) -> None:
+    def remove_writer(self, file: object) -> None:
         """Watch a socket only for reading again."""
         ...
 
-    def remove_reader(self, file: Any) -> None:
+    def remove_reader(self, file: object) -> None:
         """Stop watching a file or socket."""
         ...

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -120,7 +120,7 @@ def _decoded(settings: Settings, name: str) -> object:
 # CreateWorld
 
 
-def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str, object]) -> dict[str, object]:
     """Return an environment's keyword arguments: `kwargs`, `kwargs.NAME` and `render_mode` go on top of `defaults`.
 
     Args:
@@ -161,7 +161,7 @@ class ResetRequest:
 
     seed: int | list[int | None] | None
     """One seed, from which each lane has its own, or one for each lane."""
-    options: dict[str, Any] | None
+    options: dict[str, object] | None
     """For the environment's `reset`."""
     mask: Array | None
     """Which lanes are to be reset, bools `(lanes,)`; None: all of them."""

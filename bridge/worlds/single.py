@@ -62,7 +62,7 @@ class EnvAgent(Agent):
     SETTINGS: tuple[str, ...] = ("seed", "options")
 
     def __init__(
-        self, world: AgentsWorld, observation_space: Space[Any], action_space: Space[Any], lanes: int | None
+        self, world: AgentsWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
     ) -> None:
         self._world = world
         self._lanes = lanes
@@ -83,10 +83,10 @@ class EnvAgent(Agent):
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
         self._dtype, self._shape = self.observations[1].dtype, self.observations[1].shape
         self._has_forms = self._observation_layout.has_forms
-        self.pending: tuple[Any, Any] = (None, None)
+        self.pending: tuple[object, object] = (None, None)
         self._notes = values.Notes()
-        self._form: Any = None
-        self._observation: Any = None
+        self._form: object = None
+        self._observation: object = None
         self._reward: Array = np.zeros(self._rewards.spec.shape, self._rewards.spec.dtype)
         self._terminated: Array = np.zeros(shape, np.bool_)
         self._truncated: Array = np.zeros(shape, np.bool_)
@@ -98,7 +98,7 @@ class EnvAgent(Agent):
         if settings or running:
             self.pending = pending
 
-    def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[Any, Any]:
+    def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[object, object]:
         """Return the seed and the options that Reset settings give."""
         asked = read_reset(settings, self.SETTINGS, None)
         return asked.seed, asked.options
@@ -116,7 +116,7 @@ class EnvAgent(Agent):
         return pb.RUNNING
 
     @property
-    def newest(self) -> tuple[Any, Any] | None:
+    def newest(self) -> tuple[object, object] | None:
         """Observation and info of the running episode; None: none runs."""
         over = self._lanes is None and bool(self._terminated or self._truncated)
         return None if over or self._observation is None else (self._observation, self._info)
@@ -132,7 +132,7 @@ class EnvAgent(Agent):
         self._truncated[...] = True
         self._info = {}
 
-    def _action(self, actions: Mapping[int, Array]) -> Any:
+    def _action(self, actions: Mapping[int, Array]) -> object:
         try:
             return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
         except KeyError as error:
@@ -218,7 +218,7 @@ class GymAgent(EnvAgent):
     """The agent of a single environment."""
 
     def __init__(
-        self, world: AgentsWorld, observation_space: Space[Any], action_space: Space[Any], lanes: int | None
+        self, world: AgentsWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
     ) -> None:
         super().__init__(world, observation_space, action_space, lanes)
         # Not a dict of integers, from which an environment may take what it has read.
@@ -231,11 +231,11 @@ class GymAgent(EnvAgent):
         """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
         return await self.apply(self._action(actions))
 
-    def decode(self, actions: Mapping[int, Array]) -> Any:
+    def decode(self, actions: Mapping[int, Array]) -> object:
         """Return the environment's action."""
         return self._action(actions)
 
-    async def apply(self, action: Any) -> int:
+    async def apply(self, action: object) -> int:
         """Step the environment with an action of its own."""
         result = await self._world.env.step(action)
         try:
@@ -283,13 +283,13 @@ class EnvWorld(World):
         super().__init__(name, scheduler)
         self.env: Environment = env
         """The environment that is stepped; observers put themselves in its place."""
-        self.taken_over: Mapping[Any, str] = {}
+        self.taken_over: Mapping[object, str] = {}
         """The people whose actions the step at hand takes in place of an agent's, by agent or lane."""
         self.episodes = 0
         """Episodes that ended, counted for each lane."""
         self._agent: EnvAgent | None = None
         self._closed = False
-        self._carried: tuple[Any, Any] = (None, None)
+        self._carried: tuple[object, object] = (None, None)
 
     @property
     def alive(self) -> bool:
@@ -314,7 +314,7 @@ class EnvWorld(World):
         self._agent.pending, self._carried = self._carried, (None, None)
         return self._agent
 
-    def applied_by(self, lane: int) -> Any:
+    def applied_by(self, lane: int) -> object:
         """Return who the action is of that the environment is stepped by now, for a recording.
 
         Args:
@@ -325,7 +325,7 @@ class EnvWorld(World):
         """
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
 
-    def take_takeovers(self) -> Mapping[Any, str]:
+    def take_takeovers(self) -> Mapping[object, str]:
         """Return `taken_over` for the step at hand, once."""
         people, self.taken_over = self.taken_over, {}
         return people
@@ -341,7 +341,7 @@ class EnvWorld(World):
         return bool(self.env.times.reset.count)
 
     @property
-    def newest(self) -> tuple[Any, Any] | None:
+    def newest(self) -> tuple[object, object] | None:
         """Observation and info of the running episode; None: nobody plays one."""
         return None if self._agent is None else self._agent.newest
 
@@ -355,7 +355,7 @@ class EnvWorld(World):
         lanes = self.env.facts.num_envs or 1
         return WorldCounts(lanes, self.env.times.step.count * lanes, self.episodes)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return its lanes, whether it has begun, and whether it is recorded; None: nothing could record it."""
         recording = self.env.properties().get("world.recording")
         return {
@@ -383,7 +383,7 @@ class EnvWorld(World):
         self._set_pending(agent, pending)
         return lambda: self._set_pending(agent, before)
 
-    def _set_pending(self, agent: EnvAgent | None, pending: tuple[Any, Any]) -> None:
+    def _set_pending(self, agent: EnvAgent | None, pending: tuple[object, object]) -> None:
         if agent is None:
             self._carried = pending
         else:

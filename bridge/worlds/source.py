@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import cloudpickle
 import gymnasium
@@ -18,12 +18,11 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.arrays import Arrays
 from bridge.worlds.base import World, constructed, misfit
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
 from bridge.worlds.isolated.world import Isolation, start_method
-from bridge.worlds.kinds import GymEnv, Lanes, recognise
+from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.local import LaneGroup, LocalEnv, adopt
 from bridge.worlds.made_ahead import MadeAhead
@@ -32,16 +31,28 @@ from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.scheduling import Runtime, Scheduler, gather
 from bridge.worlds.settings import Settings, read_kwargs, read_scalar
 from bridge.worlds.single import GymWorld
-from bridge.worlds.timed import TimeAction
 
-__all__ = ["EnvLike", "EnvRecipe", "EnvSource", "WorldKind", "WorldSettings"]
+__all__ = ["Adapter", "EnvLike", "EnvRecipe", "EnvSource", "WorldKind", "WorldSettings"]
 
-EnvLike: TypeAlias = "str | EnvSpec | Callable[..., Any] | Sequence[str]"
+EnvLike: TypeAlias = "str | EnvSpec | Callable[..., object] | Sequence[str]"
 """The types that `serve_gym` takes as its environment."""
 
 WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
 """Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
 MODES = ("sync", "async", "vector_entry_point")
+
+
+class Adapter(Protocol):
+    """Stands around environments, and changes what they take or give. It can be pickled."""
+
+    def wrap(self, env: GymEnv) -> EnvWrapper:
+        """Return one environment, or one lane of several, with the change."""
+
+    def wrap_lanes(self, env: Lanes) -> Lanes:
+        """Return lanes that are stepped together with the change; raises SettingError where that cannot be."""
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what a recording says of it, by keyword."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +62,7 @@ class WorldSettings:
     env_id: str | None
     num_envs: int
     vectorization_mode: str
-    kwargs: Mapping[str, Any]
+    kwargs: Mapping[str, object]
 
     @property
     def single(self) -> bool:
@@ -71,10 +82,10 @@ class EnvRecipe:
     """The ids that a client may choose from where there is neither."""
     num_envs: int = 1
     vectorization_mode: str = "sync"
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     max_lanes: int = 4096
-    time_action: TimeAction | None = None
-    arrays: Arrays = Arrays()  # noqa: RUF009 - it cannot be changed
+    adapters: tuple[Adapter, ...] = ()
+    """What stands around each environment, the innermost first."""
 
     @classmethod
     def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
@@ -117,9 +128,9 @@ class EnvRecipe:
             return getattr(self.factory, "__name__", type(self.factory).__name__)
         return ", ".join(self.patterns) or (self.spec.id if self.spec else "")
 
-    def of_factory(self, factory: Callable[..., Any]) -> EnvRecipe:
+    def of_factory(self, factory: Callable[..., object]) -> EnvRecipe:
         """Return a recipe that calls a client's function in place of what is served."""
-        return EnvRecipe(factory, None, max_lanes=self.max_lanes, time_action=self.time_action, arrays=self.arrays)
+        return EnvRecipe(factory, None, max_lanes=self.max_lanes, adapters=self.adapters)
 
     def pickled(self, request: WorldSettings | None) -> bytes:
         """Pickle the recipe for another process, in which nothing is registered that was registered here."""
@@ -175,16 +186,14 @@ class EnvRecipe:
         return constructed(title, request.kwargs, lambda: self._make(request), lambda: self._misfit(request))
 
     def _make(self, request: WorldSettings) -> GymEnv | Lanes:
-        kwargs = dict(request.kwargs)
+        kwargs: dict[str, Any] = dict(request.kwargs)
         if self.factory is not None:
             return self._make_by_factory(self.factory, request, kwargs)
         spec = self.spec if self.spec is not None else gymnasium.spec(str(request.env_id))
         if request.single:
-            env: GymEnv = gymnasium.make(spec, **kwargs)
-            return self._recognised(env if self.time_action is None else self.time_action.wrap(env))
-        # Gymnasium refuses wrappers of one environment there; arrays are those of all lanes.
+            return self._adapted(gymnasium.make(spec, **kwargs))
+        # Gymnasium refuses wrappers of one environment there.
         stepped_together = request.vectorization_mode == "vector_entry_point"
-        wrappers = [] if stepped_together and self.time_action is None else self._wrappers()
         vector_kwargs: dict[str, Any] = {}
         if request.vectorization_mode == "sync":
             vector_kwargs = {"copy": False}  # what it returns is sent before its next step
@@ -195,22 +204,13 @@ class EnvRecipe:
             num_envs=request.num_envs,
             vectorization_mode=request.vectorization_mode,
             vector_kwargs=vector_kwargs,
-            wrappers=wrappers or None,
+            wrappers=None if stepped_together else [adapter.wrap for adapter in self.adapters] or None,
             **kwargs,
         )
-        return self._recognised(vector) if stepped_together else vector
+        return self._adapted(vector) if stepped_together else vector
 
-    def _wrappers(self) -> list[Callable[[GymEnv], gymnasium.Wrapper[Any, Any, Any, Any]]]:
-        """Return what is to be around each lane, the innermost first."""
-        wrappers: list[Callable[[GymEnv], gymnasium.Wrapper[Any, Any, Any, Any]]] = []
-        if self.arrays.kind != "numpy":
-            wrappers.append(self.arrays.host_env)
-        if self.time_action is not None:
-            wrappers.append(self.time_action.wrap)
-        return wrappers
-
-    def _recognised(self, made: object) -> GymEnv | Lanes:
-        """Return what a callable returned as an environment of Gymnasium, if it is one."""
+    def _adapted(self, made: object) -> GymEnv | Lanes:
+        """Return what a callable returned as an environment of Gymnasium, if it is one, with the adapters around it."""
         try:
             env = recognise(made)
         except SettingError as error:
@@ -222,16 +222,16 @@ class EnvRecipe:
                 "PettingZoo environments are for serve_parallel, or for `bridge serve` with a function that says what "
                 "it returns: def make() -> pettingzoo.ParallelEnv",
             )
-        return self.arrays.wrap(env)
+        for adapter in self.adapters:
+            env = adapter.wrap_lanes(env) if isinstance(env, VectorEnv) else adapter.wrap(env)
+        return env
 
     def _make_by_factory(
-        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, Any]
+        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, object]
     ) -> GymEnv | Lanes:
         num_envs = request.num_envs
-        if self.time_action is not None:
-            factory = partial(_make_timed, factory, self.time_action)
         if request.single:
-            return self._recognised(factory(**kwargs))
+            return self._adapted(factory(**kwargs))
         if request.vectorization_mode == "vector_entry_point":
             raise RequestError(
                 Code.INVALID_ARGUMENT,
@@ -239,18 +239,16 @@ class EnvRecipe:
                 "async, or a callable that returns a VectorEnv",
             )
         if request.vectorization_mode == "async":
-            return AsyncVectorEnv(
-                [lambda: self.arrays.wrap_one(factory(**kwargs))] * num_envs, copy=False, context=start_method()
-            )
-        first = self._recognised(factory(**kwargs))
+            return AsyncVectorEnv([lambda: self._one(factory, kwargs)] * num_envs, copy=False, context=start_method())
+        first = self._adapted(factory(**kwargs))
         if isinstance(first, VectorEnv):
             first.close()
             raise self.lanes_already(first.num_envs)
         made = iter([first])
         return SyncVectorEnv([lambda: next(made, None) or self._one(factory, kwargs)] * num_envs, copy=False)
 
-    def _one(self, factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> GymEnv:
-        env = self._recognised(factory(**kwargs))
+    def _one(self, factory: Callable[..., object], kwargs: Mapping[str, object]) -> GymEnv:
+        env = self._adapted(factory(**kwargs))
         assert not isinstance(env, VectorEnv), "the same function made one environment before"
         return env
 
@@ -291,8 +289,7 @@ class EnvSource:
         vectorization_mode: How Gymnasium steps the lanes.
         env_kwargs: For the environment's constructor; the client's own go on top.
         max_lanes: The most lanes that a client may ask for.
-        time_action: Which part of an action says how long the environment advances.
-        arrays: Which arrays the environment takes and gives.
+        adapters: What stands around each environment, the innermost first.
         realtime: The settings of real-time worlds; None: lock-step.
         thread_safe: Each world has a thread of its own, in real time each of its lanes.
         isolation: The limits of each world's process; None: environments run in this process.
@@ -312,19 +309,16 @@ class EnvSource:
         *,
         num_envs: int = 1,
         vectorization_mode: str = "sync",
-        env_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: Mapping[str, object] | None = None,
         max_lanes: int = 4096,
-        time_action: TimeAction | None = None,
-        arrays: Arrays = Arrays(),  # noqa: B008 - it cannot be changed
+        adapters: Sequence[Adapter] = (),
         realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
         isolation: Isolation | None = None,
         allow_env_factories: bool = False,
         kind: WorldKind | None = None,
-        traits: Mapping[str, Any] = MappingProxyType({}),
+        traits: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        if time_action is not None and not isinstance(time_action, TimeAction):
-            raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
         if kind is not None and (realtime is not None or not callable(kind)):
             raise SettingError(
                 "expected world to be a callable that makes a world of its name, its environment and its scheduler, in "
@@ -342,8 +336,7 @@ class EnvSource:
             vectorization_mode=vectorization_mode,
             kwargs=dict(env_kwargs or {}),
             max_lanes=max_lanes,
-            time_action=time_action,
-            arrays=arrays,
+            adapters=tuple(adapters),
         )
         self._realtime = realtime
         self._thread_safe = thread_safe
@@ -372,11 +365,11 @@ class EnvSource:
         return self._recipe.title
 
     @property
-    def factory(self) -> Callable[..., Any] | None:
+    def factory(self) -> Callable[..., object] | None:
         """The factory of its environments; None: they are made by their ids."""
         return self._recipe.factory
 
-    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
+    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
         recipe = self._recipe if "env_factory" not in settings else self._recipe.of_factory(_factory_of_client)
         request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
@@ -392,7 +385,7 @@ class EnvSource:
             "num_envs": request.num_envs,
             "vectorization_mode": request.vectorization_mode,
             "kwargs": request.kwargs,
-            "time_action": None if recipe.time_action is None else dataclasses.asdict(recipe.time_action),
+            **{name: value for adapter in recipe.adapters for name, value in adapter.describe().items()},
         }
 
     async def prepare(self, runtime: Runtime) -> Environment | None:
@@ -502,16 +495,9 @@ class EnvSource:
         return tensor.uint8s.array
 
 
-def _factory_of_client(**kwargs: Any) -> Any:
+def _factory_of_client(**kwargs: object) -> object:
     """A placeholder for a client's factory in the server, which does not unpickle it."""
     raise SettingError("a client's factory is called in a world's process only")
-
-
-def _make_timed(function: Callable[..., Any], time_action: TimeAction, **kwargs: Any) -> Any:
-    env = function(**kwargs)
-    if not isinstance(env, gymnasium.Env):
-        raise SettingError(f"time_action needs a gymnasium.Env, got a {type(env).__name__}")
-    return time_action.wrap(env)
 
 
 def _find(env_id: str) -> EnvSpec:

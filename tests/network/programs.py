@@ -15,7 +15,9 @@ PORT = 50051
 def serve(env: Any = "CartPole-v1", keywords: dict[str, Any] | None = None) -> Iterator[str]:
     """Serve to the network, IPv4 and IPv6; yield the URL, then serve until a signal or the machine's end."""
     warnings.filterwarnings("ignore", "listening on", RuntimeWarning)  # no strangers are on a test's network
-    with bridge.serve_gym(env, **{"host": "::", "port": PORT, "insecure": True, **(keywords or {})}) as server:
+    with bridge.serve_gym(
+        env, **{"host": "::", "port": PORT, "auth": bridge.Auth(insecure=True), **(keywords or {})}
+    ) as server:
         yield server.url
         server.wait()
 

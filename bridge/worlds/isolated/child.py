@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing import connection, parent_process
-from typing import Any
 
 from bridge.encoding import values
 from bridge.encoding.properties import Property, PropertyTree
@@ -21,7 +20,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import environment_failure, failures_in
 from bridge.worlds.environment import Result
-from bridge.worlds.hosts import Host, host_of
+from bridge.worlds.hosts import AnyHost, host_of
 from bridge.worlds.isolated.codec import Codec, codec_of, facts_to_values
 from bridge.worlds.kinds import Known
 
@@ -91,7 +90,7 @@ class _Child:
     def __init__(self, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
         self._load: Callable[[], Callable[[], Known]] = lambda: _load(recipe, factory, max_bytes)
         self._make: Callable[[], Known] | None = None
-        self._host: Host[Any] | None = None
+        self._host: AnyHost | None = None
         self._codecs: list[Codec] = []
         """Of the environment, and where it has lanes that are stepped one by one, of these."""
         self._properties = PropertyTree()
@@ -115,7 +114,7 @@ class _Child:
         pipe.send(answer)
         return kind != b"x"
 
-    def _hosted(self, lane: int | None = None) -> Host[Any]:
+    def _hosted(self, lane: int | None = None) -> AnyHost:
         if self._host is None:
             raise RequestError(Code.FAILED_PRECONDITION, "the environment was not made")
         return self._host if lane is None else self._host.lanes[lane]
@@ -185,7 +184,7 @@ class _Child:
     }
 
 
-def _value(leaf: Property) -> Any:
+def _value(leaf: Property) -> object:
     return None if leaf.read is None else leaf.read()
 
 

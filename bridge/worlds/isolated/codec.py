@@ -6,7 +6,7 @@ sent as indices, because their ids may be of any type.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,14 +15,18 @@ from gymnasium.vector import AutoresetMode
 from bridge.encoding import values
 from bridge.encoding.space_json import plain_space_from_json, space_to_json
 from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, TensorError
 from bridge.worlds.environment import EnvFacts, Result, Spaces
 from bridge.worlds.rewards import Rewards
 
 __all__ = ["Codec", "codec_of", "facts_from_values", "facts_to_values"]
 
+_NOT_STEPPED: Sequence[Mapping[object, Any]] = ({}, {}, {})
+"""The rewards, terminations and truncations of a reset."""
 
-def facts_to_values(facts: EnvFacts) -> dict[str, Any]:
+
+def facts_to_values(facts: EnvFacts) -> dict[str, object]:
     """Return facts as the values codec sends them; agents' ids that are no texts or integers become texts."""
     return {
         "kind": facts.kind,
@@ -65,13 +69,13 @@ def _spaces(pair: Sequence[str]) -> Spaces:
 class Codec(Protocol):
     """Packs actions and results for the pipe, and unpacks them."""
 
-    def pack_action(self, action: Any) -> Any:
+    def pack_action(self, action: Any) -> object:
         """Return an action for the pipe."""
 
-    def unpack_action(self, packed: Any) -> Any:
+    def unpack_action(self, packed: Any) -> object:
         """Return the action for the environment."""
 
-    def pack(self, result: Result) -> Any:
+    def pack(self, result: Result) -> object:
         """Return what `reset` or `step` returned, for the pipe; raises RequestError where it is not of its spaces."""
 
     def unpack(self, packed: Any, notes: list[str]) -> Result:
@@ -93,13 +97,13 @@ class _OneAgent:
         self._lanes = lanes
         self._notes = values.Notes()
 
-    def pack_action(self, action: Any) -> Any:
+    def pack_action(self, action: Any) -> object:
         return self._actions.pack(action, rounding=True)
 
-    def unpack_action(self, packed: Any) -> Any:
+    def unpack_action(self, packed: Any) -> object:
         return self._actions.unpack(packed)
 
-    def pack(self, result: Result) -> Any:
+    def pack(self, result: Result) -> object:
         observation, *told, info = result
         if told:
             reward, terminated, truncated = told
@@ -136,16 +140,16 @@ class _SeveralAgents:
         self._layouts = [(Layout(pair[0], "observation"), Layout(pair[1], "action")) for pair in facts.agents.values()]
         self._notes = values.Notes()
 
-    def pack_action(self, action: Any) -> Any:
+    def pack_action(self, action: Any) -> object:
         numbered = [(self._numbers[agent], own) for agent, own in action.items()]
         return [[number, self._layouts[number][1].pack(own, rounding=True)] for number, own in numbered]
 
-    def unpack_action(self, packed: Any) -> Any:
+    def unpack_action(self, packed: Any) -> object:
         return {self._agents[number]: self._layouts[number][1].unpack(arrays) for number, arrays in packed}
 
-    def pack(self, result: Result) -> Any:
+    def pack(self, result: Result) -> object:
         observations, *told, infos, alive = result
-        rewards, terminations, truncations = told or ({}, {}, {})
+        rewards, terminations, truncations = told or _NOT_STEPPED
         rows = []
         for number, agent in enumerate(self._agents):
             seen = _pack(self._layouts[number][0], observations[agent]) if agent in observations else None
@@ -163,7 +167,7 @@ class _SeveralAgents:
 
     def unpack(self, packed: Any, notes: list[str]) -> Result:
         stepped, alive, rows = packed
-        parts: tuple[dict[Any, Any], ...] = ({}, {}, {}, {}, {})
+        parts: tuple[dict[object, object], ...] = ({}, {}, {}, {}, {})
         for number, observation, *told, info in rows:
             agent = self._agents[number]
             if observation is not None:
@@ -182,7 +186,7 @@ def codec_of(facts: EnvFacts) -> Codec:
     return _SeveralAgents(facts) if facts.agents else _OneAgent(facts)
 
 
-def _pack(layout: Layout, observation: Any) -> list[Any]:
+def _pack(layout: Layout, observation: object) -> list[Array]:
     try:
         return layout.pack(observation, rounding=True)
     except TensorError as error:

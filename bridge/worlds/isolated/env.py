@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from bridge.encoding import values
@@ -41,12 +42,15 @@ class IsolatedEnv:
             [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
             [_family(key, text) for key, text in families],
         )
-        self._codec = codec_of(facts)
+        self._codec = self._lane_codec = codec_of(facts)
         self.lanes: Sequence[Lane] = [self]
         """The parts that a world can step separately."""
         if facts.num_envs is not None:
-            self.lanes = [LaneOf(self, lane) for lane in range(facts.num_envs)] if facts.steps_lanes else []
-            self._lane_codec = codec_of(facts.of_lane)
+            of_lane, count = facts.of_lane, facts.num_envs if facts.steps_lanes else 0
+            self._lane_codec = codec_of(of_lane)
+            self.lanes = [
+                LaneOf(of_lane, partial(self.reset, lane=lane), partial(self.step, lane=lane)) for lane in range(count)
+            ]
 
     @property
     def ended(self) -> RequestError | None:
@@ -68,7 +72,7 @@ class IsolatedEnv:
         data = await self.process.ask(b"p", request.SerializeToString(), where.get(kind, "its properties"))
         return properties_pb2.PropertyResponse.FromString(data)
 
-    async def render(self, lanes: Sequence[int]) -> list[Any]:
+    async def render(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes."""
         request = properties_pb2.PropertyRequest()
         request.read_property.key = "world.frame"
@@ -80,24 +84,17 @@ class IsolatedEnv:
         answer = await self.process.ask(b"c", request.SerializeToString(), f"call of {request.name}")
         return bridge_pb2.CallResponse.FromString(answer)
 
-    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
-        """Reset the environment."""
-        return self._ask(self._codec, b"r", [None, seed, options], "reset", self.times.reset)
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset the environment, or one lane by itself."""
+        codec = self._codec if lane is None else self._lane_codec
+        return self._ask(codec, b"r", [lane, seed, options], "reset", self.times.reset)
 
-    def step(self, action: object) -> Call[Result]:
-        """Step the environment."""
-        return self._ask(self._codec, b"s", [None, self._codec.pack_action(action)], "step", self.times.step)
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step the environment, or one lane by itself."""
+        codec = self._codec if lane is None else self._lane_codec
+        return self._ask(codec, b"s", [lane, codec.pack_action(action)], "step", self.times.step)
 
-    def reset_lane(self, lane: int, seed: object, options: object) -> Call[Result]:
-        """Reset one lane by itself."""
-        return self._ask(self._lane_codec, b"r", [lane, seed, options], "reset", self.times.reset)
-
-    def step_lane(self, lane: int, action: object) -> Call[Result]:
-        """Step one lane by itself."""
-        payload = [lane, self._lane_codec.pack_action(action)]
-        return self._ask(self._lane_codec, b"s", payload, "step", self.times.step)
-
-    async def _ask(self, codec: Codec, kind: bytes, payload: list[Any], where: str, times: Samples) -> Result:
+    async def _ask(self, codec: Codec, kind: bytes, payload: list[object], where: str, times: Samples) -> Result:
         """Have the environment reset or stepped, and time it."""
         began = time.perf_counter()
         try:
@@ -108,12 +105,12 @@ class IsolatedEnv:
         return codec.unpack(answer, self.notes)
 
 
-def _leaf(key: str, kind: str, text: str, live: bool, value: Any) -> Property:
+def _leaf(key: str, kind: str, text: str, live: bool, value: object) -> Property:
     return Property(key, kind, text, lambda: value, in_environment=live)
 
 
 def _family(key: str, text: str) -> Family:
-    def elsewhere(*arguments: Any) -> Any:
+    def elsewhere(*arguments: object) -> Any:
         raise RequestError(Code.INTERNAL, f"{key} is answered by the environment's process")
 
     return Family(key, text, elsewhere, elsewhere, elsewhere, elsewhere, in_environment=True)

@@ -137,7 +137,7 @@ class WorldProcess:
         """Why we killed it, until it is gone."""
         self._closing = False
         self._gone: PendingResult[None] = PendingResult()
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str, object] = {}
         """The description of the environment that the process gave."""
 
     @classmethod

@@ -18,6 +18,7 @@ from typing import Any
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import Agent
 from bridge.worlds.resets import ResetBook
 
 __all__ = ["JointStepTable", "MissingAgent", "MultiAgentOptions", "Participant", "ResetCall", "StepCall"]
@@ -43,7 +44,7 @@ class MultiAgentOptions:
     """Says what is done while an agent is missing."""
     agent_timeout: float = 30.0
     """Seconds that a Step waits for the other agents."""
-    default_action: Callable[[Any, Any, Any], Any] | None = None
+    default_action: Callable[[object, object, object], object] | None = None
     """Gives the action of a missing agent from its id, its last observation and its action space; None: the first
     allowed action, or zeros within the bounds."""
 
@@ -66,7 +67,7 @@ class Participant:
     """A joined agent, and what its next Step will report."""
 
     name: str
-    agent: Any
+    agent: Agent
     """Its number in the world's `ResetBook`."""
     sequence: int = -1
     """The sequence that it last took part in."""
@@ -76,8 +77,8 @@ class Participant:
     """How its sequence ended, until a Step has told."""
     absent: bool = False
     """True if the sequence that it asked for began without it."""
-    observation: Any = None
-    info: Any = None
+    observation: object = None
+    info: object = None
     reward: float = 0.0
     """The rewards that no Step has told yet."""
     terminated: bool = False
@@ -85,7 +86,7 @@ class Participant:
     cut_off: bool = False
     """True if the Step that is answered now tells that the sequence was ended from outside."""
 
-    def receive(self, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any) -> None:
+    def receive(self, observation: object, reward: float, terminated: bool, truncated: bool, info: object) -> None:
         """Take a transition; rewards that no Step has told yet add up."""
         self.observation, self.info = observation, info
         self.reward += reward
@@ -101,8 +102,8 @@ class Participant:
 class ResetCall:
     """The environment is to be reset; `began` or `failed` tells what came of it."""
 
-    seed: Any
-    options: Any
+    seed: object
+    options: object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +112,9 @@ class StepCall:
 
     agents: Sequence[str]
     """Those that act, in the environment's order."""
-    actions: Mapping[str, Any]
+    actions: Mapping[str, object]
     """The actions that came, by name."""
-    missing: Mapping[str, Any]
+    missing: Mapping[str, object]
     """The last observations of those agents for whom a default action is needed, by name."""
 
 
@@ -125,7 +126,7 @@ class _Wait:
     deadline: float
     begins: bool
     """True if it is the first of a sequence."""
-    action: Any = None
+    action: object = None
 
 
 class JointStepTable:
@@ -144,14 +145,14 @@ class JointStepTable:
         self._options = options
         self._resets = resets
         self.participants: dict[str, Participant] = {}
-        self.carried: tuple[Any, Any] = (None, None)
+        self.carried: tuple[object, object] = (None, None)
         """Seed and options of the next sequence."""
         self.sequence = 0
         """How many sequences began."""
         self._playing = False
         self._ending = False
         self._alive: list[str] = []
-        self._latest: dict[str, tuple[Any, Any]] = {}
+        self._latest: dict[str, tuple[object, object]] = {}
         self._waits: dict[Participant, _Wait] = {}
         self._call: ResetCall | StepCall | None = None
         self._answers: list[tuple[Participant, int | RequestError]] = []
@@ -192,7 +193,7 @@ class JointStepTable:
         self._resets.end(participant.agent)  # while it waits, no ResetWorld waits for it
         self._waits[participant] = _Wait(participant, now + self._options.agent_timeout, True)
 
-    def act(self, participant: Participant, action: Any, now: float) -> None:
+    def act(self, participant: Participant, action: object, now: float) -> None:
         """A Step with an action: wait until the environment has stepped with those of all."""
         self._waits[participant] = _Wait(participant, now + self._options.agent_timeout, False, action)
 
@@ -206,7 +207,7 @@ class JointStepTable:
         for participant in list(self._waits):
             self._answer(participant, error)
 
-    def prepare_reset(self, carried: tuple[Any, Any]) -> Callable[[], None]:
+    def prepare_reset(self, carried: tuple[object, object]) -> Callable[[], None]:
         """A ResetWorld: end the sequence for all; return what takes that back."""
         before = self.carried, self._ending
         self.carried, self._ending = carried, self._playing
@@ -367,7 +368,7 @@ class JointStepTable:
 
     # What came of a call of the environment
 
-    def began(self, observations: Mapping[str, Any], infos: Mapping[str, Any], alive: Sequence[str]) -> None:
+    def began(self, observations: Mapping[str, object], infos: Mapping[str, object], alive: Sequence[str]) -> None:
         """The environment was reset: answer the agents that wait for the sequence."""
         self._call = None
         self.carried = (None, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
 
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.encoding.space_json import space_to_json
@@ -24,9 +23,9 @@ class Members:
         name: How the environment's metadata call it.
     """
 
-    def __init__(self, agents: Mapping[Any, Spaces], name: str) -> None:
+    def __init__(self, agents: Mapping[object, Spaces], name: str) -> None:
         self._name = name
-        self.ids: dict[str, Any] = {str(agent): agent for agent in agents}
+        self.ids: dict[str, object] = {str(agent): agent for agent in agents}
         """The environment's own id of each agent, by its name."""
         self._names = {agent: name for name, agent in self.ids.items()}
         self.spaces = {name: agents[agent] for name, agent in self.ids.items()}
@@ -36,7 +35,7 @@ class Members:
         """Iterate over the names, in the environment's order."""
         return iter(self.ids)
 
-    def named(self, part: Mapping[Any, Any]) -> dict[str, Any]:
+    def named(self, part: Mapping[object, object]) -> dict[str, object]:
         """Key what an environment returns by the agents' names."""
         return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
 
@@ -86,7 +85,7 @@ class Members:
         def controls() -> str:
             return controls_of_space(action_space, names=known_agent_names(self._name, action_space))
 
-        def leaf(key: str, kind: str, description: str, read: Callable[[], Any]) -> Property:
+        def leaf(key: str, kind: str, description: str, read: Callable[[], object]) -> Property:
             return Property(f"world.{key}", kind, description, read)
 
         exact = "the agent's exact space, as JSON"

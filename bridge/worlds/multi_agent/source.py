@@ -35,7 +35,7 @@ WorldKind: TypeAlias = Callable[[str, Environment, Scheduler, Executor, Realtime
 """Makes a world of real time, given its name, its environment, what runs its frames and its policies, and how."""
 
 
-def _maker(env_id: str) -> Callable[..., Any]:
+def _maker(env_id: str) -> Callable[..., object]:
     """Find an environment in PettingZoo's own registry, the parallel ones first."""
     import pettingzoo
 
@@ -52,18 +52,18 @@ def _maker(env_id: str) -> Callable[..., Any]:
 class ParallelRecipe:
     """How to make PettingZoo environments. It can be pickled for another process where its parts can."""
 
-    factory: Callable[..., Any] | None
+    factory: Callable[..., object] | None
     """Returns a ParallelEnv or an AECEnv; None: there is one environment, which was made already."""
     title: str
     """Its name, as a person reads it."""
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
-    def pickled(self, kwargs: Mapping[str, Any] | None) -> bytes:
+    def pickled(self, kwargs: Mapping[str, object] | None) -> bytes:
         """Pickle what another process makes an environment of."""
         data: bytes = cloudpickle.dumps((self, None if kwargs is None else dict(kwargs)))
         return data
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
+    def read(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
         """Read CreateWorld settings; return the keyword arguments of the environment.
 
         Raises:
@@ -71,7 +71,7 @@ class ParallelRecipe:
         """
         return read_kwargs(settings, ParallelSource.SETTINGS, self.kwargs)
 
-    def make_env(self, kwargs: Mapping[str, Any]) -> ParallelEnv:
+    def make_env(self, kwargs: Mapping[str, object]) -> ParallelEnv:
         """Make the environment of a world.
 
         Raises:
@@ -82,7 +82,7 @@ class ParallelRecipe:
         factory = self.factory
         return constructed(self.title, kwargs, lambda: as_parallel(factory(**kwargs)), lambda: self._misfit(kwargs))
 
-    def _misfit(self, kwargs: Mapping[str, Any]) -> str | None:
+    def _misfit(self, kwargs: Mapping[str, object]) -> str | None:
         """Return what the factory takes, where it does not take the arguments; None: it does, or nobody knows."""
         try:
             signature = inspect.signature(self.factory)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ class _Made:
     executor: Executor
     """Runs its calls, where it is in this process."""
 
-    def spaces(self) -> Iterator[tuple[gymnasium.Space[Any], str]]:
+    def spaces(self) -> Iterator[tuple[gymnasium.Space[object], str]]:
         """Give the spaces of each agent."""
         for agent, (observation_space, action_space) in self.env.facts.agents.items():
             yield observation_space, f"{agent}'s observation"
@@ -133,15 +133,15 @@ class ParallelSource:
 
     def __init__(
         self,
-        env: Any,
+        env: object,
         options: MultiAgentOptions | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
+        env_kwargs: Mapping[str, object] | None = None,
         isolation: Isolation | None = None,
         *,
         realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
         kind: WorldKind = RealtimeMultiAgentWorld,
-        traits: Mapping[str, Any] = MappingProxyType({}),
+        traits: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         if realtime is not None:
             realtime.check()
@@ -154,7 +154,7 @@ class ParallelSource:
         self._isolation = isolation
         self._realtime = realtime
         self._thread_safe = thread_safe
-        self._ahead: MadeAhead[dict[str, Any], _Made] = MadeAhead()
+        self._ahead: MadeAhead[dict[str, object], _Made] = MadeAhead()
         self._only: list[ParallelEnv] = []
         """The environment that was made already, until its one world takes it."""
         self._env_id = env if isinstance(env, str) else ""
@@ -206,11 +206,11 @@ class ParallelSource:
         return self.recipe.title
 
     @property
-    def factory(self) -> Callable[..., Any] | None:
+    def factory(self) -> Callable[..., object] | None:
         """The factory of its environments; None: there is one environment, which was made already."""
         return self.recipe.factory
 
-    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, Any]:
+    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
         factory, env_id = self.recipe.factory, self._env_id
         if isinstance(factory, partial) and factory.func is gymnasium.make:
@@ -263,7 +263,7 @@ class ParallelSource:
             raise
 
     async def _make_env(
-        self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], ParallelEnv] | None = None
+        self, name: str, kwargs: Mapping[str, object], runtime: Runtime, make: Callable[[], ParallelEnv] | None = None
     ) -> _Made:
         """Make the environment of a world, which has all agents for which policies are given.
 
@@ -283,7 +283,7 @@ class ParallelSource:
         return made
 
     async def _start_env(
-        self, name: str, kwargs: Mapping[str, Any], runtime: Runtime, make: Callable[[], ParallelEnv] | None
+        self, name: str, kwargs: Mapping[str, object], runtime: Runtime, make: Callable[[], ParallelEnv] | None
     ) -> _Made:
         """Make the environment of a world, in this process or in one of its own."""
         executor = runtime.executor

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from gymnasium import Space
 
@@ -42,7 +41,7 @@ class MultiAgent(EnvAgent):
     _world: MultiAgentWorld
 
     def __init__(
-        self, world: MultiAgentWorld, name: str, observation_space: Space[Any], action_space: Space[Any]
+        self, world: MultiAgentWorld, name: str, observation_space: Space[object], action_space: Space[object]
     ) -> None:
         super().__init__(world, observation_space, action_space, None)
         self.name = name
@@ -166,7 +165,7 @@ class MultiAgentWorld(EnvWorld):
             self.advance()
             await self.env.close(self._destroyed())
 
-    def applied_by(self, lane: int) -> Any:
+    def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""
         return self.table.applied_by()
 

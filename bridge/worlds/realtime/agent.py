@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from bridge.encoding import values
@@ -47,11 +48,11 @@ class RealtimeAgent(EnvAgent):
 
     def __init__(
         self,
-        world: ClockedWorld,
+        world: ClockedWorld[Any],
         loop_agent: LoopAgent,
         wait: str,
-        observation_space: Any,
-        action_space: Any,
+        observation_space: Space[Any],
+        action_space: Space[Any],
         lanes: int | None,
     ) -> None:
         super().__init__(world, observation_space, action_space, lanes)
@@ -71,7 +72,7 @@ class RealtimeAgent(EnvAgent):
         self._partial = False
         self._acts_only = False
         self._ended = False
-        self._placeholder: Any = None
+        self._placeholder: object = None
         self._frames = np.zeros(shape, np.int64)
         self._timing = np.zeros((*shape, len(TIMING)))
         self._resetting = np.zeros(shape, np.bool_)
@@ -95,7 +96,7 @@ class RealtimeAgent(EnvAgent):
         return not self._loop_agent.player
 
     @property
-    def world(self) -> ClockedWorld:
+    def world(self) -> ClockedWorld[Any]:
         """Where it is."""
         return self._real
 
@@ -123,7 +124,7 @@ class RealtimeAgent(EnvAgent):
         self._real.ask_reset(self._loop_agent, *self.read_reset(settings))
         self._ended = False
 
-    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], Any, bool]:
+    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], object, bool]:
         """Return the lanes to reset, a seed for each, the options, and whether running episodes end."""
         count, known = self._lanes or 1, self.SETTINGS if self._lanes else self.SETTINGS[:3]
         asked = read_reset(settings, known, self._lanes)
@@ -251,6 +252,11 @@ class RealtimeAgent(EnvAgent):
         for buffer in self._loop_agent.buffers:
             buffer.abandon()
 
+    def rest(self) -> None:
+        """Do nothing until the next Step: a default action stands in."""
+        for lane in self._loop_agent.lanes:
+            self._real.loop.drop_action(lane)
+
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
         self._real.acting.leave(self)
@@ -295,7 +301,7 @@ class RealtimeAgent(EnvAgent):
         """Turn what was taken from the buffers into what `observe` gives."""
         loop, buffers, now = self._real.loop, self._loop_agent.buffers, self._real.now()
         self._episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
-        infos: dict[int, Any] = {}
+        infos: dict[int, Mapping[str, object]] = {}
         for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
             at = () if self._lanes is None else (index,)
             self._resetting[at] = item is None
@@ -335,7 +341,7 @@ class RealtimeAgent(EnvAgent):
         )
         self._info = join_infos({index: info for index, info in infos.items() if info}, self._lanes)
 
-    def _missing(self, index: int) -> Any:
+    def _missing(self, index: int) -> object:
         """Return a placeholder for the observation of a resetting lane."""
         last = self._loop_agent.lanes[index].observation
         if last is not None:
@@ -344,7 +350,7 @@ class RealtimeAgent(EnvAgent):
             self._placeholder = neutral_action(self._space)
         return self._placeholder
 
-    def _batch(self, items: list[Any]) -> Any:
+    def _batch(self, items: list[object]) -> object:
         space = self._space
         empty: Any = create_empty_array(space, len(items), fn=np.zeros)
         return concatenate(space, items, empty)
@@ -369,7 +375,7 @@ class RealtimeAgent(EnvAgent):
             return b""
         records = []
         for lane, ended in self._episodes:
-            record: dict[str, Any] = {
+            record: dict[str, object] = {
                 "lane": lane,
                 "episode": ended.episode,
                 "return": ended.reward,
@@ -403,7 +409,7 @@ class RealtimeAgent(EnvAgent):
         ]
         return self._world_properties().merged(PropertyTree(own))
 
-    def _set_wait(self, wait: Any) -> None:
+    def _set_wait(self, wait: object) -> None:
         if wait not in WAITS:
             text = f"expected world.wait to be one of {', '.join(WAITS)}, got {wait!r:.80}"
             raise RequestError(Code.INVALID_ARGUMENT, text)

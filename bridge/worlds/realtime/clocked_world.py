@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,8 @@ __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
+Outcome = TypeVar("Outcome")
+"""The result of a reset or of a frame."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,11 +70,11 @@ class RealtimeOptions(RealTime):
 
     fps: float
     """Frames a second."""
-    default_action: Any = None
+    default_action: object = None
     """Applied where there is no action of the player; None: the neutral one, zeros where the space has them. In a world
     of several agents a function of an agent's id, last observation and action space; None: the first allowed action, or
     the neutral one."""
-    agents: Any = None
+    agents: object = None
     """In a world of several agents: who plays those that no client does, before `default_action` is asked. A policy
     (observation to action), `"random"`, or a mapping of these by agent; None: nobody."""
     autoreset: bool = True
@@ -80,7 +82,13 @@ class RealtimeOptions(RealTime):
 
     @classmethod
     def of(
-        cls, fps: float, default_action: Any, realtime: RealTime | None, agents: Any = None, *, rests: bool = False
+        cls,
+        fps: float,
+        default_action: object,
+        realtime: RealTime | None,
+        agents: object = None,
+        *,
+        rests: bool = False,
     ) -> RealtimeOptions:
         """Read the keywords of `serve_gym` and `serve_parallel`; `rests` is the default of `rest_when_empty`.
 
@@ -123,7 +131,7 @@ class _Waiter:
         """Why it waits for nothing any more: its client has gone."""
 
 
-class ClockedWorld(EnvWorld, abc.ABC):
+class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     """A world that a clock drives.
 
     Its clock starts with the first Step of the first agent. It goes on as long as the world exists, also without
@@ -156,7 +164,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
         self._turning: PendingResult[None] | None = None
         """Done once the frames are run for which a virtual clock was turned."""
         self._waiters: dict[Agent, _Waiter] = {}
-        self._ordered: tuple[Array, list[int | None], Any] | None = None
+        self._ordered: tuple[Array, list[int | None], object] | None = None
 
     @property
     def _over(self) -> bool:
@@ -167,7 +175,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
         """Return the world's time, seconds."""
         return self._clock.now()
 
-    def applied_by(self, lane: int) -> Any:
+    def applied_by(self, lane: int) -> object:
         """Return who the action is of that a lane is stepped by now: `default` where it is nobody's."""
         return self.loop.lanes[lane].applied_by or "default"
 
@@ -207,7 +215,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
             len(lanes), sum(lane.frames for lane in lanes), sum(lane.episode for lane in lanes) - under_way
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return what a page shows of it."""
         return {**super().describe(), "fps": self.options.fps}
 
@@ -220,7 +228,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
 
     @abc.abstractmethod
     def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: object, restart: bool = True
     ) -> None:
         """Carry out an agent's Reset: give up its episodes, and where it is a player see to new ones.
 
@@ -414,8 +422,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
 
     async def _do(self, job: Job, at: float | None = None) -> None:
         """Run a job and tell the loop; `at` is the time that it takes place, None: now."""
-        error: str | None = None
-        outcome: Any = None
+        error, outcome = "", None
         began = time.perf_counter()
         try:
             outcome = await self._call_environment(job)
@@ -426,7 +433,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
         if self._over:
             self.loop.lanes[job.lane].busy = False
             self._stopped(job, now)
-        elif error is not None:
+        elif outcome is None:
             self._failed(job, now, error)
         elif job.kind == "reset":
             self._began(job, now, outcome)
@@ -435,7 +442,7 @@ class ClockedWorld(EnvWorld, abc.ABC):
         self._changed()
 
     @abc.abstractmethod
-    async def _call_environment(self, job: Job) -> Any:
+    async def _call_environment(self, job: Job) -> Outcome:
         """Reset or step an environment, as a job says; return what came of it, copied.
 
         Raises:
@@ -443,11 +450,11 @@ class ClockedWorld(EnvWorld, abc.ABC):
         """
 
     @abc.abstractmethod
-    def _began(self, job: Job, now: float, outcome: Any) -> None:
+    def _began(self, job: Job, now: float, outcome: Outcome) -> None:
         """Tell the loop what came of a reset."""
 
     @abc.abstractmethod
-    def _stepped(self, job: Job, now: float, spent: float, outcome: Any) -> None:
+    def _stepped(self, job: Job, now: float, spent: float, outcome: Outcome) -> None:
         """Tell the loop what came of a frame that took `spent` seconds."""
 
     def _stopped(self, job: Job, now: float) -> None:

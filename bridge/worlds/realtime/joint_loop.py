@@ -38,7 +38,7 @@ DEFAULT = _Default()
 class Transition:
     """The result of a frame for one agent."""
 
-    observation: Any
+    observation: object
     """An element of the agent's observation space."""
     reward: float = 0.0
     """Of this frame; 0.0 in the first frame of an episode."""
@@ -46,7 +46,7 @@ class Transition:
     """True if the agent's episode terminated in this frame."""
     truncated: bool = False
     """True if the agent's episode was truncated in this frame."""
-    info: Any = dataclasses.field(default_factory=dict)
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The agent's info, a dict."""
 
     @property
@@ -77,7 +77,7 @@ class JointLoop(RealtimeLoop):
         names: Sequence[str],
         fps: float,
         *,
-        may_repeat: Callable[[str, Any, Any], bool] = lambda name, observation, action: True,
+        may_repeat: Callable[[str, object, object], bool] = lambda name, observation, action: True,
         **options: Any,
     ) -> None:
         super().__init__(1, fps, DEFAULT, **options)
@@ -96,7 +96,7 @@ class JointLoop(RealtimeLoop):
         waits = not self._autoreset and self.environment.phase is not Phase.RUNNING
         return None if waits else super().next_due()
 
-    def _choose(self, lane: LoopLane, now: float) -> dict[str, Any]:
+    def _choose(self, lane: LoopLane, now: float) -> dict[str, object]:
         chosen = {}
         for name in self.alive:
             part = self.parts[name]
@@ -164,7 +164,7 @@ class JointLoop(RealtimeLoop):
             got = told[name] = seen[name]
             self._add_frame(part, now, got.observation, got.reward, got.terminated, got.truncated, got.info)
             if got.ended:
-                self._drop_action(part)
+                self.drop_action(part)
         self.alive = list(alive)
         self._enter(seen, now)
         if any(part.phase is Phase.RUNNING for part in self.parts.values()):
@@ -200,7 +200,7 @@ class JointLoop(RealtimeLoop):
     def _finish(self, part: LoopLane, ended: Ended) -> None:
         if part.phase is Phase.RUNNING:
             part.move(LaneEvent.ENDED)
-        self._drop_action(part)
+        self.drop_action(part)
         self._end(part, ended)
 
     # Agents
@@ -238,7 +238,7 @@ class JointLoop(RealtimeLoop):
         entered = loop_agent.lanes[0].episode if loop_agent.follows else loop_agent.buffers[0].entered
         return loop_agent.player and entered == self.environment.episode and not self._holds(loop_agent)
 
-    def ask(self, loop_agent: LoopAgent, seed: int | None, options: Any, restart: bool) -> None:
+    def ask(self, loop_agent: LoopAgent, seed: int | None, options: object, restart: bool) -> None:
         """Take an agent's Reset: it gives up its episode.
 
         Args:
@@ -266,7 +266,7 @@ class JointLoop(RealtimeLoop):
         (part,), (buffer,) = loop_agent.lanes, loop_agent.buffers
         buffer.abandon()
         if loop_agent.player:
-            self._drop_action(part)
+            self.drop_action(part)
             loop_agent.asked = True
             if not restart and part.phase is Phase.RUNNING:
                 buffer.entered = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from typing import Any
+from collections.abc import Mapping
 
 from bridge.encoding.interventions import merge_interventions
 
@@ -32,9 +32,9 @@ class Ended:
     """True if the environment terminated it."""
     truncated: bool
     """True if it was truncated, by the environment or because it was cut off."""
-    observation: Any
+    observation: object
     """The final one."""
-    info: Any
+    info: Mapping[str, object]
     """The final one."""
     error: str | None = None
     """Why it was cut off, where the environment failed."""
@@ -46,9 +46,9 @@ class Ended:
 class Taken:
     """The report of one Step on one lane."""
 
-    observation: Any
+    observation: object
     """The newest of the agent's episode, or the final one."""
-    info: Any
+    info: Mapping[str, object]
     """The one that came with it."""
     reward: float
     """The sum since the agent's last Step in this episode."""
@@ -84,7 +84,7 @@ class LaneBuffer:
         """Ended episodes that were never told, because more than 65536 waited."""
         self._closing_reward, self._closing_frames, self._closing_unseen = 0.0, 0, 0
         self._reward, self._frames = 0.0, 0
-        self._intervention: dict[str, Any] = {}  # of those frames: who acted in the agent's place, and how
+        self._intervention: dict[str, object] = {}  # of those frames: who acted in the agent's place, and how
         self._records: deque[Ended] = deque()
 
     def began(self) -> None:
@@ -92,7 +92,7 @@ class LaneBuffer:
         self._reward, self._frames, self._intervention = 0.0, 0, {}
         self.error = None
 
-    def frame(self, reward: float, intervention: dict[str, Any]) -> None:
+    def frame(self, reward: float, intervention: dict[str, object]) -> None:
         """A frame of the running episode passed; `intervention` is empty where the agent acted itself."""
         self._reward += reward
         self._frames += 1
@@ -121,7 +121,7 @@ class LaneBuffer:
         self._records.append(ended)
         if len(self._records) > _MOST_FINALS:  # final observations may be large: the oldest that wait lose theirs
             old = self._records[-1 - _MOST_FINALS]
-            self._records[-1 - _MOST_FINALS] = dataclasses.replace(old, observation=None, info=None)
+            self._records[-1 - _MOST_FINALS] = dataclasses.replace(old, observation=None, info={})
 
     def abandon(self) -> None:
         """Drop the episode that the agent was in: it asked for a new one."""
@@ -129,7 +129,7 @@ class LaneBuffer:
             self.frames_skipped += self._closing_unseen
         self.reading, self.closing, self.error = 0, None, None
 
-    def take_first(self, episode: int, observation: Any, info: Any, observed_at: float) -> Taken:
+    def take_first(self, episode: int, observation: object, info: Mapping[str, object], observed_at: float) -> Taken:
         """Enter the running episode. Its rewards so far stay for the Step that follows."""
         self.reading = self.entered = episode
         self.see()
@@ -140,7 +140,7 @@ class LaneBuffer:
         self.frames_skipped += max(0, self.unseen - (self._frames > 0))
         self.unseen = 0
 
-    def take(self, observation: Any, info: Any, observed_at: float) -> Taken:
+    def take(self, observation: object, info: Mapping[str, object], observed_at: float) -> Taken:
         """Give out what came since the last Step; the arguments are the running episode's."""
         if self.closing is not None:
             ended, ended_at = self.closing

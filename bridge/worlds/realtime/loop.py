@@ -69,9 +69,14 @@ class Job:
     """The episode that it is for."""
     kind: str
     """`reset` or `step`."""
-    action: Any = None
+    action: object = None
     seed: int | None = None
-    options: Any = None
+    options: object = None
+
+    @property
+    def actions(self) -> Mapping[str, object]:
+        """The actions of several agents by name; of a reset there are none."""
+        return self.action if isinstance(self.action, Mapping) else {}
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,16 +91,16 @@ class LoopLane:
     asked: bool = False
     """True if a reset is still to be given out as a job."""
     seed: int | None = None
-    options: Any = None
-    observation: Any = None
-    info: Any = None
+    options: object = None
+    observation: object = None
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     observed_at: float = 0.0
     reward: float = 0.0
     """The return of the running episode so far."""
     length: int = 0
     frames: int = 0
     """Frames of all its episodes."""
-    action: Any = None
+    action: object = None
     acted_at: float = -math.inf
     """When the agent's action came; -inf: there is none in this episode."""
     unused: bool = False
@@ -163,7 +168,7 @@ class RealtimeLoop:
         self,
         lanes: int,
         fps: float,
-        default_action: Any,
+        default_action: object,
         *,
         max_action_age: float | None = None,
         catch_up: float = 0.25,
@@ -268,7 +273,7 @@ class RealtimeLoop:
         self.frames += 1
         return True
 
-    def _choose(self, lane: LoopLane, now: float) -> Any:
+    def _choose(self, lane: LoopLane, now: float) -> object:
         """The agent's latest action of this episode, unless it is too old; else the default one (U-13)."""
         age, lane.applied_at = now - lane.acted_at, now
         if age == math.inf or (self._max_action_age is not None and age > self._max_action_age):
@@ -293,7 +298,7 @@ class RealtimeLoop:
             return None
         return lane
 
-    def began(self, job: Job, now: float, observation: Any, info: Any) -> None:
+    def began(self, job: Job, now: float, observation: object, info: Mapping[str, Any]) -> None:
         """A reset returned."""
         lane = self._current(job)
         if lane is None:
@@ -302,7 +307,7 @@ class RealtimeLoop:
         lane.seed = lane.options = None
         self._begin_episode(lane, now, observation, info)
 
-    def _begin_episode(self, lane: LoopLane, now: float, observation: Any, info: Any) -> None:
+    def _begin_episode(self, lane: LoopLane, now: float, observation: object, info: Mapping[str, Any]) -> None:
         lane.move(LaneEvent.BEGAN)
         lane.observation, lane.info, lane.observed_at = observation, info, now
         lane.reward, lane.length = 0.0, 0
@@ -315,11 +320,11 @@ class RealtimeLoop:
         job: Job,
         now: float,
         spent: float,
-        observation: Any,
+        observation: object,
         reward: float,
         terminated: bool,
         truncated: bool,
-        info: Any,
+        info: Mapping[str, Any],
     ) -> None:
         """A frame of an environment returned; `spent` is what it took, in seconds."""
         self.step_times.add(spent)
@@ -331,7 +336,14 @@ class RealtimeLoop:
             self._renew(lane)
 
     def _add_frame(
-        self, lane: LoopLane, now: float, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any
+        self,
+        lane: LoopLane,
+        now: float,
+        observation: object,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        info: Mapping[str, Any],
     ) -> None:
         """Add a frame to a lane's episode, and end that where the frame did."""
         # Told with the frames that it is of: the newest info may be told again, or come after such a frame.
@@ -376,11 +388,12 @@ class RealtimeLoop:
 
     def _renew(self, lane: LoopLane) -> None:
         """Turn from an episode that is over to the next one."""
-        self._drop_action(lane)
+        self.drop_action(lane)
         lane.episode += 1
         lane.asked = self._autoreset
 
-    def _drop_action(self, lane: LoopLane) -> None:
+    def drop_action(self, lane: LoopLane) -> None:
+        """Have the default action stand in for a lane's until the next one comes."""
         if lane.unused:
             self.actions_dropped += 1
         lane.acted_at, lane.unused = -math.inf, False
@@ -415,7 +428,7 @@ class RealtimeLoop:
         """The agents that are in."""
         return self._loop_agents
 
-    def ask_reset(self, index: int, seed: int | None = None, options: Any = None) -> None:
+    def ask_reset(self, index: int, seed: int | None = None, options: object = None) -> None:
         """Have a lane begin an episode; one that runs is cut off (U-9)."""
         lane = self.lanes[index]
         if lane.phase is Phase.RUNNING:
@@ -425,9 +438,9 @@ class RealtimeLoop:
         lane.move(LaneEvent.ASKED)
         lane.seed, lane.options = seed, options
         lane.asked = True
-        self._drop_action(lane)
+        self.drop_action(lane)
 
-    def act(self, loop_agent: LoopAgent, index: int, action: Any, now: float, episode: int | None = None) -> bool:
+    def act(self, loop_agent: LoopAgent, index: int, action: object, now: float, episode: int | None = None) -> bool:
         """Let a player's action go on from now; return whether its episode still runs (U-5).
 
         Args:
@@ -463,7 +476,7 @@ class RealtimeLoop:
         loop_agent.asked = False
         return buffer.take_first(lane.episode, lane.observation, lane.info, lane.observed_at)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, object]:
         """Return counts, and percentiles of times in seconds."""
         return {
             "fps": self.fps,

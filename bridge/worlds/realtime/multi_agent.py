@@ -118,7 +118,7 @@ class PolicyPlayer:
         self._world = world
         self._loop_agent = loop_agent
 
-    def act(self, action: Any, at: float | None = None) -> bool:
+    def act(self, action: object, at: float | None = None) -> bool:
         """Leave an action for the next frames.
 
         Args:
@@ -138,7 +138,7 @@ class PolicyPlayer:
         self._world.dismiss(self._loop_agent)
 
 
-class RealtimeMultiAgentWorld(ClockedWorld):
+class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str]]]):
     """The world of a PettingZoo environment that a clock drives.
 
     Each agent is played by one client at most, or by nobody: then a default action stands in. Any number of others look
@@ -174,7 +174,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         self._listeners: list[Callable[[Frame], None]] = []
         self._together: int | None = None
 
-    def _may_repeat(self, name: str, observation: Any, action: Any) -> bool:
+    def _may_repeat(self, name: str, observation: object, action: object) -> bool:
         return is_allowed(action, observation, self.members.spaces[name][1])
 
     @property
@@ -187,7 +187,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         """True if the environment was ever reset."""
         return any(part.episode for part in self.loop.parts.values())
 
-    def applied_by(self, lane: int) -> Any:
+    def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""
         return {name: part.applied_by or self._stand_in(name) for name, part in self.loop.parts.items()}
 
@@ -244,7 +244,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         return self._agent_of(name, LoopAgent([self.loop.parts[name]], False), WAITS[0])
 
     def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: object, restart: bool = True
     ) -> None:
         """Take an agent's Reset: it leaves the running episode, which ends once no other player is in it."""
         self.refuse_if_over()
@@ -290,7 +290,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         loop_agent.name = by
         return PolicyPlayer(self, chosen, loop_agent)
 
-    def begin(self, seed: int | None = None, options: Any = None) -> None:
+    def begin(self, seed: int | None = None, options: object = None) -> None:
         """Begin an episode now, and let the clock run if it does not yet; a running episode is cut off."""
         self.refuse_if_over()
         self.loop.ask_reset(0, seed, options)
@@ -328,9 +328,9 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
         if job.kind == "reset":
             observations, infos, alive = await self.env.reset(seed=job.seed, options=job.options)
-            results: Sequence[Mapping[Any, Any]] = (observations, {}, {}, {}, infos)
+            results: Sequence[Mapping[object, Any]] = (observations, {}, {}, {}, infos)
         else:
-            *results, alive = await self.env.step(await self._actions(job.action))
+            *results, alive = await self.env.step(await self._actions(job.actions))
         with failures_in(job.kind):
             living = [str(agent) for agent in alive]
             unknown = [name for name in living if name not in self.members.ids]
@@ -338,7 +338,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
                 known = ", ".join(self.members)
                 raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
             parts = [self.members.named(part) for part in results]
-            names = dict.fromkeys([*(job.action or ()), *living])
+            names = dict.fromkeys([*job.actions, *living])
             return {name: self._transition(name, parts, name in living) for name in names}, living
 
     def _transition(self, name: str, parts: Sequence[Mapping[str, Any]], alive: bool) -> Transition:
@@ -354,7 +354,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         truncated = bool(truncations.get(name, False)) or (not alive and not terminated)
         return Transition(observation, float(rewards.get(name, 0.0)), terminated, truncated, kept(infos.get(name, {})))
 
-    async def _actions(self, chosen: Mapping[str, Any]) -> dict[Any, Any]:
+    async def _actions(self, chosen: Mapping[str, object]) -> dict[object, object]:
         """Return each agent's action by the environment's own ids; where there is none, a policy's or a default one."""
         own = self.options.default_action
         actions = {}
@@ -403,7 +403,7 @@ class RealtimeMultiAgentWorld(ClockedWorld):
         return self.properties().merged(own).merged(self.clock_properties())
 
 
-def check_default_action(function: Any) -> None:
+def check_default_action(function: object) -> None:
     """Raise SettingError for what gives no default actions."""
     if function is not None and not callable(function):
         raise SettingError(f"expected default_action to be a callable (agent, observation, space), got {function!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array
@@ -14,6 +13,7 @@ from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept
+from bridge.worlds.realtime.joint_loop import Transition
 from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import read_choice, refuse_unknown
@@ -21,7 +21,7 @@ from bridge.worlds.settings import read_choice, refuse_unknown
 __all__ = ["RealtimeWorld"]
 
 
-class RealtimeWorld(ClockedWorld):
+class RealtimeWorld(ClockedWorld[Transition]):
     """The world of one environment, or of lanes that are stepped one by one, that a clock drives.
 
     One agent plays, any number of others watch.
@@ -80,7 +80,7 @@ class RealtimeWorld(ClockedWorld):
         return self._agent_of(LoopAgent(self.loop.lanes, False), WAITS[0])
 
     def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
+        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: object, restart: bool = True
     ) -> None:
         """Give up an agent's episodes, and where it is the player have the lanes begin new ones.
 
@@ -102,21 +102,30 @@ class RealtimeWorld(ClockedWorld):
         self._changed()
         self.start()
 
-    async def _call_environment(self, job: Job) -> tuple[Any, ...]:
+    async def _call_environment(self, job: Job) -> Transition:
         env = self.env.lanes[job.lane]
         if job.kind == "reset":
             observation, info = await env.reset(seed=job.seed, options=job.options)
-            return kept(observation), kept(info)
+            return Transition(kept(observation), info=kept(info))
         result = await env.step(job.action)
         with failures_in("step"):
             observation, reward, terminated, truncated, info = result
-            return kept(observation), float(reward), bool(terminated), bool(truncated), kept(info)
+            return Transition(kept(observation), float(reward), bool(terminated), bool(truncated), kept(info))
 
-    def _began(self, job: Job, now: float, outcome: tuple[Any, ...]) -> None:
-        self.loop.began(job, now, *outcome)
+    def _began(self, job: Job, now: float, outcome: Transition) -> None:
+        self.loop.began(job, now, outcome.observation, outcome.info)
 
-    def _stepped(self, job: Job, now: float, spent: float, outcome: tuple[Any, ...]) -> None:
-        self.loop.stepped(job, now, spent, *outcome)
+    def _stepped(self, job: Job, now: float, spent: float, outcome: Transition) -> None:
+        self.loop.stepped(
+            job,
+            now,
+            spent,
+            outcome.observation,
+            outcome.reward,
+            outcome.terminated,
+            outcome.truncated,
+            outcome.info,
+        )
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with the clock's."""

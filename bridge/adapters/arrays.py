@@ -9,16 +9,15 @@ from __future__ import annotations
 import abc
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorWrapper
 
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
-from bridge.worlds.kinds import GymEnv, Lanes
+from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes
 
 __all__ = ["ArrayKind", "Arrays"]
 
@@ -57,21 +56,17 @@ class Arrays:
         except (RuntimeError, ValueError) as error:
             raise SettingError(f"expected a device of {self.kind}, got {self.device!r}: {error}") from error
 
-    def wrap(self, env: GymEnv | Lanes) -> GymEnv | Lanes:
-        """Return an environment that takes and gives arrays of NumPy."""
-        if self.kind == "numpy":
-            return env
-        if isinstance(env, VectorEnv):
-            return _HostLanes(env, self._library())
-        return self.wrap_one(env)
-
-    def wrap_one(self, env: GymEnv) -> GymEnv:
-        """Return one environment that takes and gives arrays of NumPy."""
-        return env if self.kind == "numpy" else self.host_env(env)
-
-    def host_env(self, env: GymEnv) -> gymnasium.Wrapper[Any, Any, Any, Any]:
-        """Return the wrapper that makes NumPy's arrays of one environment's; `kind` is not `numpy`."""
+    def wrap(self, env: GymEnv) -> EnvWrapper:
+        """Return one environment that takes and gives arrays of NumPy; `kind` is not `numpy`."""
         return _HostEnv(env, self._library())
+
+    def wrap_lanes(self, env: Lanes) -> Lanes:
+        """Return lanes that take and give arrays of NumPy; `kind` is not `numpy`."""
+        return _HostLanes(env, self._library())
+
+    def describe(self) -> dict[str, object]:
+        """Say nothing: what is recorded are arrays of NumPy."""
+        return {}
 
 
 class _Library(abc.ABC):
@@ -81,20 +76,20 @@ class _Library(abc.ABC):
     """The class of its arrays."""
 
     @abc.abstractmethod
-    def from_host(self, array: Array) -> Any:
+    def from_host(self, array: Array) -> object:
         """Return an array of NumPy as one of the library, on the device."""
 
     @abc.abstractmethod
-    def to_host(self, arrays: list[Any]) -> list[Array]:
+    def to_host(self, arrays: Sequence[Any]) -> list[Array]:
         """Return arrays of the library as those of NumPy; waits for the device once."""
 
-    def action(self, action: Any) -> Any:
+    def action(self, action: object) -> Any:
         """Return an action with arrays of the library in the place of NumPy's."""
         return _mapped(action, (np.ndarray, np.generic), lambda leaf: self.from_host(np.asarray(leaf)))
 
-    def results(self, results: Any) -> Any:
+    def results(self, results: object) -> Any:
         """Return what `reset` or `step` returned with arrays of NumPy in the place of the library's."""
-        found: list[Any] = []
+        found: list[object] = []
         _mapped(results, (self.array,), found.append)
         arrays = iter(self.to_host(found))
         return _mapped(results, (self.array,), lambda leaf: next(arrays))
@@ -107,7 +102,7 @@ class _Torch(_Library):
         self._torch.empty(0, device=self._device)  # raises where there is no such device
         self.array = self._torch.Tensor
 
-    def from_host(self, array: Array) -> Any:
+    def from_host(self, array: Array) -> object:
         # DLPack takes what is writable alone: what came from the network may not be.
         own = np.array(array) if not array.flags.writeable or array.ndim == 0 else array
         try:
@@ -116,7 +111,7 @@ class _Torch(_Library):
             tensor = self._torch.as_tensor(own)
         return tensor.to(self._device)
 
-    def to_host(self, arrays: list[Any]) -> list[Array]:
+    def to_host(self, arrays: Sequence[Any]) -> list[Array]:
         copies = [array.detach().to("cpu", non_blocking=True) for array in arrays]
         if any(array.is_cuda for array in arrays):
             self._torch.cuda.current_stream(self._device).synchronize()
@@ -130,7 +125,7 @@ class _Jax(_Library):
         self._device = self._jax.devices(platform or None)[int(number or 0)]
         self.array = self._jax.Array
 
-    def from_host(self, array: Array) -> Any:
+    def from_host(self, array: Array) -> object:
         own = np.array(array) if not array.flags.writeable or array.ndim == 0 else array
         try:
             made = self._jax.numpy.from_dlpack(own)
@@ -138,14 +133,14 @@ class _Jax(_Library):
             made = self._jax.numpy.asarray(own)
         return self._jax.device_put(made, self._device)
 
-    def to_host(self, arrays: list[Any]) -> list[Array]:
+    def to_host(self, arrays: Sequence[Any]) -> list[Array]:
         return [np.asarray(array) for array in self._jax.device_get(arrays)]
 
 
 _LIBRARIES: Mapping[str, Callable[[str | None], _Library]] = {"torch": _Torch, "jax": _Jax}
 
 
-class _HostEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+class _HostEnv(EnvWrapper):
     """One environment with arrays of NumPy outside."""
 
     def __init__(self, env: GymEnv, library: _Library) -> None:
@@ -177,7 +172,7 @@ class _HostLanes(VectorWrapper):
         return self._library.results(self.env.step(self._library.action(actions)))
 
 
-def _mapped(tree: Any, kinds: tuple[type, ...], function: Callable[[Any], Any]) -> Any:
+def _mapped(tree: Any, kinds: tuple[type, ...], function: Callable[[object], object]) -> Any:
     """Return a tree of containers with what a function makes of its leaves of some classes."""
     if isinstance(tree, kinds):
         return function(tree)

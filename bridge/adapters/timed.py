@@ -11,12 +11,12 @@ import dataclasses
 import math
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from bridge.errors import SettingError
 from bridge.gymnasium_versions import dict_space
+from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes
 
 __all__ = ["TimeAction", "TimeActionEnv"]
 
@@ -42,12 +42,20 @@ class TimeAction:
         if self.seconds_per_step is not None and not self.seconds_per_step > 0:
             raise SettingError(f"expected seconds_per_step to be positive, got {self.seconds_per_step!r}")
 
-    def wrap(self, env: gymnasium.Env[Any, Any]) -> TimeActionEnv:
+    def wrap(self, env: GymEnv) -> TimeActionEnv:
         """Return the environment with time in its action."""
         return TimeActionEnv(env, self)
 
+    def wrap_lanes(self, env: Lanes) -> Lanes:
+        """Raise SettingError: lanes that are stepped together cannot take a time of their own each."""
+        raise SettingError(f"time_action needs a gymnasium.Env, got a {type(env.unwrapped).__name__}")
 
-class TimeActionEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def describe(self) -> dict[str, object]:
+        """Return what makes an equal one, for a recording."""
+        return {"time_action": dataclasses.asdict(self)}
+
+
+class TimeActionEnv(EnvWrapper):
     """An environment whose action is a dict of its own `action`, and of the `steps` or `seconds` to advance.
 
     At least one step is made. `info["elapsed_steps"]` says how many steps were made.
@@ -56,12 +64,12 @@ class TimeActionEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         SettingError: The unit is seconds, and neither the settings nor the metadata say how long a step is.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], time: TimeAction) -> None:
+    def __init__(self, env: GymEnv, time: TimeAction) -> None:
         super().__init__(env)
         self._unit = time.unit
         self._seconds_per_step = 1.0
         if time.unit == "steps":
-            amount: spaces.Space[Any] = spaces.Discrete(int(time.most), start=1)
+            amount: spaces.Space[object] = spaces.Discrete(int(time.most), start=1)
         else:
             fps = env.metadata.get("render_fps")
             if time.seconds_per_step is None and not fps:
@@ -73,7 +81,7 @@ class TimeActionEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             amount = spaces.Box(0.0, time.most, (), np.float64)
         self.action_space = dict_space([("action", env.action_space), (time.unit, amount)], sort_keys=False)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[object, float, bool, bool, dict[str, object]]:
         """Step the environment for as long as the action says, or until its episode ends."""
         count = max(1, round(float(action[self._unit]) / self._seconds_per_step))
         total = 0.0

@@ -1,0 +1,180 @@
+"""The keywords that `serve_gym` and `serve_parallel` have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from bridge.facade.record import Recording, open_journal, recorded
+from bridge.server.auth import Auth, Security
+from bridge.server.limits import Limits, checked_limits
+from bridge.server.registry import WorldSource
+from bridge.server.server import Server, Transport
+from bridge.server.web_site import OpenEnvOptions, Web, WebSite, page_files
+from bridge.transport.credentials import TLS, TokenLike
+from bridge.watching.agents import Gallery
+from bridge.watching.render_mode import drawing_kwargs
+from bridge.worlds.controls import checked_play_fps
+from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.observers import Observer
+from bridge.worlds.realtime.clocked_world import RealTime
+
+__all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
+
+GROUPS: dict[str, type] = {
+    "limits": Limits,
+    "realtime": RealTime,
+    "record": Recording,
+    "tls": TLS,
+    "auth": Auth,
+    "web": Web,
+}
+"""The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs."""
+
+
+class ServerKeywords(TypedDict, total=False):
+    """The keywords that make `ServerOptions`, for type checkers."""
+
+    env_kwargs: Mapping[str, Any] | None
+    host: str
+    port: int
+    unix_path: str | None
+    fps: float | None
+    realtime: RealTime | None
+    isolation: Literal["process"] | None
+    thread_safe: bool
+    token: TokenLike | None
+    token_file: str | os.PathLike[str] | None
+    tls: TLS | None
+    auth: Auth | None
+    limits: Limits | None
+    transport: Transport
+    metrics_port: int | None
+    record: str | os.PathLike[str] | Recording | None
+    web: bool | Web
+    observers: Sequence[Observer]
+    start: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where and how worlds are served, whatever they are of.
+
+    Args:
+        env_kwargs: Keyword arguments for the environment's constructor; those that a client sends override them.
+        host: The address to listen on. Beyond loopback, a server that is given neither a token nor
+            `TLS(client_ca=…)` makes a token, which its URL carries.
+        port: The port to listen on; 0: any free port.
+        unix_path: Also listen on a Unix socket at this path, for clients on this machine: a little faster than TCP, and
+            open to this user only. Its URL is `unix://` followed by the path.
+        fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step, where
+            each step waits for an action.
+        realtime: With `fps`, how frames and late actions are handled; None: as `RealTime` has it.
+        isolation: `process` runs each world in a process of its own, so that a crash, an endless loop or a memory leak
+            ends that world only; None: all worlds run in the server's process.
+        thread_safe: Run each world in a thread of its own (in real time, each lane), so that a slow environment delays
+            no other. False: one thread creates and calls all environments of the server, and only one environment of
+            the process runs at a time.
+        token: The secret that each client must send; None: the one in `token_file`, else in the environment variable
+            `BRIDGE_TOKEN`; if there is none, see `host`.
+        token_file: A file that contains the token.
+        tls: The server's certificate and key, with which the port speaks TLS only; None: no TLS.
+        auth: Who else may come in: viewers, or anybody; None: as `Auth` has it.
+        limits: Bounds of connections, worlds, bytes and times; None: the defaults of `Limits`.
+        transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
+            networks and unusual proxies; it is three to five times slower and needs a thread for each connection.
+        metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
+            None: no metrics.
+        record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
+        web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
+            environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
+        observers: Objects of subclasses of `bridge.Observer`, which are told of the worlds and of what environments
+            do. With `processes` each process has copies of them.
+        start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
+            is called.
+
+    Raises:
+        SettingError: A group is something else than its class, or out of its range.
+    """
+
+    env_kwargs: Mapping[str, Any] | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    unix_path: str | None = None
+    fps: float | None = None
+    realtime: RealTime | None = None
+    isolation: Literal["process"] | None = None
+    thread_safe: bool = False
+    token: TokenLike | None = dataclasses.field(default=None, repr=False)
+    token_file: str | os.PathLike[str] | None = None
+    tls: TLS | None = None
+    auth: Auth | None = None
+    limits: Limits | None = None
+    transport: Literal["http2", "grpcio"] = "http2"
+    metrics_port: int | None = None
+    record: str | os.PathLike[str] | Recording | None = None
+    web: bool | Web = False
+    observers: Sequence[Observer] = ()
+    start: bool = True
+    bounds: Limits = dataclasses.field(init=False)
+    """`limits`, or their defaults."""
+    page: Web | None = dataclasses.field(init=False)
+    """The page's options; None: there is no page."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", checked_limits(self.limits))
+        object.__setattr__(self, "page", Web.of(self.web))
+
+    def kwargs_for(self, env: object, *, made: bool = False) -> Mapping[str, Any] | None:
+        """Return the keyword arguments of the environment's constructor, with which it draws for a page.
+
+        Args:
+            env: What is served.
+            made: Whether it is an environment that was made already.
+        """
+        return self.env_kwargs if self.page is None or made else drawing_kwargs(env, self.env_kwargs)
+
+    def isolated(self, *, always: bool = False) -> Isolation | None:
+        """Return the limits of worlds' processes; None: worlds live in the server's. `always`: as for `Isolation`."""
+        return Isolation.of(self.isolation, self.bounds.call_timeout, self.bounds.max_world_bytes, always=always)
+
+    def play_fps(self) -> float | None:
+        """Return the steps a second at which people play; raises SettingError in real time, or for no number."""
+        return checked_play_fps(None if self.page is None else self.page.play_fps, self.fps)
+
+    def security(self) -> Security:
+        """Return how the server is protected; raises and warns as `Security.of`."""
+        return Security.of(self.token, self.token_file, self.tls, self.auth, stacklevel=5)
+
+    def server(
+        self,
+        source: WorldSource,
+        security: Security,
+        *,
+        bounds: Limits | None = None,
+        openenv: OpenEnvOptions | None = None,
+    ) -> Server:
+        """Return a server that was not started.
+
+        Args:
+            source: Makes its worlds.
+            security: As `security` returned it.
+            bounds: In the place of `limits`; None: these.
+            openenv: How it speaks OpenEnv; None: it does not.
+        """
+        page, bounds = self.page, bounds or self.bounds
+        return Server(
+            recorded(source, open_journal(self.record)),
+            host=self.host,
+            port=self.port,
+            limits=bounds,
+            unix_path=self.unix_path,
+            security=security,
+            metrics_port=self.metrics_port,
+            transport=self.transport,
+            insecure=self.auth is not None and self.auth.insecure,
+            web=None if page is None else WebSite(page_files(), page.hosts, openenv),
+            observers=(*self.observers, Gallery(bounds.takeover_timeout, bounds.seat_timeout)),
+        )
