@@ -234,9 +234,12 @@ class Results:
         last, first, ended = self.own_infos(), begun.own_infos(), self.ended
         for slot in range(self._pool.num_envs):
             if ended[slot]:
+                # What this step returned of the old episode; the observation that the caller gets is the new one's.
                 final = self.row(slot)
                 joiner.add({"final_obs": final, "final_info": last[slot]}, slot)
-            elif "episodes" in first[slot]:  # ended before the others began anew, and told in that answer alone
+            # In real time a slot that did not end in this step may end while the others are reset. Only the answer of
+            # the second trip has that episode's record; the caller gets it here, or nowhere.
+            elif "episodes" in first[slot]:
                 last[slot]["episodes"] = [*last[slot].get("episodes", ()), *first[slot]["episodes"]]
             joiner.add(first[slot] if ended[slot] else last[slot], slot)
         return joiner.infos

@@ -254,13 +254,20 @@ class Stepper:
             results = self._gather_all(timeout, on_lost)
             if not self._all_running:
                 results.fill_last()
+            # SAME_STEP is made of two round trips where an episode ended, since a served environment begins its next
+            # episode only in the Step after the end: the step itself, and a reset of the slots that ended. Gymnasium
+            # returns both at once: the new episode's observation, with the reward and flags of the old one's end, whose
+            # last observation and info are in `final_obs` and `final_info`. So both results are kept: `results` says
+            # how the step went, `results.begun` what the slots that ended begin with.
             if not same_step or not results.ended.any():
                 return results
             self._begin_next(results.ended)
-            self._stepped = results  # for a wait that times out in between
+            self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         begun = self._gather_all(timeout, on_lost)
         self._stepped = None
-        if not begun.valid.all():  # a world was lost in between, or is away
+        # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
+        # too, or the slot would seem to go on; one that terminated in the step stays terminated, and nothing else.
+        if not begun.valid.all():
             begun.fill_last()
             results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
         results.begun = begun
