@@ -126,7 +126,7 @@ test-pins: $(VENV)/.installed-test
 # STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of docs/environments.md.
 test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
-	$(BIN)/python -m pytest tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
+	$(PYTEST) tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
 
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers

@@ -8,10 +8,11 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.adapters.timed import TimeAction
-    from bridge.client.env import RemoteEnv, make_remote
+    from bridge.client.env import RemoteEnv
+    from bridge.client.make import make_remote, make_vec_remote
     from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.client.slots.slot import SlotState
-    from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
+    from bridge.client.vector_env import RemoteVectorEnv
     from bridge.encoding.space_json import register_space
     from bridge.facade.blocking import serve
     from bridge.facade.record import Recording
@@ -84,8 +85,8 @@ _PLACES = {
     "Web": "bridge.server.web_site",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.client.parallel_env",
-    "make_remote": "bridge.client.env",
-    "make_vec_remote": "bridge.client.vector_env",
+    "make_remote": "bridge.client.make",
+    "make_vec_remote": "bridge.client.make",
     "register_space": "bridge.encoding.space_json",
     "serve": "bridge.facade.blocking",
     "serve_gym": "bridge.facade.serve",

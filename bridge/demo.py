@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-from bridge.client.vector_env import make_vec_remote
+from bridge.client.make import make_vec_remote
 from bridge.errors import SettingError
 from bridge.extras import install_command
 from bridge.testing import ServerProcess

@@ -31,6 +31,12 @@ else:  # 1.4 made the class generic
 class BatchWrapper(_Base):
     """A vector wrapper whose rewards and flags are arrays."""
 
+    if VERSION < (1, 3):
+        # Until 1.2.3 a vector wrapper closes what it wraps when nobody refers to the wrapper any more: in
+        # `BlockingReset(envs).reset()` that would close `envs`, which the caller still has.
+        def __del__(self) -> None:
+            """Leave the wrapped environment open, as from Gymnasium 1.3 on."""
+
 
 def discrete_space(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Discrete:
     """Return `Discrete(n, start=start, dtype=dtype)`.

@@ -30,6 +30,8 @@ from bridge import make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.wrappers import BlockingReset
 
 DOCS = Path(__file__).parent
+VIEWPORTS = ((320, 568, "dark"), (844, 390, "light"), (768, 1024, "light"), (1920, 1080, "dark"))
+"""Width, height and color scheme."""
 
 
 @contextlib.contextmanager
@@ -159,6 +161,37 @@ def phone(browser: Browser) -> None:
         page.screenshot(path=DOCS / "play-phone.png")
 
 
+def viewports(browser: Browser) -> None:
+    """The screens of tests/test_web_viewports.py: a person lands on the moon."""
+    with serve_gym("LunarLander-v3", web=True, fps=50) as server:
+        for width, height, scheme in VIEWPORTS:
+            touch: dict[str, Any] = {"has_touch": True, "is_mobile": True} if width < 1000 else {}
+            page = opened(browser, server.web_url or "", width, height, color_scheme=scheme, **touch)
+            page.wait_for_function("() => !document.getElementById('play').disabled")
+            page.click("#begin" if page.is_visible("#begin") else "#play")
+            page.wait_for_selector("#legend kbd", state="attached")
+            play(page, 2, "ArrowUp", "ArrowLeft")
+            page.keyboard.down("ArrowUp")
+            page.wait_for_timeout(300)
+            page.screenshot(path=DOCS / f"play-{width}x{height}.png")
+            page.keyboard.up("ArrowUp")
+            page.click("#play")
+            page.context.close()
+
+
+def invitation(browser: Browser) -> None:
+    """The link to a seat, with its code."""
+    with serve_parallel(simple_tag_v3, web=True, fps=20, match=True, agents=chase) as server:
+        page = opened(browser, server.web_url or "", 1280, 760, color_scheme="dark")
+        page.wait_for_function("() => !document.getElementById('play').disabled")
+        page.fill("#name", "Ann")
+        page.click("#play")
+        says(page, "#badge", "you are")
+        page.click("#invite-open")
+        page.select_option("#invite-seat", "agent_0")
+        page.screenshot(path=DOCS / "play-invite.png")
+
+
 def replay(browser: Browser) -> None:
     """A recorded episode of a person, played again."""
     with tempfile.TemporaryDirectory() as folder, serve_gym("LunarLander-v3", web=True, record=folder) as server:
@@ -224,7 +257,15 @@ def takeover(browser: Browser) -> None:
     few[0].save(DOCS / "takeover.gif", save_all=True, append_images=few[1:], duration=140, loop=0, optimize=True)
 
 
-PICTURES = {"match": match, "mosaic": mosaic, "phone": phone, "replay": replay, "takeover": takeover}
+PICTURES = {
+    "match": match,
+    "mosaic": mosaic,
+    "phone": phone,
+    "viewports": viewports,
+    "invitation": invitation,
+    "replay": replay,
+    "takeover": takeover,
+}
 
 
 def main() -> int:

@@ -61,8 +61,8 @@ class Call:
         if credentials is not None:
             address = dataclasses.replace(address, credentials=credentials)
         self.poller: Poller[Any] = neighbour.poller if neighbour is not None else Poller()
-        deliver = deliver or (lambda what: (self, what))
-        self.call: Any = connect(address, self.poller, deliver, max_message_bytes, **more)
+        put, made = self.poller.items.append, deliver or (lambda what: (self, what))
+        self.call: Any = connect(address, self.poller, lambda what: put(made(what)), max_message_bytes, **more)
         self.send, self.finish, self.close = self.call.send, self.call.finish, self.call.close
 
     @property

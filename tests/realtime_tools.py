@@ -112,7 +112,7 @@ def read_batch(remote: Remote, message: Any) -> tuple[list[Any], Batch, Any]:
     assert remote.info is not None
     lanes, layout = remote.info.lanes or 1, layout_of(remote.info.observation_space)
     batch = Batch.empty(layout, lanes)
-    info = remote.reader.read_into(message, batch, 0, remote.now())
+    info = remote.world.reader.read_into(message, batch, 0, remote.now())
     return [layout.row(batch.columns, lane) for lane in range(lanes)], batch, info
 
 

@@ -1,5 +1,6 @@
 """Environments of today's Gymnasium that the standalone server is tested with."""
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -68,3 +69,18 @@ class Talkative(Remarkable):
 class Failing(Remarkable):
     def step(self, action):
         raise ZeroDivisionError("on purpose")
+
+
+class TwoAtATime(Remarkable):
+    """Holds a file open to others while it is open, and cannot be made where two are."""
+
+    def __init__(self, folder, render_mode=None):
+        super().__init__(render_mode)
+        taken = {path.name for path in Path(folder).iterdir()}
+        if len(taken) == 2:
+            raise RuntimeError("there are two already")
+        self._file = Path(folder, "first" if "first" not in taken else "second")
+        self._file.touch()
+
+    def close(self):
+        self._file.unlink()

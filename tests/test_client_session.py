@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -209,29 +208,22 @@ def test_every_cut_of_a_join_leaves_a_session_that_can_connect_again() -> None:
             return
 
 
-def test_an_answer_is_late_after_the_deadline_and_only_if_one_is_outstanding() -> None:
+def test_a_session_that_is_given_up_leaves_its_world_and_expects_nothing_more() -> None:
     session = joined()
-
-    def late() -> RemoteTimeoutError:
-        return RemoteTimeoutError("url", "late")
-
-    session.deadline = NOW + 1.0
-    assert session.tick(math.inf, late) is None
     session.begin({}, NOW)
-    assert session.tick(NOW + 1.0, late) is None
-    event = session.tick(NOW + 1.1, late)
-    assert isinstance(event, Lost)
-    assert isinstance(event.error, RemoteTimeoutError)
+    event = session.give_up(RemoteTimeoutError("url", "late"), NOW)
+    assert event == Lost(event.error, True)
     kinds = [pb.EnvironmentRequest.FromString(data).WhichOneof("payload") for data in session.data_to_send()]
     assert kinds == ["reset", "step", "leave_world", "destroy_world"]
-    assert session.tick(math.inf, late) is None
+    assert session.receive(pb.EnvironmentResponse().SerializeToString(), NOW) is None
 
 
 def test_a_request_that_is_too_large_is_not_sent_and_gets_no_answer() -> None:
     session = joined()
     with pytest.raises(SettingError, match="larger than max_message_bytes"):
         session.step(b"\0" * ((1 << 20) + 1), NOW)
-    assert (session.data_to_send(), session.outstanding) == ([], 0)
+    assert session.data_to_send() == []
+    assert isinstance(session.receive(pb.EnvironmentResponse().SerializeToString(), NOW), Lost)  # an answer to nothing
 
 
 def test_a_request_without_a_world_says_so() -> None:

@@ -76,7 +76,9 @@ def test_who_stays_is_cut_off_after_the_timeout(transport: Any) -> None:
         env = make_remote(server.url, timeout=20)
         env.reset()
         server.drain(0.1)
-        with pytest.raises(errors.ConnectionLostError, match="the server was stopped"):
+        with pytest.raises(
+            errors.ConnectionLostError, match=r"the server was stopped. Call reset\(\) to connect again$"
+        ):
             until(lambda: env.step(0) is None, 20.0)
         until(lambda: server.ended)
         env.close()

@@ -197,6 +197,36 @@ def test_an_endpoint_that_nobody_serves_is_left_out_at_the_start() -> None:
             make_vec_remote(Listed(Endpoint(dead)), num_envs=1)
 
 
+def test_only_endpoints_with_the_same_path_and_query_stand_in_for_each_other() -> None:
+    with (
+        serve_gym(CountingEnv) as one,
+        serve_gym(CountingEnv) as third,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        dead = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
+        taken.close()
+        with pytest.raises(errors.ConnectError):
+            make_vec_remote(
+                Listed(Endpoint(f"{dead}?kwargs.length=9"), Endpoint(f"{one.url}?kwargs.length=5")), num_envs=2
+            )
+        second = serve_gym(CountingEnv)
+        directory = Listed(Endpoint(f"{one.url}?kwargs.length=9"), Endpoint(f"{second.url}?kwargs.length=5"))
+        envs = BlockingReset(make_vec_remote(directory, num_envs=4, timeout=20), on_lost="continue")
+        envs.reset(seed=0)
+        assert [url.startswith(one.url) for url in envs.env.urls] == [True, False] * 2
+        second.stop()
+        asked = False
+        while not asked:  # that one alone
+            envs.step(zeros(envs))
+            asked = any("no connection" in str(report.reason) for report in envs.remotes())
+            assert [url.startswith(one.url) for url in envs.env.urls] == [True, False] * 2
+        directory.listed.append(Endpoint(f"{third.url}?kwargs.length=5"))
+        while not envs.step(zeros(envs))[4]["valid"].all():
+            pass
+        assert [url.startswith(third.url) for url in envs.env.urls] == [False, True] * 2
+        envs.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", sampled(["2", "1"], 2))
 def test_slots_of_a_killed_server_go_to_the_others_and_each_step_is_counted(lanes: str) -> None:

@@ -134,6 +134,20 @@ def test_a_clone_of_a_recorded_expert_plays_as_well(tmp_path: Path) -> None:
     assert clone > 300.0
 
 
+@pytest.mark.slow
+def test_an_agent_with_a_teacher_learns_what_one_alone_does_not(tmp_path: Path) -> None:
+    out = run("learn_from_takeover.py", "--seeds", "1", "--budget", "3000", "--folder", tmp_path / "runs")
+    alone, helped, taught, learner, teacher = out.splitlines()
+    curves = [[float(value) for value in line.partition(":")[2].split()] for line in (alone, helped)]
+    assert [len(curve) for curve in curves] == [12, 12]
+    assert max(curves[0]) == -200.0
+    assert max(curves[1]) > -170.0
+    steps = int(taught.split()[4])
+    assert 200 < steps < 1500
+    assert learner == f"recorded: agent:learner acted in {3000 - steps} steps"
+    assert teacher == f"recorded: person:script acted in {steps} steps"
+
+
 def test_a_test_runs_every_example() -> None:
     mine = set(re.findall(r"\b(\w+\.py)\"", Path(__file__).read_text(encoding="utf-8")))
     there = {path.name for path in EXAMPLES.glob("*.py")}

@@ -121,11 +121,17 @@ EMPTY = frame(DATA, 0, 1, bytes(5))
 
 
 def flood(server, first, piece):
-    """Send a piece again and again until the server reads it later."""
-    with make_remote(server.url) as env, raw(server, first) as sock:
+    """Send a piece again and again until the server reads it later; whoever steps beside it goes on."""
+    with make_remote(server.url) as env:
         env.reset(seed=0)
         for _ in range(10):
             env.step(0)
+        flood_alone(server, first, piece, lambda: env.step(0))
+
+
+def flood_alone(server, first, piece, meanwhile=lambda: None):
+    """Send a piece again and again until the server reads it later."""
+    with raw(server, first) as sock:
         sock.setblocking(False)
         data, sent = piece * 16, 0
         deadline = time.monotonic() + 20.0
@@ -136,7 +142,7 @@ def flood(server, first, piece):
                 assert sock.recv(1 << 20), "the server closed"
             if writable:
                 sent = (sent + sock.send(data[sent:])) % len(data)
-            env.step(0)
+            meanwhile()
 
 
 def test_a_request_beside_other_frames_does_not_make_them_free():
@@ -144,14 +150,16 @@ def test_a_request_beside_other_frames_does_not_make_them_free():
         flood(server, HELLO + frame(HEADERS, END_HEADERS, 1, block()), PINGS + EMPTY)
 
 
-def test_fragments_of_a_large_websocket_message_that_hold_nothing_are_charged():
+@pytest.mark.parametrize("flooding", [flood, flood_alone])
+def test_fragments_of_a_large_websocket_message_that_hold_nothing_are_charged(flooding):
+    """Also where no request has come yet that shows how long one takes."""
     head = "GET /ws HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     head += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
     head += "Sec-WebSocket-Protocol: SUBPROTOCOL\r\n\r\n"
     begun = b"\x02\xff" + (70_000).to_bytes(8, "big") + bytes(4) + bytes(70_000)
     with serve_gym(lambda: CountingEnv(1 << 30), web=True) as server:
         text = head.replace("PORT", str(server.port)).replace("SUBPROTOCOL", SUBPROTOCOL).replace("/ws", PATH)
-        flood(server, text.encode() + begun, b"\x00\x80\0\0\0\0" * 64)
+        flooding(server, text.encode() + begun, b"\x00\x80\0\0\0\0" * 64)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a peer has closed before all is read")

@@ -120,11 +120,11 @@ def test_what_infos_say_once_is_told_also_where_its_answer_is_left_out(network: 
     net = network(lambda: Noting(10**6, True))
     remote = net.remote()
     remote.begin({})
-    assert remote.reader.read(told(net, remote), remote.now())[0] == {"frame": 0}
+    assert remote.world.reader.read(told(net, remote), remote.now())[0] == {"frame": 0}
     net.run_for(1.0)
     remote.step(0)
     with pytest.warns(RuntimeWarning, match="bad"):
-        observation, *_, info = remote.reader.read(told(net, remote), remote.now())
+        observation, *_, info = remote.world.reader.read(told(net, remote), remote.now())
     assert "bad" not in info
     assert info["frame"] == observation["frame"] > 40
 
@@ -135,5 +135,5 @@ def test_the_form_of_observations_is_known_where_the_first_answer_is_left_out(ne
     remote.begin({})
     net.run_for(0.05)
     remote.begin({"restart": pack_tensor(False)})
-    observation = remote.reader.read(told(net, remote), remote.now())[0]
+    observation = remote.world.reader.read(told(net, remote), remote.now())[0]
     assert type(observation["frame"]) is int

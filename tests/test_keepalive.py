@@ -141,7 +141,7 @@ def test_what_the_other_thread_took_while_a_taker_waited_for_it_is_taken_at_once
 
     class Lock:
         def __enter__(self):
-            poller.put("here")  # by the thread that held it until now
+            poller.items.append("here")  # by the thread that held it until now
 
         def __exit__(self, *_):
             pass
@@ -163,7 +163,7 @@ def test_a_connection_is_looked_after_though_another_one_never_pauses(monkeypatc
     with near, far:
         far.send(b"x")
         poller._registered.add(Quiet())
-        poller.watch(near, selectors.EVENT_READ, poller.put)
+        poller.watch(near, selectors.EVENT_READ, poller.items.append)
         assert poller.get(20.0) == selectors.EVENT_READ
         poller.forget(near)
     assert looked

@@ -168,9 +168,10 @@ def test_a_world_of_several_agents_has_the_limits_that_are_given() -> None:
 
 
 def _documented(doc: str) -> set[str]:
-    """The names in a docstring's section `Args:`."""
+    """The names in a docstring's section `Args:`; those with the same text stand side by side."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", doc, re.MULTILINE | re.DOTALL)
-    return set(re.findall(r"^    (\w+):", section.group(1) if section else "", re.MULTILINE))
+    names = re.findall(r"^    (\w+(?:, \w+)*):", section.group(1) if section else "", re.MULTILINE)
+    return {name for entry in names for name in entry.split(", ")}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)

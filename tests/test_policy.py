@@ -35,6 +35,7 @@ from bridge.client.slots.policy import (
     Decision,
     Disconnect,
     DropSpare,
+    EndpointEvent,
     GiveUp,
     SlotPolicy,
     TakeOver,
@@ -164,7 +165,7 @@ class Fleet:
         else:
             remote.silent = False
             server.worlds.add(remote)
-            self.policy.joined(member, self.now)
+            self.policy.saw(member, EndpointEvent.JOINED, self.now)
             member.handle(SlotEvent.JOINED)
             member.single, member.refusal = True, None
             if member.start == SPARE:
@@ -196,7 +197,7 @@ class Fleet:
             member.take(("message", None))  # type: ignore[arg-type]
             if first:
                 member.failures, member.refusal = 0, None
-                self.policy.observed(member, self.now)
+                self.policy.saw(member, EndpointEvent.OBSERVED, self.now)
                 member.remote.record.back(self.now)
 
     def lose(self, member: Member, error: RemoteError) -> None:

@@ -21,7 +21,7 @@ def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> No
     poller: Poller[str] = Poller()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        poller.watch(ours, 1, lambda events: poller.put(ours.recv(10).decode()))
+        poller.watch(ours, 1, lambda events: poller.items.append(ours.recv(10).decode()))
         with pytest.raises(queue.Empty):
             poller.get(0.0)
         timer = threading.Timer(0.05, theirs.send, [b"by socket"])
@@ -29,7 +29,7 @@ def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> No
         assert poller.get(10.0) == "by socket"
         timer.join()
         poller.forget(ours)
-        poller.put("without sockets")
+        poller.items.append("without sockets")
         assert poller.get(1.0) == "without sockets"
 
 
@@ -38,19 +38,24 @@ def test_the_only_socket_of_a_poller_is_waited_for_by_its_own_recv() -> None:
     ours, theirs = socket.socketpair()
     other, other_end = socket.socketpair()
     with ours, theirs, other, other_end:
-        poller.watch(ours, 1, lambda events: poller.put(f"selector: {ours.recv(10)!r}"), lambda: poller.put("alone"))
+        poller.watch(
+            ours,
+            1,
+            lambda events: poller.items.append(f"selector: {ours.recv(10)!r}"),
+            lambda: poller.items.append("alone"),
+        )
         with pytest.raises(queue.Empty):
             poller.get(0.0)  # the first look checks keepalives, and asks the selector
         assert poller.get(10.0) == "alone"
         theirs.send(b"1")
         assert poller.get(0.02) == "selector: b'1'", "recv would wait for too long"
-        poller.watch(other, 1, lambda events: poller.put(f"other: {other.recv(10)!r}"))
+        poller.watch(other, 1, lambda events: poller.items.append(f"other: {other.recv(10)!r}"))
         other_end.send(b"2")
         assert poller.get(10.0) == "other: b'2'", "there are two sockets now"
         poller.forget(other)
         assert poller.get(10.0) == "alone"
         with poller.lock:
-            timer = poller.call_later(0.0, lambda: poller.put("timer"))
+            timer = poller.call_later(0.0, lambda: poller.items.append("timer"))
         assert poller.get(10.0) == "timer"
         timer.cancel()
         poller.forget(ours)
@@ -101,6 +106,12 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
             timer.join()
 
 
+def post(poller: Poller[str], item: str) -> None:
+    """Add an item as another thread does."""
+    poller.items.append(item)
+    poller.wake()
+
+
 def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts(monkeypatch: pytest.MonkeyPatch) -> None:
     poller: Poller[str] = Poller()
     watched, real = socket.socketpair()
@@ -118,7 +129,7 @@ def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts(monke
 
     monkeypatch.setattr(socket, "socketpair", lambda: (watched, Interrupted()))
     poller.add_poster()
-    poller.post("posted")
+    post(poller, "posted")
     assert poller.get(0.0) == "posted"
     assert real.fileno() == watched.fileno() == -1, "closed, and nothing waits at them any more"
 
@@ -127,11 +138,11 @@ def test_an_item_that_another_thread_posts_wakes_whoever_waits() -> None:
     poller: Poller[str] = Poller()
     poller.add_poster()
     began = time.monotonic()
-    timer = threading.Timer(0.05, poller.post, ["posted"])
+    timer = threading.Timer(0.05, post, [poller, "posted"])
     timer.start()
     assert poller.get(10.0) == "posted"
     assert time.monotonic() - began < 1.5  # it looks at its sockets every two seconds anyway
     timer.join()
     poller.remove_poster()
-    poller.post("after the end")
+    post(poller, "after the end")
     assert poller.get(0.0) == "after the end"

@@ -23,7 +23,7 @@ class FakeRemote:
         self.allowance = 0.0
 
     def deliver(self, event: Event | None) -> None:
-        self.pool.poller.put((self, 1, event))  # type: ignore[arg-type]
+        self.pool.poller.items.append((self, 1, event))  # type: ignore[arg-type]
 
     def receive(self, number: int, what: Any) -> Any:
         return what
@@ -53,13 +53,18 @@ def test_wait_returns_the_event_and_skips_what_means_nothing(pool: Pool, remotes
 
 
 def test_wait_raises_what_the_remote_says(pool: Pool, remotes: Any) -> None:
-    lost = ConnectionLostError(remotes[0].url, "it is gone")
     refused = RefusedError(remotes[0].url, "no", Code.NOT_FOUND)
-    for event in (Lost(lost, True), Refused(refused), Replied(pb.EnvironmentResponse(), refused)):
+    for event in (Refused(refused), Replied(pb.EnvironmentResponse(), refused)):
         remotes[0].deliver(event)
         with pytest.raises(RemoteError) as raised:
             pool.wait(remotes[0], Replied, "to a question")
         assert raised.value is event.error
+
+
+def test_wait_says_what_to_do_where_the_connection_was_lost(pool: Pool, remotes: Any) -> None:
+    remotes[0].deliver(Lost(ConnectionLostError(remotes[0].url, "it is gone"), True))
+    with pytest.raises(ConnectionLostError, match=r"it is gone\. Call reset\(\) to connect again$"):
+        pool.wait(remotes[0], Replied, "to a question")
 
 
 def test_wait_gives_a_late_remote_up(pool: Pool, remotes: Any) -> None:

@@ -63,7 +63,7 @@ def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch
         url = f"grpc://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(errors.RemoteTimeoutError):
             make_vec_remote([server.url, url], timeout=0.6)
-        assert f"bridge: waiting for {url}; 1 of 2 answered\n" in terminal.getvalue()
+        assert f"bridge: waiting for {url}; 1 of 2 worlds joined\n" in terminal.getvalue()
         with pytest.raises(errors.RemoteTimeoutError):
             make_remote(url, timeout=0.3)
         assert f"bridge: waiting for {url}, at most 0 s more\n" in terminal.getvalue()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -32,6 +35,38 @@ def test_registering_twice_changes_nothing() -> None:
     register_remote()
     assert gymnasium.registry[REMOTE_ID] is before
     assert "register_remote" not in bridge.__all__
+
+
+PLUGIN = {
+    "plugin-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: plugin\nVersion: 1\n",
+    "plugin-1.dist-info/entry_points.txt": "[gymnasium.envs]\nplugin = plugin:register\n",
+    "plugin.py": "def register():\n    print('registered')\n",
+}
+MAKE_OF_A_PLUGIN = """
+import importlib.metadata, gymnasium
+assert [found.name for found in importlib.metadata.entry_points(group="gymnasium.envs")] == ["plugin"]
+try:
+    gymnasium.make("plugin/Env-v0")
+except gymnasium.error.NamespaceNotFound:
+    print("not found")
+"""
+
+
+def test_gymnasium_loads_no_entry_points_so_the_id_names_the_module(tmp_path: Path) -> None:
+    """Gymnasium 1.0 has removed the entry point `gymnasium.envs`. Where this fails, this package can use it again."""
+    for name, text in PLUGIN.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MAKE_OF_A_PLUGIN],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split("\n") == ["not found", ""]
 
 
 def test_make_gives_a_remote_environment(server: Server) -> None:

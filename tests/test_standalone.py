@@ -373,6 +373,28 @@ def test_the_error_of_an_environment_is_named_and_the_server_goes_on():
         remote.reset()
 
 
+def test_lanes_that_cannot_all_be_made_leave_none_open(tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    with standalone(f"{ENVS}:TwoAtATime", "--env-kwargs", f"folder={folder}") as server:
+        with pytest.raises(EnvironmentFailedError, match="there are two already"):
+            make_vec_remote(f"{server.url}?num_envs=3")
+        assert [path.name for path in folder.iterdir()] == ["first"], "only the server's own environment is open"
+        make_vec_remote(server.url).close()
+
+
+def test_a_limit_with_a_wrong_name_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-c", "import serve_env; serve_env.serve(None, limits=serve_env.Limits(max_envs=1))"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=FILE.parent,
+        check=False,
+    )
+    assert "unexpected keyword argument 'max_envs'" in done.stderr
+
+
 # Older interfaces
 
 

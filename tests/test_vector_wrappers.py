@@ -25,7 +25,7 @@ Vector = VectorEnv[Any, Any, Any]
 NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
 
-class KeepsOptions(VectorWrapper[Any, Any, Any, Any, Any]):
+class KeepsOptions(VectorWrapper):
     """Keeps the caller's options, of which SyncVectorEnv takes the mask before outer wrappers see it."""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
@@ -73,9 +73,10 @@ def compare(remote: Any, local: Any, steps: int = 90) -> None:
             assert_identical(without_times(mine), without_times(theirs), "a masked reset")
 
 
+TAXI = "Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3"  # of Gymnasium before 1.3
 VECTOR: dict[str, tuple[str, Callable[[Vector], Any]]] = {
     "RecordEpisodeStatistics": ("CartPole-v1", wrappers.RecordEpisodeStatistics),
-    "DictInfoToList": ("Taxi-v4", wrappers.DictInfoToList),
+    "DictInfoToList": (TAXI, wrappers.DictInfoToList),
     "NormalizeObservation": ("CartPole-v1", wrappers.NormalizeObservation),
     "NormalizeReward": ("Pendulum-v1", wrappers.NormalizeReward),
     "ClipReward": ("Pendulum-v1", lambda envs: wrappers.ClipReward(envs, -1, 0)),
@@ -106,9 +107,9 @@ def test_a_vector_wrapper_cannot_tell_remote_slots_from_local_ones(name: str, mo
     with pair(env_id, mode) as (remote, local):
         try:
             wrapped = wrap(local)
-        except ValueError:  # wrappers that do not take this mode refuse ours too
+        except (ValueError, AssertionError) as refusal:  # wrappers that do not take this mode refuse ours too
             assert mode is not NEXT
-            with pytest.raises(ValueError, match="autoreset_mode"):
+            with pytest.raises(type(refusal), match="autoreset_mode" if refusal.args else ""):
                 wrap(remote)
         else:
             compare(wrap(remote), wrapped, 25 if env_id == "CarRacing-v3" else 90)

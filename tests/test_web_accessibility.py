@@ -50,6 +50,8 @@ def test_axe_finds_nothing_serious(opened, scheme, touch):  # noqa: F811
         page.click("#play")
         says(page, "#badge", "you are")
         assert page.evaluate(FINDINGS) == [], "in a match"
+        page.click("#invite-open")
+        assert page.evaluate(FINDINGS) == [], "in an invitation"
 
 
 @pytest.mark.parametrize("reduced", ["reduce", "no-preference"])

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bridge import Limits, Web, make_remote, serve_gym
+from bridge import Limits, Recording, Web, make_remote, serve_gym
+from bridge.recording.episodes import load_episode
+from bridge.recording.reader import read_folder
 from tests.support import until
 from tests.test_web_page import TAP, browser, no_token_in_the_environment, opened, pytestmark, says, shows  # noqa: F401
 from tests.web_envs import Paddle
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "learn_from_takeover.py"
 
 
 class Trainer:
@@ -122,3 +129,48 @@ def test_a_world_of_one_s_own_runs_at_the_rate_of_play(opened):  # noqa: F811
         assert page.evaluate(count) - first - 2 <= 5 * (time.monotonic() - began)
         page.keyboard.press("Escape")
         until(lambda: server.worlds == [])
+
+
+@pytest.mark.slow
+def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path):  # noqa: F811
+    """The training of the example, with a script at the page that pushes the car where it is going."""
+    spec = importlib.util.spec_from_file_location("learn_from_takeover", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    seen = [(np.zeros(2), 0)]
+    found = []
+    with serve_gym(example.ENV, web=Web(play_fps=60), record=Recording(tmp_path, observations=True)) as server:
+
+        def train():
+            found.append(example.train(server.url, 900, 0, lambda *looked: seen.append(looked)))
+
+        page = opened(server.web_url)
+        page.evaluate("() => localStorage.setItem('name', 'Ann')")
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        try:
+            says(page, "#play", "Take over")
+            page.click("#play")
+            says(page, "#badge", "agent acts: hold a key")
+            held = None
+            while trainer.is_alive():
+                observation, step = seen[-1]
+                wanted = None if step < 20 else "ArrowRight" if observation[1] >= 0 else "ArrowLeft"
+                if wanted != held:
+                    if held is not None:
+                        page.keyboard.up(held)
+                    if wanted is not None:
+                        page.keyboard.down(wanted)
+                    held = wanted
+                page.evaluate("() => new Promise(requestAnimationFrame)")
+        finally:
+            trainer.join()
+    ((curve, taught),) = found
+    assert len(curve) == example.PARTS
+    assert taught > 200
+    episodes = [load_episode(episode) for episode in read_folder(tmp_path).episodes()]
+    by = [who for episode in episodes for who in episode.by]
+    assert by.count("person:Ann") == taught
+    assert by.count("agent:learner") == 900 - taught
+    # A person who holds the right keys gets the car up, which an agent alone does not in so few steps.
+    assert any(episode.by[-1] == "person:Ann" and len(episode.by) < 200 for episode in episodes[:-1])

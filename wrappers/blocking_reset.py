@@ -11,12 +11,13 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
+from bridge.client.make import make_vec_remote
 from bridge.client.options import checked_timeout
 from bridge.client.slots.remote_record import RemoteReport
 from bridge.client.slots.results import Results
 from bridge.client.slots.stepper import Received
 from bridge.client.slots.waiting import OnLost
-from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote, slots_of
+from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 from bridge.gymnasium_versions import BatchWrapper

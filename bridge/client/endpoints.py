@@ -7,22 +7,32 @@ it may block. What it raises, or a list without an endpoint, leaves what was kno
 from __future__ import annotations
 
 import dataclasses
+import functools
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from bridge.errors import AddressError, RemoteTimeoutError, SettingError, shown_url
 from bridge.logs import SafeLog
-from bridge.transport.address import parse_address
+from bridge.transport.address import Address, parse_address
 
-__all__ = ["Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "as_directory"]
+__all__ = ["Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "Kind", "as_directory", "kind_of"]
 
 _log = SafeLog(__name__)
 _PERIOD = 5.0
 _DNS = {"grpc+dns": "grpc", "grpcs+dns": "grpcs"}
+
+
+Kind: TypeAlias = tuple[Any, ...]
+"""What a URL asks for, wherever that is."""
+
+
+def kind_of(address: Address) -> Kind:
+    """Return what a URL asks for: the environment of its path, and the settings or the world of its query."""
+    return address.env_id, address.settings, address.world
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +50,11 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"Endpoint({shown_url(self.url)!r}, name={self.name!r}, draining={self.draining}, slots={self.slots})"
+
+    @functools.cached_property
+    def kind(self) -> Kind:
+        """What its URL asks for; only endpoints of one kind stand in for each other."""
+        return kind_of(parse_address(self.url))
 
     @property
     def key(self) -> str:

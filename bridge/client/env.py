@@ -3,60 +3,43 @@
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
-from bridge.client.conflict import ConflictDetector
 from bridge.client.options import (
-    MAX_MESSAGE_BYTES,
-    TIMEOUT,
-    OtherKeywords,
     RemoteOptions,
-    Role,
-    Wait,
-    given_options,
-    is_openenv,
-    is_perlert,
-    refuse_unknown_keywords,
 )
-from bridge.client.slots.attributes import call_results, looked_up
-from bridge.client.slots.pool import Pool
+from bridge.client.pool_owner import PoolOwner
+from bridge.client.slots.attributes import looked_up
 from bridge.client.slots.resets import reset_settings
-from bridge.client.wire.connect import Transport
-from bridge.client.world.events import Joined, Replied, StepAnswered
-from bridge.client.world.extensions import property_value
+from bridge.client.world.events import Joined, StepAnswered
 from bridge.client.world.joined_world import JoinedWorld
+from bridge.client.world.remote import Remote
 from bridge.client.world.session import ONLINE, ClientState
 from bridge.client.world.step_reader import Transition
 from bridge.client.world.world_request import WorldInfo
 from bridge.errors import (
     AlreadyPendingError,
-    ClosedError,
     Code,
-    ConnectionLostError,
     RefusedError,
     RemoteError,
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
 )
-from bridge.forks import forget_in_child
 from bridge.keywords import grouped
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.address import secret_url
-from bridge.transport.compression import Compression
-from bridge.transport.credentials import TLS, TokenLike
+from bridge.transport.credentials import TLS
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
-__all__ = ["RemoteEnv", "RolloutStep", "make_remote", "remote_metadata", "remote_spec"]
+__all__ = ["RemoteEnv", "RolloutStep", "remote_metadata", "remote_spec"]
 
 _WHY_RESET: Mapping[ClientState, str] = {
     ClientState.JOINED: "no episode has begun, or the last one was given up",
@@ -85,7 +68,7 @@ class RolloutStep(NamedTuple):
     """This Step began an episode, and its action was ignored."""
 
 
-class RemoteEnv(gymnasium.Env[Any, Any]):
+class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     """One remote environment, as if it were local.
 
     With the same seeds and actions it gives bit for bit what the environment gives where it runs: observations,
@@ -94,6 +77,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
     ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
     environment raises; `reset` connects again.
+
+    Examples:
+        >>> from bridge import make_remote, serve_gym
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     env = make_remote(server.url)
+        ...     observation, info = env.reset(seed=0)
+        ...     env.close()
+        >>> observation.shape
+        (4,)
 
     `spec.id` names the environment, such as `CartPole-v1`; `gymnasium.make(env.spec)` connects a second one to the same
     URL, with the keywords in `spec.kwargs`.
@@ -116,13 +108,12 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     @grouped(tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
-        self._pool = Pool(options.timeout, options.max_message_bytes, options.transport)
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
+        self._own_pool(options.timeout, options.max_message_bytes, options.transport)
         self._remote = self._pool.new_remote(options.request(url))
-        self._closed = False
+        self._remotes = {"": self._remote}
         self._rollout: object | None = None
         self._connect()
-        world_info = self._world_info()
+        world_info = self._info_of(self._remote)
         self.observation_space = world_info.observation_space
         self.action_space = world_info.action_space
         if world_info.reward_space is not None:
@@ -134,26 +125,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         )
         spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
         self.spec = spec
-        forget_in_child(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy: it connects anew, to a world of its own if this one had one."""
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_conflicts", "_pool", "_remote")}
-        return {**state, "_parts": (self._pool.parts(), self._remote.request, self._remote.info)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        pool, request, info = state.pop("_parts")
-        self.__dict__.update(state)
-        self._pool = Pool(*pool)
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
-        self._remote = self._pool.new_remote(request, info)
-        forget_in_child(self)
-
-    def after_fork(self) -> None:
-        """Leave the connection to the parent process; the next call makes one for this process."""
-        self._pool.disown([self._remote])
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
+        super().__setstate__(state)
+        self._remote = self._remotes[""]
 
     @property
     def url(self) -> str:
@@ -163,7 +138,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     @property
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
-        return self._world_info().server_version
+        return self._info_of(self._remote).server_version
 
     @property
     def draining(self) -> bool:
@@ -173,13 +148,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     @property
     def fps(self) -> float | None:
         """Frames a second of a real-time world; None: it waits for each action."""
-        return self._world_info().fps
-
-    def _world_info(self) -> WorldInfo:
-        world_info = self._remote.info
-        if world_info is None:
-            raise ClosedError("this environment never joined a world")
-        return world_info
+        return self._info_of(self._remote).fps
 
     def _connect(self) -> None:
         self._remote.open()
@@ -188,7 +157,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         except RemoteError:
             self._remote.close(0.5)
             raise
-        lanes = self._world_info().lanes
+        lanes = self._info_of(self._remote).lanes
         if lanes is not None:
             self._remote.close(0.5)
             raise SettingError(
@@ -213,10 +182,6 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         if session.state is ClientState.LOST and isinstance(session.error, RemoteTimeoutError):
             reason = "the last call timed out"
         raise ResetNeededError(f"expected reset() before step(): {reason}")
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this environment was closed; make a new one")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode.
@@ -294,14 +259,14 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise SettingError(f"expected window to be a positive integer, got {window!r}")
         with self._conflicts:
-            self._require_remote()
+            self._asked()
         return self._roll(iter(actions), window)
 
     def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
         sent: deque[Any] = deque()
         more = True
         with self._conflicts:
-            self._require_remote()
+            self._asked()
             token = self._rollout = object()
         try:
             while True:
@@ -334,8 +299,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 "this rollout was ended, by reset() or another rollout; begin a new one", "rollout"
             )
         self._require_open()
-        if not self._remote.connected:
-            raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
+        self._require_connection(self._remote)
 
     def _refuse_rollout(self) -> None:
         if self._rollout is not None:
@@ -344,40 +308,12 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
                 "rollout",
             )
 
-    def _reply(self, purpose: str) -> pb.EnvironmentResponse:
-        return self._pool.wait(self._remote, Replied, purpose).message
-
-    def _require_remote(self) -> None:
+    def _asked(self) -> Remote:
         self._require_open()
         self._refuse_rollout()
         if self._remote.session.state is ClientState.OFFLINE:  # a copy, or a forked process's
             self._connect()
-        if not self._remote.connected:
-            raise ConnectionLostError(self.url, "there is no connection; reset() makes a new one")
-
-    def render(self) -> Any:
-        """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
-        with self._conflicts:
-            self._require_remote()
-            self._remote.read_property("world.frame")
-            frames = property_value(self._reply("to render"), self.url, True)
-            return frames[0]
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a public method of the remote environment, or read a public attribute.
-
-        Args:
-            name: The name, looked up through the environment's wrappers.
-            args: What the values codec carries.
-            kwargs: What the values codec carries.
-
-        Raises:
-            RefusedError: PERMISSION_DENIED for a private name, UNIMPLEMENTED where the server has no method calls.
-        """
-        with self._conflicts:
-            self._require_remote()
-            self._remote.call(name, args, kwargs)
-            return call_results(self._reply(f"to the call of {name}"), self.url)[0]
+        return self._require_connection(self._remote)
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return an attribute of this object or, where it has none of that name, of the remote environment.
@@ -393,9 +329,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             return getattr(self, name)
         try:
             with self._conflicts:
-                self._require_remote()
+                self._asked()
                 self._remote.call(name, (), {}, look=True)
-                found, is_method = looked_up(self._reply(f"to a look at {name}"), self.url)
+                found, is_method = looked_up(self._reply(self._remote, f"to a look at {name}"), self.url)
         except RefusedError as error:
             if error.code not in (Code.NOT_FOUND, Code.PERMISSION_DENIED, Code.UNIMPLEMENTED):
                 raise
@@ -442,104 +378,14 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def set_attr(self, name: str, value: Any) -> None:
         """Set a public attribute of the remote environment."""
         with self._conflicts:
-            self._require_remote()
+            self._asked()
             self._remote.write_property(f"world.attributes.{name}", [value])
-            self._reply(f"to setting {name}")
-
-    def close(self) -> None:
-        """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
-        with self._conflicts:
-            self._closed = True
-            self._pool.close([self._remote], 2.0)
-
-    def __del__(self) -> None:
-        remote = getattr(self, "_remote", None)
-        if remote is not None:
-            remote.close(0.0)
+            self._reply(self._remote, f"to setting {name}")
 
     def __repr__(self) -> str:
         return f"<RemoteEnv {self.url}>"
 
     __str__ = __repr__
-
-
-@grouped(tls=TLS)
-def make_remote(
-    url: str,
-    *,
-    env_id: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    render_mode: str | None = None,
-    agent: str | None = None,
-    timeout: float = TIMEOUT,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    transport: Transport = "http2",
-    token: TokenLike | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    tls: TLS | None = None,
-    compression: Compression | None = None,
-    env: Callable[..., Any] | None = None,
-    role: Role | None = None,
-    wait: Wait | None = None,
-    player: str | None = None,
-    diagnostics: bool = True,
-    **others: Unpack[OtherKeywords],
-) -> RemoteEnv:
-    """Connect to one remote environment.
-
-    Examples:
-        >>> from bridge import make_remote, serve_gym
-        >>> with serve_gym("CartPole-v1") as server:
-        ...     env = make_remote(server.url)
-        ...     observation, info = env.reset(seed=0)
-        ...     env.close()
-        >>> observation.shape
-        (4,)
-
-    Args:
-        url: `grpc://HOST:PORT`; its path may name the environment, its query further CreateWorld settings. Or
-            `perlert://HOST:PORT/NAME:NUMBER`, which gives a `bridge.perlert.PerlertEnv`; or `openenv://HOST:PORT`,
-            which gives a `bridge.openenv.env.OpenEnvEnv`.
-        env_id: The environment, where the server has several.
-        env_kwargs: Arguments of the environment's constructor.
-        render_mode: The render mode to make it with; frames come by `render()`.
-        agent: The agent to join as, in a world of several; None: the first that is free.
-        timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to speak gRPC with: `http2`, our own HTTP/2, which is faster; or `grpcio`, the library, for
-            proxies and servers that our own does not get along with.
-        token: The token that the server expects; None: that of `token_file`, or else of the environment variable
-            `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
-        tls: For `grpcs://` and `wss://`: the CA of the server's certificate, `TLS(ca="ca.pem")`, and for a server that
-            asks for one the client's own certificate; None: the system's CAs, and no certificate.
-        compression: What the server compresses its answers with, for slow networks: `zstd` (extra `zstd`, at both
-            ends), or `gzip`; None: nothing. Observations stay bit for bit the same.
-        env: A function that makes the environment: sent to the server, which executes it if it was started with
-            `allow_env_factories=True`. `env_kwargs` are its arguments.
-        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
-        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
-        diagnostics: In a real-time world: whether infos carry `latency`.
-        others: With a `perlert://` URL: the keywords of `bridge.perlert.make_perlert_env`; with an `openenv://` one,
-            `action_space` and `observation_space`, where the server's schema describes none.
-
-    Raises:
-        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
-        TypeError: There is no such keyword.
-    """
-    options = {key: value for key, value in locals().items() if key not in ("url", "others")}
-    if is_perlert(url):
-        from bridge.perlert import make_perlert_env
-
-        # The declared type is that of every other URL; make_perlert_env declares this one's.
-        return make_perlert_env(url, **given_options(make_remote, options), **others)  # type: ignore[return-value]
-    if is_openenv(url):
-        from bridge.openenv.env import OpenEnvEnv
-
-        return OpenEnvEnv(url, **given_options(make_remote, options), **others)  # type: ignore[misc, return-value]
-    refuse_unknown_keywords(make_remote, others)
-    return RemoteEnv(url, **options)
 
 
 def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> dict[str, Any]:

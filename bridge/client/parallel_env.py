@@ -6,26 +6,20 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from bridge.client.conflict import ConflictDetector
 from bridge.client.env import remote_metadata
 from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, RemoteOptions, Wait
-from bridge.client.slots.attributes import call_results
-from bridge.client.slots.pool import Pool
+from bridge.client.pool_owner import PoolOwner
 from bridge.client.slots.resets import reset_settings
 from bridge.client.wire.connect import Transport
-from bridge.client.world.events import Joined, Replied, StepAnswered
-from bridge.client.world.extensions import property_value
+from bridge.client.world.events import Joined, StepAnswered
 from bridge.client.world.remote import Remote
 from bridge.client.world.step_reader import Transition
-from bridge.client.world.world_request import WorldInfo
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import (
-    ClosedError,
     Code,
-    ConnectionLostError,
     InvalidActionError,
     RefusedError,
     RemoteError,
@@ -34,7 +28,6 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.extras import install_command
-from bridge.forks import forget_in_child
 from bridge.keywords import grouped
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.compression import Compression
@@ -48,11 +41,10 @@ except ImportError as error:
 __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
 
 
-_Result = TypeVar("_Result")
 _Awaited = TypeVar("_Awaited", Joined, StepAnswered)
 
 
-class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
+class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     """All agents of one remote world, as if the environment were local; each has a stream of the one connection.
 
     Agents go by their names as text. All agents' members must be free: this environment takes them all.
@@ -71,17 +63,17 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         SettingError: The server has no world of several agents.
     """
 
+    _maker: Remote | None = None
+    """The one whose world it is, if one was made; None: none has joined since this process has the environment."""
+
     @grouped(tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
-        self._closed = False
         self._started = False
-        self._pool = Pool(options.timeout, options.max_message_bytes, options.transport)
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
+        self._own_pool(options.timeout, options.max_message_bytes, options.transport)
         self._world_request = options.request(url)
         self._url = self._world_request.address.url
         self._remotes: dict[str, Remote] = {}
-        self._all: list[Remote] = []
         self.agents: list[str] = []
         try:
             with self._conflicts:  # else the thread that works between calls takes answers
@@ -89,56 +81,31 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
         except RemoteError:
             self._disconnect(0.5)
             raise
-        world_info = {name: self._world_info(remote) for name, remote in self._remotes.items()}
+        world_info = {name: self._info_of(remote) for name, remote in self._remotes.items()}
         self.possible_agents = list(world_info)
         self.observation_spaces = {name: fact.observation_space for name, fact in world_info.items()}
         self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
         first = next(iter(world_info.values()))
         self.metadata = remote_metadata(first)
         self.render_mode = options.render_mode or first.render_mode
-        forget_in_child(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy: its first `reset` connects, to a world of its own if this one had one."""
-        own = ("_conflicts", "_pool", "_remotes", "_all", "_started", "agents")
-        known = {name: (remote.request, remote.info) for name, remote in self._remotes.items()}
-        return {
-            **{key: value for key, value in self.__dict__.items() if key not in own},
-            "_parts": (self._pool.parts(), known),
-        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        pool, known = state.pop("_parts")
-        self.__dict__.update(state)
-        self._started = False
-        self._pool = Pool(*pool)
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
-        self._remotes = {
-            name: self._pool.new_remote(request, info, together=True) for name, (request, info) in known.items()
-        }
-        self._all, self.agents = list(self._remotes.values()), []
-        forget_in_child(self)
+        super().__setstate__(state)
+        self._started, self.agents = False, []
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self._started = False
-        self._pool.disown(self._all)
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
-
-    def _world_info(self, remote: Remote) -> WorldInfo:
-        if remote.info is None:
-            raise ClosedError("this environment never joined a world")
-        return remote.info
+        super().after_fork()
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
         first = self._pool.new_remote(self._world_request, together=True)
-        self._all = [first]
         first.open()
         try:
             self._pool.wait(first, Joined, "to join a world")
-            name, names = self._read(first, "agent", False), self._read(first, "agents", True)
+            name = self._read_property(first, "world.agent", "to a question", encoded=False)
+            names = self._read_property(first, "world.agents", "to a question", encoded=True)
         except RefusedError as error:
             first.close(0.5)
             if error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED) and first.info is not None:
@@ -157,19 +124,15 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
             else self._pool.new_remote(dataclasses.replace(place, agent=agent), together=True)
             for agent in names
         }
-        self._all = [first, *(remote for remote in self._remotes.values() if remote is not first)]
+        self._maker = first
         others = {agent: remote for agent, remote in self._remotes.items() if remote is not first}
         for remote in others.values():
             remote.open()
         self._gather(others, Joined, "to join a world")
 
-    def _read(self, remote: Remote, key: str, encoded: bool) -> Any:
-        remote.read_property(f"world.{key}")
-        return self._reply(remote, lambda message: property_value(message, self._url, encoded))
-
-    def _reply(self, remote: Remote, read: Callable[[pb.EnvironmentResponse], _Result]) -> _Result:
+    def _reply(self, remote: Remote, purpose: str) -> pb.EnvironmentResponse:
         try:
-            return read(self._pool.wait(remote, Replied, "to a question").message)
+            return super()._reply(remote, purpose)
         except RemoteTimeoutError:
             self._disconnect(0.0)
             raise
@@ -216,7 +179,7 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
                 self._connect()
             self._started = False
             first = self.possible_agents[0]
-            realtime = self._world_info(self._remotes[first]).fps is not None
+            realtime = self._info_of(self._remotes[first]).fps is not None
             if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
                 settings["together"] = pack_tensor(secrets.randbits(62))
             for name, remote in self._remotes.items():
@@ -262,49 +225,21 @@ class RemoteParallelEnv(ParallelEnv):  # type: ignore[misc]
     def _transition(self, name: str, answer: StepAnswered) -> Transition:
         return answer.reader.read(answer.message, self._remotes[name].now())
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this environment was closed; make a new one")
-
-    def _any_remote(self) -> Remote:
+    def _asked(self) -> Remote:
         self._require_open()
-        remote = self._remotes[self.possible_agents[0]]
-        if not remote.connected:
-            raise ConnectionLostError(self._url, "there is no connection; reset() makes a new one")
-        return remote
-
-    def render(self) -> Any:
-        """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
-        with self._conflicts:
-            return self._read(self._any_remote(), "frame", True)[0]
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a public method of the remote environment, or read a public attribute."""
-        with self._conflicts:
-            remote = self._any_remote()
-            remote.call(name, args, kwargs)
-            return self._reply(remote, lambda message: call_results(message, self._url)[0])
+        return self._require_connection(self._remotes[self.possible_agents[0]])
 
     def state(self) -> Any:
         """Return the environment's global state, where it has one."""
         return self.call("state")
 
-    def close(self) -> None:
-        """Leave the world, which goes where it was made for this environment. May be called twice."""
-        with self._conflicts:
-            self._closed = True
-            self._disconnect(2.0)
-
     def _disconnect(self, timeout: float) -> None:
         self._started = False
         deadline = time.monotonic() + timeout
-        makers = self._all[:1]
-        self._pool.close(self._all[1:], timeout)
-        self._pool.close(makers, max(0.0, deadline - time.monotonic()))  # last: it destroys the world
-
-    def __del__(self) -> None:
-        for remote in getattr(self, "_all", ()):
-            remote.close(0.0)
+        others = [remote for remote in self._remotes.values() if remote is not self._maker]
+        self._pool.close(others, timeout)
+        if self._maker is not None:  # last: it destroys the world
+            self._pool.close([self._maker], max(0.0, deadline - time.monotonic()))
 
     def __repr__(self) -> str:
         return f"<RemoteParallelEnv {self._url}>"

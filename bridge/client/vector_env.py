@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium import Space
@@ -20,18 +19,8 @@ from bridge.client.endpoints import Directory, DnsDirectory, EndpointWatch, as_d
 from bridge.client.env import remote_metadata, remote_spec
 from bridge.client.options import (
     CONNECT_TIMEOUT,
-    MAX_MESSAGE_BYTES,
-    TIMEOUT,
-    BlockingKeywords,
     RemoteOptions,
-    Role,
-    VectorKeywords,
-    Wait,
     checked_timeout,
-    given_options,
-    is_openenv,
-    is_perlert,
-    refuse_unknown_keywords,
 )
 from bridge.client.slots.joining import join_directory, join_urls
 from bridge.client.slots.placement import Placement
@@ -42,20 +31,17 @@ from bridge.client.slots.slots import Slots
 from bridge.client.slots.stepper import Received
 from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.slots.waiting import OnLost
-from bridge.client.wire.connect import Transport
-from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.random_state import generator_of
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RefusedError, SettingError
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
-from bridge.transport.compression import Compression
-from bridge.transport.credentials import TLS, TokenLike
+from bridge.transport.credentials import TLS
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
-__all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv", "make_vec_remote"]
+__all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv"]
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 """The entry point that `gymnasium.make_vec(envs.spec)` calls."""
@@ -72,6 +58,15 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     A remote that is lost ends its episode with `truncated=True` once, `infos["error"]` says why, and is connected
     again with growing pauses; the other slots go on.
+
+    Examples:
+        >>> from bridge import make_vec_remote, serve_gym
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     envs = make_vec_remote(server.url, num_envs=3, blocking=True)
+        ...     observations, infos = envs.reset(seed=0)
+        ...     envs.close()
+        >>> observations.shape
+        (3, 4)
 
     Infos are Gymnasium's dict of arrays with `_key` masks, and besides `n`, a tuple of each slot's own info (U-7), and
     `slot_state`, an int64 array of `SlotState`.
@@ -117,7 +112,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if directory is not None:
             name = directory.server_name if isinstance(directory, DnsDirectory) else None
             placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
-            world_info = self._join(lambda: join_directory(pool, placement, num_envs), standing_by)
+            connect = partial(join_directory, pool, placement, num_envs)
         else:
             if not isinstance(urls, str):
                 urls = [secret_url(url) for url in checked_urls(urls)]
@@ -125,7 +120,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             if isinstance(num_envs, int) and 0 < num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
                 pool.enable_moves()
-            world_info = self._join(lambda: join_urls(pool, requests, num_envs), standing_by)
+            connect = partial(join_urls, pool, requests, num_envs)
+        world_info = self._slots.join(connect, standing_by)
+        self.num_envs = pool.num_envs
+        self.single_observation_space: Space[Any] = world_info.observation_space
+        self.single_action_space: Space[Any] = world_info.action_space
+        self.observation_space = batch_space(world_info.observation_space, self.num_envs)
+        self.action_space = batch_space(world_info.action_space, self.num_envs)
         mode = AutoresetMode.NEXT_STEP
         if world_info.lanes is not None and world_info.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP.value:
             mode = AutoresetMode.SAME_STEP  # of simulators that reset a lane in the step that ends it
@@ -144,16 +145,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
-
-    def _join(self, connect: Callable[[], None], standing_by: list[WorldRequest]) -> WorldInfo:
-        """Join the worlds, and learn their spaces."""
-        world_info = self._slots.join(connect, standing_by)
-        self.num_envs = self._slots.pool.num_envs
-        self.single_observation_space: Space[Any] = world_info.observation_space
-        self.single_action_space: Space[Any] = world_info.action_space
-        self.observation_space = batch_space(world_info.observation_space, self.num_envs)
-        self.action_space = batch_space(world_info.action_space, self.num_envs)
-        return world_info
 
     # The contract of VectorEnv
 
@@ -495,127 +486,3 @@ def _refuse_batch_wrapper(caller: FrameType | None) -> None:
             f"{type(wrapper).__name__} takes batched observations, but RemoteVectorEnv gives a tuple, with None for "
             "slots that reset: make the environment with make_vec_remote(…, blocking=True), and wrap that"
         )
-
-
-@overload
-def make_vec_remote(
-    urls: str | Sequence[str] | Directory, *, blocking: Literal[True], **keywords: Unpack[BlockingKeywords]
-) -> VectorEnv[Any, Any, Array]: ...
-
-
-@overload
-def make_vec_remote(
-    urls: str | Sequence[str] | Directory, *, blocking: Literal[False] = False, **keywords: Unpack[VectorKeywords]
-) -> RemoteVectorEnv: ...
-
-
-@grouped(tls=TLS)
-def make_vec_remote(
-    urls: str | Sequence[str] | Directory,
-    *,
-    num_envs: int | None = None,
-    blocking: bool = False,
-    env_id: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    render_mode: str | None = None,
-    agent: str | Sequence[str] | None = None,
-    timeout: float = TIMEOUT,
-    connect_timeout: float = CONNECT_TIMEOUT,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    transport: Transport = "http2",
-    token: TokenLike | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    tls: TLS | None = None,
-    compression: Compression | None = None,
-    env: Callable[..., Any] | None = None,
-    spares: str | Sequence[str] = (),
-    role: Role | None = None,
-    wait: Wait | None = None,
-    player: str | None = None,
-    diagnostics: bool = True,
-    **more: Any,
-) -> VectorEnv[Any, Any, Array]:
-    """Connect to many remote environments as one vector environment.
-
-    Examples:
-        >>> from bridge import make_vec_remote, serve_gym
-        >>> from bridge.wrappers import BlockingReset
-        >>> with serve_gym("CartPole-v1") as server:
-        ...     envs = BlockingReset(make_vec_remote(server.url, num_envs=3))
-        ...     observations, infos = envs.reset(seed=0)
-        ...     envs.close()
-        >>> observations.shape
-        (3, 4)
-
-    Args:
-        urls: A server's URL for each world; or one URL, of which `num_envs` slots are made. A world of N lanes fills N
-            slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
-            with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name;
-            `listen://HOST:PORT`, where servers dial in, with the token and the `TLS(certificate=…, key=…)` of this
-            end; or an object with a method `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs are
-            a slot each and do not mix with others; they give a `bridge.perlert.PerlertVectorEnv`. `openenv://` URLs
-            give a `bridge.openenv.env.OpenEnvVectorEnv`.
-        num_envs: The number of slots; None: what the URLs give, a world each.
-        blocking: Whether `reset` and `step` wait until every slot has an observation, and return batched arrays, as
-            trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
-        env_id: The environment, where a server has several.
-        env_kwargs: Arguments of the environment's constructor.
-        render_mode: The render mode to make it with.
-        agent: In a world of several agents, which of them each URL is joined as; with one URL and a list, a slot for
-            each agent of that list. The URLs name a world that exists, `?world=NAME`. None: the first that is free.
-        timeout: Seconds to wait for any answer.
-        connect_timeout: Seconds within which a server has to say anything when it is connected to. One that is silent
-            for longer is passed over where others can take its slots: those of a directory, or of a list of URLs those
-            with the same path and query. With nobody to take them, it is waited for until `timeout`.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to speak gRPC with, as for `make_remote`.
-        token: The token that the servers expect, as for `make_remote`.
-        token_file: A file that holds the token.
-        tls: For `grpcs://` and `wss://`: the CA of the servers' certificates, as for `make_remote`.
-        compression: `zstd` or `gzip`, for slow networks, as for `make_remote`.
-        env: A function that makes the environment, sent to the servers, as for `make_remote`.
-        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
-            Where there are more `urls` than `num_envs`, those beyond are spares too.
-        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
-        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
-        diagnostics: In a real-time world: whether infos carry `latency`.
-        more: With `blocking=True`: the keywords of `bridge.wrappers.BlockingReset`, whose `timeout` is named
-            `blocking_timeout` here. With `perlert://` URLs: those of `bridge.perlert.PerlertVectorEnv`.
-
-    Raises:
-        AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
-        TypeError: There is no such keyword.
-    """
-    options = {key: value for key, value in locals().items() if key not in ("urls", "blocking", "more")}
-    given = [] if as_directory(urls) is not None else checked_urls(urls)
-    of_perlert, of_openenv = [is_perlert(url) for url in given], [is_openenv(url) for url in given]
-    if any(of_perlert + of_openenv) and not (all(of_perlert) or all(of_openenv)):
-        mixture = [secret_url(url) for url in given]
-        raise SettingError(
-            f"expected perlert:// URLs alone, or openenv://, or neither, got a mixture: {mixture!r:.200}"
-        )
-    if any(of_perlert) and blocking:
-        raise SettingError(f"blocking=True is for servers of dm_env_rpc, got perlert:// URLs: {urls!r:.200}")
-    if any(of_perlert):
-        from bridge.perlert import PerlertVectorEnv
-
-        # The declared type is that of every other URL; PerlertVectorEnv is this one's.
-        return PerlertVectorEnv(urls, **given_options(make_vec_remote, options), **more)  # type: ignore[arg-type]
-    make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, **options)
-    if isinstance(urls, str) and urls.strip().startswith("listen://"):
-        from bridge.dial.listener import ListeningVectorEnv
-
-        make = partial(ListeningVectorEnv, urls, **given_options(make_vec_remote, options))
-    if any(of_openenv):
-        from bridge.openenv.env import OpenEnvVectorEnv
-
-        spaces = {name: more.pop(name) for name in ("action_space", "observation_space") if name in more}
-        make = partial(OpenEnvVectorEnv, given, **given_options(make_vec_remote, options), **spaces)
-    if not blocking:
-        refuse_unknown_keywords(make_vec_remote, more)
-        return make()
-    from bridge.wrappers.blocking_reset import block
-
-    blocked: VectorEnv[Any, Any, Array] = block(make, **more)
-    return blocked

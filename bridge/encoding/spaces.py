@@ -365,12 +365,11 @@ class Layout:
 
     def columns(self, num_envs: int) -> list[Column]:
         """Allocate columns for the samples of `num_envs` slots; numbers are not initialized."""
-        return [
-            np.empty((num_envs, *leaf.spec.shape), leaf.space.dtype)
-            if leaf.kind in ("array", "scalar")
-            else [None] * num_envs
-            for leaf in self.leaves
-        ]
+        columns: list[Column] = []
+        for leaf in self.leaves:
+            is_array = leaf.kind in ("array", "scalar")
+            columns.append(np.empty((num_envs, *leaf.spec.shape), leaf.space.dtype) if is_array else [None] * num_envs)
+        return columns
 
     def write(self, columns: list[Column], index: int, slot: int, array: Array) -> None:
         """Write the tensor of leaf `index` into its column, starting at `slot`.

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec
 
 from bridge.facade.serve import serve_gym
 from bridge.server.server import SWITCH_INTERVAL, Server
+from bridge.worlds.source import EnvLike
 
 __all__ = ["serve"]
 
@@ -30,7 +31,7 @@ def _with_keywords_of(function: Callable[_P, Server]) -> Callable[[Callable[...,
 
 
 @_with_keywords_of(serve_gym)
-def serve(env: Any, **keywords: Any) -> None:
+def serve(env: EnvLike, **keywords: Any) -> None:
     """Publish an environment until Ctrl-C or SIGTERM, and print where: `serve_gym` for programs that do only this.
 
     Environments are made and called by the thread that calls this, so that in a program's main thread those that draw

@@ -176,5 +176,5 @@ class ServerOptions:
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
-            observers=(*self.observers, Gallery(bounds.takeover_timeout)),
+            observers=(*self.observers, Gallery(bounds.takeover_timeout, bounds.seat_timeout)),
         )

@@ -30,6 +30,7 @@ from bridge.forks import forget_in_child, leak
 from bridge.server.limits import Limits, check_drain_timeout
 from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.transport.address import parse_address
+from bridge.worlds.source import EnvLike
 
 __all__ = ["ServerGroup", "registered_specs"]
 
@@ -55,7 +56,7 @@ class ServerGroup(Server):
         SettingError: One of them cannot start; its message is the server's own.
     """
 
-    def __init__(self, env: Any, processes: int, arguments: Mapping[str, Any], *, start: bool = True) -> None:
+    def __init__(self, env: EnvLike, processes: int, arguments: Mapping[str, Any], *, start: bool = True) -> None:
         self._running = self._ending = False
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
@@ -389,7 +390,7 @@ def _shifted(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
     return mine
 
 
-def registered_specs(env: Any) -> list[gymnasium.envs.registration.EnvSpec]:
+def registered_specs(env: object) -> list[gymnasium.envs.registration.EnvSpec]:
     """Return the specs that this process has of the ids and patterns of a served environment; none of a callable."""
     names: Sequence[str] = [env] if isinstance(env, str) else env if isinstance(env, (list, tuple)) else []
     patterns = [name.rpartition(":")[2] for name in names if isinstance(name, str)]
@@ -400,7 +401,7 @@ def registered_specs(env: Any) -> list[gymnasium.envs.registration.EnvSpec]:
     ]
 
 
-def _payload(env: Any, arguments: Mapping[str, Any]) -> bytes:
+def _payload(env: EnvLike, arguments: Mapping[str, Any]) -> bytes:
     """Pickle what a child needs: the environment, and the specs that this process may have registered itself."""
     try:
         payload: bytes = cloudpickle.dumps((env, dict(arguments), registered_specs(env)))

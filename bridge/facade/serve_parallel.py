@@ -28,7 +28,7 @@ __all__ = ["serve_parallel"]
 
 @grouped(ServerOptions, **GROUPS)
 def serve_parallel(
-    env: Any,
+    env: object,
     *,
     missing_agent: Literal["wait", "default", "end"] | None = None,
     agent_timeout: float | None = None,

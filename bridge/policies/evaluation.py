@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from bridge.client.vector_env import make_vec_remote
+from bridge.client.make import make_vec_remote
 from bridge.errors import EnvironmentFailedError, InvalidActionError, RemoteError, SettingError
 from bridge.policies.rows import take
 from bridge.transport.credentials import ClientCredentials

@@ -141,10 +141,6 @@ class Group:
         self.prefix, self.members = prefix, members
         self.layouts = {name: Layout(space, name) for name, space in zip(_SAMPLED, spaces, strict=True)}
         self.batches = {name: Layout(space, name, lanes) for name, space in zip(_SAMPLED, spaces, strict=True)}
-        self.batched = {
-            name: None if lanes is None else batch_space(space, lanes)
-            for name, space in zip(_SAMPLED, spaces, strict=True)
-        }
 
     def names(self, name: str) -> list[str]:
         """Return the names of the columns of observations or actions."""

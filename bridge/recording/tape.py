@@ -145,7 +145,7 @@ class _RecordedLane:
             raise
         moment = None if self._moment is None else self._moment()
         frame = None if self._read_frames is None else await self._frame()
-        self._record(Kind.RESET, None, result, *given, "", moment, frame)
+        self._record(Kind.RESET, result, None, "", moment, frame, *given)
         return result
 
     async def step(self, action: object) -> Result:
@@ -163,33 +163,7 @@ class _RecordedLane:
             self._tape.add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
             raise
         frame = None if self._read_frames is None else await self._frame()
-        if type(result) is tuple and len(result) == 5 and type(result[0]) is np.ndarray:
-            # The same as `_record` in the fewest calls: in lock-step they cost the client time.
-            observation, reward, terminated, truncated, info = result
-            seen = observation.copy()
-            row = _new_row(
-                Row,
-                (
-                    Kind.STEP,
-                    time.time(),
-                    by,
-                    given,
-                    seen,
-                    reward if type(reward) is float else kept(reward),
-                    terminated if type(terminated) is bool else kept(terminated),
-                    truncated if type(truncated) is bool else kept(truncated),
-                    (),
-                    None,
-                    None,
-                    "",
-                    moment,
-                    frame,
-                    kept(info) if self._keeps_infos else None,
-                ),
-            )
-            self._tape.add(row, seen.nbytes if frame is None else seen.nbytes + size_of(frame))
-        else:
-            self._record(Kind.STEP, given, result, None, None, by, moment, frame)
+        self._record(Kind.STEP, result, given, by, moment, frame)
         return result
 
     def _acting(self, by: Any) -> Any:
@@ -213,7 +187,15 @@ class _RecordedLane:
         return kept(action)
 
     def _record(
-        self, kind: int, action: Any, result: Any, seed: Any, options: Any, by: Any, moment: Any, frame: Any
+        self,
+        kind: int,
+        result: Any,
+        action: Any,
+        by: Any,
+        moment: Any,
+        frame: Any,
+        seed: Any = None,
+        options: Any = None,
     ) -> None:
         """Hand over what came of a call; nothing of this concerns the world."""
         try:
@@ -221,20 +203,20 @@ class _RecordedLane:
         except (TypeError, ValueError):  # it did not return what it must, which the world says
             self._tape.add(Row(Kind.LOST, time.time(), action=1))
             return
-        seen = kept(observation)
-        size = size_of(seen) + (0 if frame is None else size_of(frame))
-        row = Row(
-            kind, time.time(), by, action, seen, kept(reward), kept(terminated), kept(truncated), alive,
-            seed, options, "", moment, frame, kept(info) if self._keeps_infos else None,
-        )  # fmt: skip
-        self._tape.add(row, size)
+        seen, told = kept(observation), kept(info) if self._keeps_infos else None
+        flags = kept(terminated), kept(truncated)
+        # A call of `Row` with its fields by name takes longer than all of this.
+        row = _new_row(Row, (kind, time.time(), by, action, seen, kept(reward), *flags, alive, seed, options, "",
+                             moment, frame, told))  # fmt: skip
+        self._tape.add(row, size_of(seen) + size_of(frame))
 
     def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-        if kind == Kind.RESET:
-            observation, info = result
-            return observation, 0.0, False, False, info, ()
-        observation, reward, terminated, truncated, info = result
-        return observation, reward, terminated, truncated, info, ()
+        """Return observation, reward, flags, info and who goes on."""
+        if kind == Kind.STEP:
+            observation, reward, terminated, truncated, info = result
+            return observation, reward, terminated, truncated, info, ()
+        observation, info = result
+        return observation, 0.0, False, False, info, ()
 
 
 class _Recorded(EnvironmentProxy):
@@ -453,4 +435,4 @@ def size_of(value: Any) -> int:
         return sum(size_of(item) for item in value.values())
     if isinstance(value, (list, tuple)):
         return sum(size_of(item) for item in value)
-    return 50
+    return 0 if value is None else 50

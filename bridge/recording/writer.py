@@ -90,6 +90,8 @@ class Journal:
             raise SettingError(f"cannot record into {self.folder}: {error.strerror or error}") from error
         if not writable:
             raise SettingError(f"cannot record into {self.folder}: it is not writable; give another folder to record=")
+        # With its first array pyarrow imports pandas, where that is installed: half a second that no step should wait.
+        pa.array([0])
         self._files = _Files(self.folder, self.run, self.options.max_bytes, segment_bytes)
         self._rows: deque[tuple[Source, Any, int]] = deque()
         self._offered = self._taken = 0  # bytes; each is changed by one side alone

@@ -31,6 +31,9 @@ _PER_BYTE = 1e-6
 # The seconds of turns over which the server's speed is averaged, and the least that is assumed.
 _MEMORY = 0.2
 _LEAST_SPEED = 0.1
+# Seconds that a request is taken to need before one has come: as many as on a slow machine. Were there no bound, all
+# that comes before the first request would be free.
+_FIRST = 1e-3
 # Below this a clock is not to be believed.
 _LEAST = 2e-6
 _PAGE = 4096
@@ -40,9 +43,9 @@ class FairShare:
     """The state that all connections of a server share."""
 
     def __init__(self) -> None:
-        self.fastest = 1.0
+        self.fastest = _FIRST
         """The fewest seconds in which a request was received. Nobody can raise it."""
-        self.usual = 1.0
+        self.usual = _FIRST * _USUAL
         """Seconds that a turn with one request may take without a closer look."""
         self.connections = 0
         """How many connections there are."""

@@ -40,6 +40,7 @@ class Limits:
         abandoned_timeout: Seconds after which a world whose creator has gone is destroyed; None: as `idle_timeout`.
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
         takeover_timeout: Seconds that a person who has taken over from an agent, and slows it down, may do nothing.
+        seat_timeout: Seconds that a seat with a `seat_key` waits for a client that lost its connection.
         drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
             episode, where slots are to move to other servers without a cut.
         hello_timeout: Seconds that a client has to begin to speak, the TLS handshake included.
@@ -61,6 +62,7 @@ class Limits:
     abandoned_timeout: float | None = 60.0
     reset_world_timeout: float = 60.0
     takeover_timeout: float = 60.0
+    seat_timeout: float = 30.0
     drain_timeout: float = 2.0
     hello_timeout: float = 10.0
 

@@ -221,6 +221,10 @@ class Registry:
             join = partial(observer.join, world, join=join)
         return world.admit(settings, join, ours=ours)
 
+    def keep(self, world: World, agent: Agent) -> bool:
+        """Return whether an observer keeps the agent of a client that is gone; else it is to leave its world."""
+        return any(observer.keep(world, agent) for observer in self._observers)
+
     async def find_world(self, name: str) -> World:
         """Return a world; the default one is made when it is first asked for (D-4)."""
         if name == DEFAULT_WORLD:

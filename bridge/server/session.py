@@ -140,6 +140,9 @@ class Hub(Protocol):
     def joined(self, world: World, owner: object) -> None:
         """Note that the connection `owner` is in."""
 
+    def keep(self, world: World, agent: Agent) -> bool:
+        """Return whether the agent of a client that is gone stays in its world; else it is to leave."""
+
     def left(self, world: World, owner: object) -> None:
         """Note that the connection `owner` is out."""
 
@@ -332,7 +335,7 @@ class Session:
         if self._state is SessionState.CLOSED:
             return
         try:
-            self._leave()
+            self._leave(lost=True)
         finally:
             self._move(SessionEvent.END)
             self._hub.disconnected(self)
@@ -454,12 +457,14 @@ class Session:
         self._move(SessionEvent.LEAVE_WORLD)
         response.leave_world.SetInParent()
 
-    def _leave(self) -> None:
+    def _leave(self, lost: bool = False) -> None:
         agent, world = self._agent, self._world
         self._agent = self._world = None
         if agent is not None and world is not None:
             world.resets.end(agent)
-            agent.leave()
+            # Without LeaveWorld the client is lost, and may come back to its seat.
+            if not (lost and self._hub.keep(world, agent)):
+                agent.leave()
             self._hub.left(world, self)
 
     async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:

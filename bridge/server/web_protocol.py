@@ -116,7 +116,7 @@ class WebProtocol(Keepalive):
             self._receive_rest(data)
 
     def buffer_updated(self, count: int) -> None:
-        """Never called: there is no buffer."""
+        """Do nothing: this protocol has no buffer of its own to read into."""
 
     def _receive_rest(self, data: bytes) -> None:
         """Take what follows the head of a request."""

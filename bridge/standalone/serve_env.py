@@ -65,8 +65,10 @@ log = logging.getLogger("serve_env")
 # Messages
 # ========
 # A line for each message: `name:type=number` are its fields, with `*` where one repeats and `|` where only one of them
-# is set. A map is written as it travels, as entries of key and value: they keep their order, and old versions of
-# Protobuf read them. An enum is a number.
+# is set. A map is written as it travels, as entries of key and value: they keep their order, which a map of Protobuf
+# does not, and old versions of Protobuf read them. An enum is a number. The messages down to `PropertyResponse` are
+# those of dm_env_rpc; `Value` and what it is made of are Gymnasium Bridge's own, and travel in a tensor of bytes. In
+# another language, generate them from the .proto files of dm_env_rpc instead.
 
 SCHEMA = """
 Any           type_url:string=1 value:bytes=2
@@ -125,8 +127,8 @@ HELLO = "gymnasium-bridge"  # the key of metadata by which its client knows that
 def make_messages(schema):
     """Return the message classes of a schema, by name.
 
-    They are in a pool of their own, where they collide with no other package's, and no generated code ties them to a
-    version of Protobuf.
+    They are in a pool of their own, so they cannot collide with the messages of the package dm_env_rpc in the same
+    process. Generated code would need the version of Protobuf that it was generated for.
     """
     file = descriptor_pb2.FileDescriptorProto(name="serve_env.proto", package="serve_env", syntax="proto3")
     for line in re.sub(r"\n +", " ", schema).split("\n")[1:-1]:
@@ -143,6 +145,7 @@ def make_messages(schema):
                     message.oneof_decl.add(name="payload")
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
+    # Protobuf 4.22 brought `GetMessageClass`; newer versions have no `MessageFactory`.
     make = getattr(message_factory, "GetMessageClass", None) or message_factory.MessageFactory(pool).GetPrototype
     names = [message.name for message in file.message_type]
     return types.SimpleNamespace(**{name: make(pool.FindMessageTypeByName("serve_env." + name)) for name in names})
@@ -192,6 +195,8 @@ def cast(value, dtype, rounding=False):
         raise Refusal(f"expected numbers for {wanted}, got {value!r:.80}")
     with np.errstate(all="ignore"):
         result = array.astype(wanted)
+        # Both ways: NumPy compares 2**53 + 1 and the float64 2.0**53 as floats, and calls them equal; -1 as uint64
+        # comes back as -1, and is not equal.
         same = (result == array) & (result.astype(array.dtype) == array)
         if array.dtype.kind == wanted.kind == "f":
             same = same | ~np.isfinite(array) | (rounding & np.isfinite(result))
@@ -206,7 +211,8 @@ def fill(message, array):
     part = getattr(message, payload)
     part.SetInParent()
     if payload in ("floats", "doubles", "bools", "int8s", "uint8s"):
-        # What travels is the array's memory: far quicker than number by number.
+        # On the wire a packed list of floats is the array's memory behind a length, and so is a field of bytes with the
+        # same number. This is far quicker than number by number. Integers are varints, of 1 to 10 bytes each.
         part.MergeFromString(pb.Bytes(array=array.tobytes()).SerializeToString())
     else:
         part.array.extend(array.ravel().tolist())
@@ -235,8 +241,8 @@ def unpack(tensor, name, shape=None):
     if payload not in DTYPES:
         raise Refusal(f"{name}: expected a tensor of numbers or text, got one of {payload or 'nothing'}")
     elements = getattr(tensor, payload).array
-    make = np.frombuffer if payload in ("int8s", "uint8s") else np.array
-    flat = make(elements if make is np.frombuffer else list(elements), DTYPES[payload])
+    is_bytes = payload in ("int8s", "uint8s")
+    flat = np.frombuffer(elements, DTYPES[payload]) if is_bytes else np.array(list(elements), DTYPES[payload])
     rest = product([size for size in found if size >= 0])
     if sum(size < 0 for size in found) == 1:
         found = [(flat.size // rest if rest else 0) if size < 0 else size for size in found]
@@ -244,6 +250,7 @@ def unpack(tensor, name, shape=None):
         wanted = "at most one variable dimension" if shape is None else f"the shape {list(shape)}"
         raise Refusal(f"{name}: expected {wanted}, got the shape {list(tensor.shape)}")
     count = product(found)
+    # MAX_BYTES: a message of a few bytes must not take all memory by the shape that it announces.
     if flat.size == 1 < count <= MAX_BYTES // flat.itemsize:
         return np.full(found, flat[0], flat.dtype)
     if flat.size != count:
@@ -252,7 +259,7 @@ def unpack(tensor, name, shape=None):
 
 
 class Spec:
-    """What one tensor must look like: name, shape, dtype, and inclusive bounds, of its shape or single numbers.
+    """The name, shape, dtype and inclusive bounds that a tensor must have; bounds are of its shape or single numbers.
 
     With `lanes` it is the spec of as many such tensors, stacked.
     """
@@ -283,9 +290,8 @@ class Spec:
 
     def read(self, tensor):
         """Return the array of a tensor of this spec; refuse any other one."""
-        payload = PAYLOADS[self.dtype.str]
-        if tensor.WhichOneof("payload") != payload:
-            got = tensor.WhichOneof("payload")
+        payload, got = PAYLOADS[self.dtype.str], tensor.WhichOneof("payload")
+        if got != payload:
             raise Refusal(f"{self.name!r}: expected {payload} of the shape {list(self.shape)}, got {got}")
         array = unpack(tensor, repr(self.name), self.shape)
         for bound, inside, side in ((self.low, np.greater_equal, "below"), (self.high, np.less_equal, "above")):
@@ -312,6 +318,7 @@ def note(notes, place, text):
 def encode(value, where="value", notes=None, message=None, depth=0):
     """Return the message of a value. With `notes`, a dict, what does not travel is left out, or None, and noted."""
     message = pb.Value() if message is None else message
+    # The order matters: an IntEnum is an int, a float64 of NumPy is a float, and a bool is an int.
     if isinstance(value, enum.Enum):
         value = value.value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -331,7 +338,7 @@ def encode(value, where="value", notes=None, message=None, depth=0):
     elif isinstance(value, float):
         message.number = value
     elif isinstance(value, str):
-        value.encode("utf-8")  # raises what the caller is to know, before Protobuf raises something else
+        value.encode("utf-8")  # lone surrogates raise UnicodeError here; each version of Protobuf raises its own error
         message.text = value
     elif isinstance(value, (bytes, bytearray)):
         message.data = bytes(value)
@@ -456,8 +463,9 @@ def kind_of(space, where="the space"):
     """Return which of the spaces a space is; any other one is refused by name."""
     names = [kind.__name__ for kind in type(space).__mro__]
     kind = next((name for name in names if name in SERVED), None)
+    # A class of one's own whose samples are strings, such as MiniGrid's MissionSpace; but not a Sequence of strings.
     if kind is None and "Sequence" not in names and np.dtype(getattr(space, "dtype", None)).kind == "U":
-        return "Text"  # strings of a space of one's own, such as MiniGrid's MissionSpace
+        return "Text"
     if kind is None:
         text = f"{where} is a {names[0]}, which this server does not serve; it serves {', '.join(SERVED)}"
         raise Refusal(f"{text}: wrap the environment so that it has one of these", FAILED_PRECONDITION)
@@ -527,10 +535,11 @@ class Leaf:
         self.spec = Spec(name, self.shape, self.dtype, low, high, lanes)
 
     def pack(self, sample, notes):
-        """Return the array of this part of an observation; what comes as another type than the space's is noted."""
+        """Return the array of this part of an observation; a type other than the space's is noted for the client."""
         try:
             for key in self.path:
                 sample = sample[key]
+            # As objects: an array of `<U5` would lose zeros at the end of a text.
             is_text = self.kind == "Text" and isinstance(sample, str)
             array = np.array(sample, object) if is_text else cast(sample, self.dtype, self.kind != "Discrete")
             if array.shape != self.shape:
@@ -558,6 +567,7 @@ def leaves_of(space, name, lanes, path=()):
     if kind not in ("Dict", "Tuple"):
         return [Leaf(name, space, path, lanes)]
     for index, (key, item) in enumerate(space.spaces.items() if kind == "Dict" else enumerate(space.spaces)):
+        # A key may itself have dots, or be empty: `a.b` becomes `a%2Eb`, so that no two leaves have one name.
         label = key.replace("%", "%25").replace(".", "%2E") or "%_" if isinstance(key, str) else f"%[{index}]"
         found += leaves_of(item, f"{name}.{label if kind == 'Dict' else key}", lanes, (*path, key))
     return found
@@ -574,7 +584,8 @@ def assemble(space, parts):
 def form_of(space, sample):
     """Return what a space does not say of a sample: the order of a Dict's keys, and which Discrete is a plain int.
 
-    None where nothing differs from what the space says.
+    None where nothing differs from what the space says. Without it, a client could not tell whether the environment
+    returned 3 or np.int64(3), and "remote equals local" would fail in `type(observation)`.
     """
     kind = kind_of(space)
     if kind == "Discrete":
@@ -593,7 +604,8 @@ def form_of(space, sample):
 # The simulator
 # =============
 # Until `gym` 0.25 there were a method `seed`, a `reset` without an info, a `step` of four values, and a `render` that
-# takes the mode.
+# takes the mode. Which of them an environment has is seen from its methods and results, not from the version of the
+# library: an environment may be older than the library that made it, and an engine of your own has no library.
 
 
 def calling(where, function, *args, **kwargs):
@@ -608,13 +620,13 @@ def calling(where, function, *args, **kwargs):
         raise Refusal(f"{text}Fix the environment, or call reset() to begin a new episode.", INTERNAL) from error
 
 
-def parameters_of(function):
-    """Return the parameters of a function by name, as far as they can be known, and whether it takes any keyword."""
+def takes(function, keyword, any_keyword=True):
+    """Return whether a function is known to take a keyword; with `any_keyword`, one of `**kwargs` counts."""
     try:
         found = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}, False
-    return found, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
+    except (TypeError, ValueError):  # functions of binary modules may have no signature, and None is no function
+        return False
+    return keyword in found or (any_keyword and any(each.kind is each.VAR_KEYWORD for each in found.values()))
 
 
 class Simulator:
@@ -629,14 +641,15 @@ class Simulator:
         self.env, layers = env, [env]
         while any(kind.__name__ == "Wrapper" for kind in type(layers[-1]).__mro__):
             layers.append(layers[-1].env)
-        # A wrapper may hand nothing on, so a keyword is given only where every layer takes it.
-        found = [parameters_of(layer.reset) for layer in layers]
-        keywords = [name for name in ("seed", "options") if all(name in names or any_ for names, any_ in found)]
-        self._takes, self.metadata = keywords, dict(getattr(env, "metadata", None) or {})
-        self.metadata.setdefault("render_modes", list(self.metadata.get("render.modes", [])))
+        # A wrapper's `reset(**kwargs)` takes any keyword, and hands it to an environment that may not; one with
+        # `reset()` hands nothing on. So a keyword is given only where every layer takes it.
+        self._reset_takes = [name for name in ("seed", "options") if all(takes(layer.reset, name) for layer in layers)]
+        self.metadata = dict(getattr(env, "metadata", None) or {})
+        self.metadata.setdefault("render_modes", list(self.metadata.get("render.modes", [])))  # `gym` before 0.22
         self.render_mode = getattr(env, "render_mode", None)
-        self._gives_mode = self.render_mode is None and "mode" in parameters_of(getattr(layers[-1], "render", None))[0]
-        if self._gives_mode:
+        # The old `render(mode)` is told at each call, so whatever mode the client asks for will do.
+        self._render_takes_mode = self.render_mode is None and takes(getattr(layers[-1], "render", None), "mode", False)
+        if self._render_takes_mode:
             self.render_mode = render_mode or ("rgb_array" if "rgb_array" in self.metadata["render_modes"] else None)
         if render_mode not in (None, self.render_mode):
             raise Refusal(f"expected an environment that takes render_mode={render_mode!r}, got {self.render_mode!r}")
@@ -644,13 +657,16 @@ class Simulator:
     def reset(self, seed=None, options=None):
         """Begin an episode; return the first observation and the info."""
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
-        if "seed" in given and "seed" not in self._takes:
+        if "seed" in given and "seed" not in self._reset_takes:
             calling("seed", self.env.seed, given.pop("seed"))
-        if not options and "options" not in self._takes:
+        # Options that `reset` does not take are given all the same: its TypeError tells the client, who asked for what
+        # cannot be. Empty ones ask for nothing.
+        if not options and "options" not in self._reset_takes:
             given.pop("options", None)
         result = calling("reset", self.env.reset, **given)
         has_info = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        if has_info and kind_of(self.env.observation_space) == "Tuple":  # is it an observation of two parts?
+        # An old environment's observation may itself be a tuple of something and a dict.
+        if has_info and kind_of(self.env.observation_space) == "Tuple":
             has_info = not self.env.observation_space.contains(result)
         return result if has_info else (result, {})
 
@@ -665,7 +681,8 @@ class Simulator:
             raise Refusal(f"{text}; got {result!r:.200}", INTERNAL) from error
         if truncated:
             return observation, reward, terminated, bool(truncated[0]), info
-        # `done` stands for both ways of ending; the wrapper TimeLimit says which it was.
+        # `done` stands for both ways of ending. The wrapper TimeLimit says which it was: True at the limit, False where
+        # the episode ended by itself in that very step.
         is_cut = terminated and bool(info.get("TimeLimit.truncated", False))
         return observation, reward, terminated and not is_cut, is_cut, info
 
@@ -673,7 +690,7 @@ class Simulator:
         """Return the frame of now; None: there is no mode to draw in."""
         if self.render_mode is None:
             return None
-        return calling("render", self.env.render, **({"mode": self.render_mode} if self._gives_mode else {}))
+        return calling("render", self.env.render, **({"mode": self.render_mode} if self._render_takes_mode else {}))
 
 
 def find_maker(target):
@@ -682,12 +699,12 @@ def find_maker(target):
     An id is one that `gymnasium` or `gym` knows; MODULE:ID imports a module first; MODULE:NAME is a function or class.
     """
     module_name, _, name = target.rpartition(":")
-    sys.path.append(os.getcwd())
+    sys.path.append(os.getcwd())  # Python itself puts only the folder of this file there
     found = importlib.import_module(module_name) if module_name else None
     for part in name.split("."):
         found = getattr(found, part, None)
     if callable(found):
-        return maker_of(found, "render_mode" in parameters_of(found)[0] or parameters_of(found)[1]), ""
+        return maker_of(found, takes(found, "render_mode")), ""
     problems = []
     for library_name in sorted(("gymnasium", "gym"), key=lambda library: library != module_name):
         try:
@@ -696,6 +713,7 @@ def find_maker(target):
         except Exception as error:  # each version has its own for an unknown id
             problems.append(f"{library_name}: {error}")
             continue
+        # Before 0.26 `gym.make` hands a render mode on to the environment, and older environments take none.
         old = library_name == "gym" and [int(part) for part in library.__version__.split(".")[:2]] < [0, 26]
         return maker_of(library.make, not old, name), name
     raise SystemExit(f"no environment {target!r}; MODULE:ID imports what registers it. " + "; ".join(problems))
@@ -721,20 +739,24 @@ NOTHING = (None, None, None)  # seeds, options and mask of a reset that gives no
 class World:
     """One environment, or lanes that one message steps one after the other. One connection at a time plays.
 
-    A lane whose episode ended begins its next one in the next Step, whatever the action (Gymnasium's NEXT_STEP).
+    Of a single environment, the end of the episode is the end of the protocol's sequence. Lanes end at different times,
+    so their sequence goes on: the flags say which lane's episode ended, and that lane begins its next one in the next
+    Step, whatever its action (Gymnasium's NEXT_STEP).
 
     Args:
         name: The world's name.
         make: Makes a Simulator.
-        lanes: How many; None: a single one, whose episode's end is the sequence's.
+        lanes: The number of lanes; None: a single environment.
     """
 
     def __init__(self, name, make, lanes):
-        self.name, self.lanes, self.orders, self.envs = name, lanes, [], []
-        self.creator, self.for_itself = None, False  # of a world for itself, the creator's connection takes it along
+        # `waiting`: the Futures of ResetWorld requests, which wait until the player was told.
+        self.name, self.lanes, self.envs, self.waiting = name, lanes, [], []
+        self.creator, self.ends_with_creator = None, False  # `Session.close` explains it
         self.destroyed, count, batch = False, lanes or 1, () if lanes is None else (lanes,)
         try:
-            self.envs += [make() for _ in range(count)]
+            for _ in range(count):
+                self.envs.append(make())  # one by one: if the third fails, the first two are closed
             self.space, self.action_space = self.envs[0].env.observation_space, self.envs[0].env.action_space
             self.leaves = leaves_of(self.space, "observation", lanes)
             self.action_leaves = leaves_of(self.action_space, "action", lanes)
@@ -743,6 +765,7 @@ class World:
         except BaseException:
             self.close()
             raise
+        # UIDs are chosen by the server; clients learn them from the specs. The protocol reserves none.
         flags = [Spec("reward", batch, np.float64), Spec("discount", batch, np.float64, np.float64(0), np.float64(1))]
         flags += [Spec(ending, batch, np.bool_) for ending in ("terminated", "truncated")]
         flags.append(Spec("info", (-1,), np.uint8))
@@ -752,18 +775,19 @@ class World:
         self.rewards, self.ends, self.cuts = np.zeros(count), np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         self.enter(None)
 
-    def enter(self, player, whole=True):
-        """Let a connection play, or nobody: what the last one asked for, and was told, is over.
+    def enter(self, player, gymnasium=True):
+        """Let a session play, or nobody: what the last one asked for, and was told, is over.
 
-        Without `whole` it gets no observation that a client of dm_env would take for the environment's or its own: the
-        state of a Step says the same. Lanes keep their flags, for such a world stays RUNNING.
+        Without `gymnasium` the info and the flags are hidden: a client written for dm_env would take them for
+        observations of the environment, and has the state of each Step. Lanes keep their flags, the only sign of an end
+        in a world that stays RUNNING.
         """
-        hidden = () if whole else ("info", "discount", "terminated", "truncated")[: 4 if self.lanes is None else 1]
+        hidden = () if gymnasium else ("info",) if self.lanes else ("info", "discount", "terminated", "truncated")
         self.observations = {uid: spec for uid, spec in self.published.items() if spec.name not in hidden}
         self.player, self.notes, self.told, self.form, self.idle_since = player, {}, 0, None, time.monotonic()
         if player is None:
             self.pending = NOTHING
-            self.tell()
+            self.answer_waiting()
 
     def specs(self):
         """Return the specs as they travel."""
@@ -774,7 +798,8 @@ class World:
 
     def read_settings(self, settings):
         """Return the seeds, the options and the mask that the settings of a reset give."""
-        refuse_unknown(settings, ("seed", "options", "reset_mask")[: 2 if self.lanes is None else 3], "Reset")
+        known = ("seed", "options") if self.lanes is None else ("seed", "options", "reset_mask")
+        refuse_unknown(settings, known, "Reset")
         seeds = self._read_seeds(unpack(settings["seed"], "seed")) if "seed" in settings else None
         options = read_value(settings["options"], "options") if "options" in settings else None
         if not isinstance(options, (dict, type(None))):
@@ -827,7 +852,7 @@ class World:
         return TERMINATED if self.ends[0] else INTERRUPTED if self.cuts[0] else RUNNING
 
     def interrupt(self):
-        """End the sequence by truncation, with the last observations once more."""
+        """End the sequence by truncation, with the last observations once more: no action was applied."""
         self.rewards[:], self.cuts[:], self.infos = 0.0, True, [{}] * len(self.envs)
         return INTERRUPTED
 
@@ -854,16 +879,16 @@ class World:
         self.told = len(self.notes)
         return message.SerializeToString()
 
-    def tell(self, told=True):
-        """Let those go on who wait for the player to be told of a ResetWorld."""
-        orders, self.orders = self.orders, []
-        for order in orders:
-            order.set_result(told)
+    def answer_waiting(self, was_reset=True):
+        """Let the ResetWorld requests be answered that have waited for the player."""
+        waiting, self.waiting = self.waiting, []
+        for order in waiting:
+            order.set_result(was_reset)
 
     def close(self):
         """Close the environments; one that fails keeps no other open."""
         self.destroyed, envs, self.envs = True, self.envs, []
-        self.tell(False)
+        self.answer_waiting(False)
         for simulator in envs:
             with contextlib.suppress(Refusal):  # it was logged
                 calling("close", simulator.env.close)
@@ -888,8 +913,8 @@ def properties_of(server, session):
         "server.environments": [server.env_id] if server.env_id else [],
         "server.settings": [*server.SETTINGS, "kwargs.NAME"],
         "server.worlds": len(server.worlds),
-        "server.limits.max_connections": server.max_connections,
-        "server.limits.max_worlds": server.max_worlds,
+        "server.limits.max_connections": server.limits.max_connections,
+        "server.limits.max_worlds": server.limits.max_worlds,
     }
     world = session.world
     if world is not None and not world.destroyed:
@@ -939,13 +964,30 @@ def answer_property(server, session, request):
 
 # The session
 # ===========
+# A connection is one stream of requests. Each gets one answer, in order: a message of the same kind, or an error. The
+# connection is in no world, or has joined one; there, a sequence (an episode) is running or not:
+#
+#     state       JoinWorld    Step                                              Reset      LeaveWorld
+#     no world    -> joined    refused                                           refused    -> no world
+#     joined      refused      resets the environment -> running                 -> joined  -> no world
+#     running     refused      steps it -> running, or -> joined at the end      -> joined  -> no world
+#
+# So it is a Step that resets the environment: the first one, whose actions are ignored, answers with the observations
+# that `reset` gave. Reset only ends the sequence, and keeps the seed and options for that Step. CreateWorld,
+# DestroyWorld, ResetWorld and questions for properties are allowed in every state. A request is checked as a whole
+# before it changes anything.
 
 
 class Session:
-    """The requests of one connection. Its whole state: the world that it is in, and whether a sequence is running."""
+    """The requests of one connection. Its whole state: the world that it is in, and whether a sequence is running.
 
-    def __init__(self, server, for_itself):
-        self.server, self.for_itself, self.world, self.running = server, for_itself, None, False
+    Args:
+        server: The Server.
+        is_bridge: The client is Gymnasium Bridge's: it wants the info and the flags.
+    """
+
+    def __init__(self, server, is_bridge):
+        self.server, self.is_bridge, self.world, self.running = server, is_bridge, None, False
 
     def answer(self, data):
         """Return the answer to a request's bytes; or a Future to wait for, and then to give to `answer_late`."""
@@ -974,7 +1016,7 @@ class Session:
     def on_create_world(self, request, response):
         """Make a world, for anyone to join."""
         world = self.server.create_world(settings_of(request))
-        world.creator, world.for_itself, response.world_name = self, self.for_itself, world.name
+        world.creator, world.ends_with_creator, response.world_name = self, self.is_bridge, world.name
 
     def on_join_world(self, request, response):
         """Enter a world that nobody is in."""
@@ -982,14 +1024,14 @@ class Session:
             raise Refusal("this connection is in a world already; send LeaveWorld first", FAILED_PRECONDITION)
         world, settings = self.server.find(request.world_name), settings_of(request)
         refuse_unknown(settings, ("gymnasium",), "JoinWorld")
-        whole = unpack(settings["gymnasium"], "gymnasium") if settings else np.array(self.for_itself)
-        if whole.dtype != np.bool_ or whole.shape:
-            raise Refusal(f"expected the setting gymnasium to be a bool, got {whole!r:.80}")
+        gymnasium = unpack(settings["gymnasium"], "gymnasium") if settings else np.array(self.is_bridge)
+        if gymnasium.dtype != np.bool_ or gymnasium.shape:
+            raise Refusal(f"expected the setting gymnasium to be a bool, got {gymnasium!r:.80}")
         if world.player is not None:
             text = f"the world {world.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or create"
             raise Refusal(f"{text} another world, if the server has room (its limit is max_worlds)", RESOURCE_EXHAUSTED)
-        world.enter(self, bool(whole))
-        self.world, world.for_itself = world, world.for_itself or world.creator is self
+        world.enter(self, bool(gymnasium))
+        self.world, world.ends_with_creator = world, world.ends_with_creator or world.creator is self
         response.specs.CopyFrom(world.specs())
 
     def on_step(self, request, response):
@@ -1000,7 +1042,7 @@ class Session:
         if not self.running:
             world.begin()
             response.state = RUNNING
-        elif world.orders:  # another connection has reset the world
+        elif world.waiting:  # another connection has reset the world: this one is told before the next episode begins
             response.state = world.interrupt()
         else:
             self._refuse_unknown_uids([entry.key for entry in request.actions], world.actions, "action")
@@ -1008,7 +1050,7 @@ class Session:
             response.state = world.step(arrays)
         self.running = response.state == RUNNING
         if not self.running:
-            world.tell()
+            world.answer_waiting()
         for uid in wanted:
             pack(world.observe(uid), response.observations.add(key=uid).value)
 
@@ -1023,10 +1065,11 @@ class Session:
         """End the sequence; the next Step resets the environment, with these settings."""
         world, settings = self.require_world(), settings_of(request)
         pending = world.read_settings(settings)
+        # Without settings and between sequences, an earlier Reset's seed still waits for its Step.
         if settings or self.running:
             world.pending = pending
         self.running = False
-        world.tell()
+        world.answer_waiting()
         response.specs.CopyFrom(world.specs())
 
     def on_reset_world(self, request, response):
@@ -1035,18 +1078,18 @@ class Session:
         before, world.pending = world.pending, world.read_settings(settings_of(request))
         if world.player is self:
             self.running = False
-            world.tell()
+            world.answer_waiting()
         elif world.player is not None and world.player.running:
             order = futures.Future()
             order.world, order.before = world, before
-            world.orders.append(order)
+            world.waiting.append(order)
             return order
 
     def answer_late(self, order):
         """Return the answer to a ResetWorld that has waited."""
         world = order.world
         if not order.done():
-            world.orders.remove(order)
+            world.waiting.remove(order)
             world.pending = order.before
             text = f"ResetWorld of {world.name!r}: its agent did not Step in time, so nothing was reset"
             return refusal(Refusal(f"{text}; let it Step once, or leave", DEADLINE_EXCEEDED))
@@ -1076,10 +1119,14 @@ class Session:
         response.type_url = PROPERTY_URL + "Response"
 
     def close(self):
-        """Leave the world when the connection has ended; the worlds that were for it alone end with it."""
+        """Leave the world when the connection has ended, and destroy the worlds that it made for itself.
+
+        A world is for its creator where Gymnasium Bridge made it, which makes one for each remote environment, or where
+        the creator has joined it. Other clients may make worlds on one connection and play them on others.
+        """
         self.on_leave_world()
         for world in [world for world in self.server.worlds.values() if world.creator is self]:
-            if world.for_itself and world.player is None:
+            if world.ends_with_creator and world.player is None:
                 self.server.destroy(world)
         self.server.connections -= 1
 
@@ -1154,6 +1201,19 @@ class MainThread:
                 self._jobs.get_nowait()[0].set_exception(Refusal("this server is stopping", UNAVAILABLE))
 
 
+@dataclasses.dataclass
+class Limits:
+    """How much a server holds: connections and worlds at a time, and seconds.
+
+    A world that nobody is in ends after `idle_timeout`; ResetWorld waits `reset_world_timeout` for the world's player.
+    """
+
+    max_connections: int = 64
+    max_worlds: int = 64
+    idle_timeout: float = 3600.0
+    reset_world_timeout: float = 60.0
+
+
 class Server:
     """The worlds of a server, and its connections.
 
@@ -1163,23 +1223,21 @@ class Server:
         lanes: In each world; 1: a single environment, without lanes.
         kwargs: Arguments of the environment; a client's own go on top.
         token: What clients must show; None: anyone is let in.
-        limits: `max_connections` and `max_worlds` at a time, `idle_timeout` in seconds, after which a world that nobody
-            is in goes, and `reset_world_timeout` in seconds, for which ResetWorld waits for the world's player.
+        limits: How many connections and worlds, and for how long.
     """
 
     SETTINGS = ("env_id", "num_envs", "render_mode", "kwargs")
     MAX_LANES = 4096
 
-    def __init__(self, make, env_id="", lanes=1, kwargs=None, token=None, **limits):
+    def __init__(self, make, env_id="", lanes=1, kwargs=None, token=None, limits=None):
         self.make, self.env_id, self.lanes, self.kwargs, self.token = make, env_id, lanes, kwargs or {}, token
-        self.max_connections, self.max_worlds, self.idle_timeout, self.reset_world_timeout = 64, 64, 3600.0, 60.0
-        vars(self).update(limits)
+        self.limits = limits or Limits()
         self.worlds, self.main, self.connections = {}, MainThread(), 0
 
     def create_world(self, settings):
         """Make a world with a name that cannot be guessed."""
-        if len(self.worlds) - ("" in self.worlds) >= self.max_worlds:
-            raise Refusal(f"this server has max_worlds={self.max_worlds} worlds already", RESOURCE_EXHAUSTED)
+        if len(self.worlds) - ("" in self.worlds) >= self.limits.max_worlds:
+            raise Refusal(f"this server has max_worlds={self.limits.max_worlds} worlds already", RESOURCE_EXHAUSTED)
         return self._make_world("world-" + secrets.token_hex(8), settings)
 
     def find(self, name, make=True):
@@ -1197,7 +1255,7 @@ class Server:
 
     def destroy_idle(self):
         """End the worlds that nobody has been in for long."""
-        late = time.monotonic() - self.idle_timeout
+        late = time.monotonic() - self.limits.idle_timeout
         for world in [world for world in self.worlds.values() if world.player is None and world.idle_since < late]:
             self.destroy(world)
 
@@ -1224,29 +1282,30 @@ class Server:
         """Serve a connection, in a thread of its own: an answer for each request, in order."""
         metadata = dict(context.invocation_metadata())
         shown = str(metadata.get("authorization", ""))
+        # Compared in constant time, so that the time of a refusal tells nothing of the token.
         if self.token is not None and not hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode()):
             log.warning("refused %s: no token, or a wrong one", context.peer())
             text = "the token is wrong" if shown else "a token is required, and none was sent"
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{text}; pass token=..., or set BRIDGE_TOKEN")
         session = self.main.run(self._open, HELLO in metadata)
         if session is None:
-            text = f"this server has max_connections={self.max_connections} connections already"
+            text = f"this server has max_connections={self.limits.max_connections} connections already"
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         if not context.add_callback(lambda: self.main.post(session.close)):  # a client may die while this thread waits
             self.main.post(session.close)
         context.send_initial_metadata(((HELLO, VERSION),))
         for data in requests:
             answer = self.main.run(session.answer, data)
-            if isinstance(answer, futures.Future):
-                futures.wait([answer], self.reset_world_timeout)
+            if isinstance(answer, futures.Future):  # this thread waits, and the environments' goes on
+                futures.wait([answer], self.limits.reset_world_timeout)
                 answer = self.main.run(session.answer_late, answer)
             yield answer
 
-    def _open(self, for_itself):
-        if self.connections >= self.max_connections:
+    def _open(self, is_bridge):
+        if self.connections >= self.limits.max_connections:
             return None
         self.connections += 1
-        return Session(self, for_itself)
+        return Session(self, is_bridge)
 
     def run(self, host, port, credentials=None, started=lambda address: print(address, flush=True)):
         """Serve until Ctrl-C or SIGTERM; the thread that calls this runs the environments.
@@ -1265,7 +1324,8 @@ class Server:
             "grpc.http2.max_ping_strikes": 0,
             "grpc.keepalive_time_ms": 20000,  # and one that is gone without a word is noticed
         }
-        pool = futures.ThreadPoolExecutor(self.max_connections + 8)  # the last ones refuse those who are too many
+        # A thread for each connection, and some to refuse those that are too many.
+        pool = futures.ThreadPoolExecutor(self.limits.max_connections + 8)
         server = grpc.server(pool, options=list(options.items()))
         handler = grpc.stream_stream_rpc_method_handler(self.process)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -1300,7 +1360,7 @@ def serve(make, host="127.0.0.1", port=50051, lanes=1, **options):
         host: The address to listen on.
         port: The port; 0: any that is free.
         lanes: How many environments each message steps.
-        options: Of `Server`.
+        options: `kwargs`, `token` and `limits` of `Server`.
     """
     Server(maker_of(make, False), "", lanes, **options).run(host, port)
 
@@ -1340,8 +1400,7 @@ def read_arguments(arguments):
     add("--max-connections", type=int, default=64, metavar="N", help="connections at a time (default: 64)")
     add("--max-worlds", type=int, default=64, metavar="N", help="worlds at a time, the default one apart (default: 64)")
     options = parser.parse_args(arguments)
-    needed, optional = {options.tls_certificate, options.tls_key}, options.tls_client_ca
-    if None in needed and (len(needed) > 1 or optional):
+    if bool(options.tls_certificate) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_key):
         parser.error("TLS needs both --tls-certificate and --tls-key")
     return options
 
@@ -1363,13 +1422,10 @@ def main(arguments=None):
     options = read_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     local = options.host in ("localhost", "::1") or options.host.startswith("127.")
-    token, query, credentials = options.token, "", None
     read = lambda path: path and pathlib.Path(path).read_bytes()  # noqa: E731
-    if options.token_file:
-        token = read(options.token_file).decode().strip()
-    if not (token or local or options.insecure or options.tls_client_ca):
-        token = secrets.token_urlsafe(32)
-        query = f"?token={token}"
+    token = read(options.token_file).decode().strip() if options.token_file else options.token
+    asks_for_one = not (token or local or options.insecure or options.tls_client_ca)
+    made, credentials = secrets.token_urlsafe(32) if asks_for_one else None, None
     if options.tls_key:
         pair = (read(options.tls_key), read(options.tls_certificate))
         authority = read(options.tls_client_ca)
@@ -1377,11 +1433,11 @@ def main(arguments=None):
     elif not local:
         log.warning("without TLS, whoever is on the way can read along, and act in the client's place")
     make, env_id = find_maker(options.env)
-    limits = {"max_connections": options.max_connections, "max_worlds": options.max_worlds}
-    server = Server(make, env_id, options.num_envs, read_pairs(options.env_kwargs), token, **limits)
+    limits = Limits(options.max_connections, options.max_worlds)
+    server = Server(make, env_id, options.num_envs, read_pairs(options.env_kwargs), token or made, limits)
 
     def started(address):
-        url = f"{'grpcs' if credentials else 'grpc'}://{address}{query}"
+        url = f"{'grpcs' if credentials else 'grpc'}://{address}" + (f"?token={made}" if made else "")
         print(f'{options.env} is served at {url}\nConnect: bridge.make_remote("{url}"). Ctrl-C stops.', flush=True)
 
     try:

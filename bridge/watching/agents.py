@@ -18,6 +18,7 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.watching.kept_seats import KeptSeats
 from bridge.watching.pictures import FORMATS, MAX_LANES, View
 from bridge.watching.spectator import Spectator
 from bridge.watching.takeover_agent import TAKEOVER, join_takeover
@@ -41,10 +42,12 @@ class Gallery(Observer):
 
     Args:
         takeover_timeout: Seconds that a person who has taken over at a pace may do nothing.
+        seat_timeout: Seconds that a seat waits for who lost the connection.
     """
 
-    def __init__(self, takeover_timeout: float) -> None:
+    def __init__(self, takeover_timeout: float, seat_timeout: float) -> None:
         self._background: Background
+        self._kept_seats = KeptSeats(seat_timeout)
         self._takeover_timeout = takeover_timeout
         self._watches: dict[World, Watch] = {}
 
@@ -87,6 +90,15 @@ class Gallery(Observer):
         Raises:
             RequestError: As `join`; FAILED_PRECONDITION: pictures or a spectator are asked for, where there are none.
         """
+        return self._kept_seats.join(world, settings, lambda others: self._join(world, others, join))
+
+    def keep(self, world: World, agent: Agent) -> bool:
+        """Keep the seat of a client that is gone, where it may come back."""
+        return self._kept_seats.keep(world, agent)
+
+    def _join(
+        self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
+    ) -> Agent:
         if not isinstance(world, EnvWorld):
             return join(settings)
         if "role" in settings and read_choice(settings, "role", (*ROLES, TAKEOVER)) == TAKEOVER:

@@ -25,6 +25,7 @@ __all__ = ["TRANSITIONS", "Match", "MatchEvent", "MatchOptions", "MatchState", "
 RETRY = (0.5, 10.0)
 """Seconds after which a round is begun at the earliest when one has failed: at first, and at most, doubling."""
 _MAX_NAME = 32
+_MOST_STANDINGS = 50
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs"}
 """Categories of characters that are not shown, among them those that turn the direction of a text."""
 
@@ -102,6 +103,18 @@ class Seat:
         return self.ready and not self.playing
 
 
+@dataclasses.dataclass
+class Standing:
+    """The results of one player, in all seats."""
+
+    kind: str
+    """`person` or `agent`."""
+    rounds: int = 0
+    wins: int = 0
+    best: float = -math.inf
+    """The highest return of a round."""
+
+
 def display_name(player: str) -> tuple[str, str]:
     """Return what is shown of a player: `person` or `agent`, and the name without what is invisible.
 
@@ -135,6 +148,8 @@ class Match:
         """The number of the round that runs, or of the last one."""
         self.result: dict[str, Any] | None = None
         """The result of the last round, as `describe` shows it; None: there was none."""
+        self.standings: dict[str, Standing] = {}
+        """What players have got in all rounds, by name, in the order in which they played last."""
         self._waits_since = math.inf
         self._start_at = math.inf
         self._not_before = -math.inf
@@ -248,8 +263,22 @@ class Match:
         if returns is not None:
             seats = [{**self._describe(name), "return": _finite(value)} for name, value in returns.items()]
             self.result = {"round": self.round, "seats": seats, "winners": _winners(returns), "error": None}
+            self._count(self.result)
         self._follow(MatchEvent.ROUND_ENDED)
         self._gather()
+
+    def _count(self, result: Mapping[str, Any]) -> None:
+        """Add a round to the standings of those who played in it; policies of the server have none."""
+        for seat in result["seats"]:
+            if seat["kind"] == "policy":
+                continue
+            standing = self.standings.pop(seat["name"], Standing(seat["kind"]))
+            standing.rounds += 1
+            standing.wins += seat["seat"] in result["winners"]
+            standing.best = max(standing.best, -math.inf if seat["return"] is None else seat["return"])
+            self.standings[seat["name"]] = standing
+        for name in list(self.standings)[:-_MOST_STANDINGS]:  # whoever played longest ago
+            del self.standings[name]
 
     def _gather(self) -> None:
         self._waits_since = self._start_at = math.inf
@@ -286,6 +315,10 @@ class Match:
                 for name, seat in self.seats.items()
             ],
             "result": self.result,
+            "standings": [
+                {"name": name, **dataclasses.asdict(one), "best": _finite(one.best)}
+                for name, one in sorted(self.standings.items(), key=lambda item: (-item[1].wins, -item[1].best))
+            ],
         }
 
     def _describe(self, name: str) -> dict[str, Any]:

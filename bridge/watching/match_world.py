@@ -97,10 +97,10 @@ class MatchWorld(RealtimeMultiAgentWorld):
         *,
         ours: bool = True,
     ) -> Agent:
-        """Let an agent in; one that plays takes its seat."""
+        """Let an agent in; one that plays takes its seat, unless it has it still and its client came back."""
         agent = super().admit(settings, join, ours=ours)
         inner = agent.unwrapped
-        if isinstance(inner, _SeatedAgent) and not inner.spectator:
+        if isinstance(inner, _SeatedAgent) and not inner.spectator and not self.match.seats[inner.name].kind:
             self.match.take(inner.name, inner.player)
             if self.match.state is MatchState.RUNNING:
                 self._sit_out(inner.name)

@@ -38,7 +38,9 @@ def _draws(env: Any) -> bool:
             return False
     elif inspect.ismodule(env):
         creator = getattr(env, "parallel_env", None) or getattr(env, "env", None)
-    modes = (getattr(creator, "metadata", None) or {}).get("render_modes")
+    metadata = getattr(creator, "metadata", None)
+    # A class of wrappers has a property there: only its objects know the modes.
+    modes = metadata.get("render_modes") if isinstance(metadata, Mapping) else None
     if modes is not None and _MODE not in modes:
         return False
     try:

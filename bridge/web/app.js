@@ -6,12 +6,15 @@ import {draw} from "./draw.js";
 import {figures, stall} from "./figures.js";
 import {startInput} from "./input.js";
 import {displayName} from "./match.js";
+import {greet, startInvitations} from "./invite.js";
 import {play, stop, takeOver} from "./playing.js";
 import {firstWorld, state, worldOf} from "./state.js";
 import {match, recordings} from "./views.js";
 import {watch} from "./watching.js";
 import {askForToken, say, tell} from "./words.js";
 import {nothing, select} from "./worlds.js";
+
+const SEAT_WAITS = 30_000; // milliseconds: the server's `seat_timeout`
 
 async function lobby() {
   for (let wait = 300; ; wait = Math.min(wait * 1.6, 4000)) {
@@ -57,7 +60,14 @@ async function arrive() {
   state.connected = true;
   tell(null);
   if (state.selected !== null) select(state.selected);
-  if (state.wantsToPlay) play();
+  greet();
+  if (state.wanted) comeBack();
+}
+
+// Take the seat again that the person had.
+function comeBack() {
+  state.comingBackUntil = performance.now() + SEAT_WAITS;
+  state.wanted.takesOver ? takeOver(state.wanted.seat) : play(state.wanted.seat);
 }
 
 // Whether the server of the world that was looked at is lost; its worlds come back with it, and others go on.
@@ -74,7 +84,7 @@ function isLost() {
     state.lost = false;
     state.blind.clear(); // it may draw now
     tell(null);
-    if (state.wantsToPlay && !state.playing && worldOf(state.selected)) play();
+    if (state.wanted && !state.playing && worldOf(state.selected)) comeBack();
   }
   return false;
 }
@@ -98,6 +108,7 @@ $("seat").onchange = $("env").onchange = draw;
 $("begin").onclick = () => play();
 $("lanes").onchange = () => state.selected !== null && watch(state.selected);
 startInput();
+startInvitations();
 setInterval(figures, 1000);
 setInterval(stall, 250);
 lobby();

@@ -73,6 +73,13 @@ export class Stream {
     return answer.value ? values(answer.value)[0] : undefined;
   }
 
+  // Leave the world, and close: a connection that only ends may come back to its seat.
+  async leave() {
+    if (!this.open) return;
+    await Promise.race([this.ask(request.leave()).catch(() => {}), new Promise((resolve) => setTimeout(resolve, 1000))]);
+    this.close();
+  }
+
   close() {
     this.#end(new Refused(1, "closed here"));
     this.#socket.close(1000);

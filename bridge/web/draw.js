@@ -38,7 +38,7 @@ function drawWords() {
   $("badge").className = badge?.live ? "badge live" : "badge";
   write($("stage-title"), playing?.own ? short(playing.title) : selected === null ? "" : short(world?.title ?? server.title));
   const idle = selected === null ? !firstWorld() : world?.waiting; // nobody plays: there is no picture
-  $("empty").hidden = Boolean(playing || state.wantsToPlay || !idle || !isKnown());
+  $("empty").hidden = Boolean(playing || state.wanted || !idle || !isKnown());
   if (server.title) write($("empty-text"), `${short(world?.waiting ? world.title : server.title)} is ready.`);
 }
 
@@ -165,7 +165,7 @@ function drawPad(keyboard) {
   const {directions, others} = keyboard.spatial();
   const button = (name, place) => {
     const element = document.createElement("button");
-    element.textContent = signOf(name);
+    element.textContent = place ? signOf(place) : keyboard.word(name) || signOf(name); // a letter says nothing to a finger
     element.dataset.key = name;
     element.setAttribute("aria-label", keyboard.meaning(name));
     element.setAttribute("aria-pressed", "false");

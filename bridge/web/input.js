@@ -6,6 +6,7 @@ import {openHelp, startHelp} from "./help.js";
 import {nameOf} from "./keys.js";
 import {stop} from "./playing.js";
 import {state} from "./state.js";
+import {startSticks} from "./sticks.js";
 import {announce} from "./words.js";
 
 const MOST_PRESSES = 4;
@@ -50,9 +51,11 @@ function finger(event) {
   if (name) hold(name, true);
 }
 
-export function hold(name, down) {
+// strength: how far a stick or the mouse presses it, 0 to 1.
+export function hold(name, down, strength = 1) {
   if (!state.playing) return;
-  const {held} = state.playing.keyboard;
+  const {held, strength: strengths} = state.playing.keyboard;
+  down && strength < 1 ? strengths.set(name, strength) : strengths.delete(name);
   if (held.has(name) === down) return;
   down ? held.add(name) : held.delete(name);
   if (down && state.playing.presses && state.playing.presses.length < MOST_PRESSES) state.playing.presses.push(state.playing.keyboard.action(new Set([name])));
@@ -100,4 +103,5 @@ export function startInput() {
   document.addEventListener("keyup", (event) => state.playing && hold(state.playing.keyboard.meant(nameOf(event)), false));
   window.addEventListener("blur", release);
   startHelp(help);
+  startSticks();
 }

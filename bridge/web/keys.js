@@ -17,6 +17,8 @@ export class Keyboard {
     this.controls = controls;
     this.storedAs = `keys ${JSON.stringify(controls)}`; // before any of them is changed
     this.held = new Set();
+    this.strength = new Map(); // of held keys that a stick or the mouse presses in part: 0 to 1
+    this.renamed = new Map(); // keys that a person chose: which they replace
   }
 
   // Why there is nothing to play with; null: there is. Actions of such a space cannot be made of keys.
@@ -34,7 +36,8 @@ export class Keyboard {
   // Arrows stand for W, A, S and D where those mean something and arrows do not.
   meant(name) {
     const letter = {left: "a", right: "d", up: "w", down: "s"}[name];
-    return letter && !this.uses(name) && this.uses(letter) ? letter : name;
+    const letters = this.uses("a") && this.uses("d"); // else they are letters of words
+    return letter && letters && !this.uses(name) && this.uses(letter) ? letter : name;
   }
 
   uses(name) {
@@ -45,10 +48,11 @@ export class Keyboard {
   spatial() {
     const {names} = this;
     const places = [["left", "a"], ["up", "w"], ["down", "s"], ["right", "d"]];
-    const letters = names.includes("a") && names.includes("d");
+    const shipped = new Map(names.map((name) => [this.renamed.get(name) ?? name, name])); // a key that was chosen lies where the other did
+    const letters = !shipped.has("left") && shipped.has("a") && shipped.has("d");
     const directions = places.flatMap(([place, letter]) => {
-      if (names.includes(place)) return [[place, place]];
-      return letters && names.includes(letter) ? [[place, letter]] : [];
+      if (shipped.has(place)) return [[place, shipped.get(place)]];
+      return letters && shipped.has(letter) ? [[place, shipped.get(letter)]] : [];
     });
     const placed = directions.map(([, name]) => name);
     return {directions, others: names.filter((name) => !placed.includes(name))};
@@ -72,7 +76,8 @@ export class Keyboard {
   }
 
   #called(action) {
-    return this.controls.names?.[action - this.controls.start]?.toLowerCase() ?? `action ${action}`;
+    const name = this.controls.names?.[action - this.controls.start]?.toLowerCase().replace(/^(up|down|left|right): /, ""); // which chose the key
+    return name ?? `action ${action}`;
   }
 
   // The action of the largest set of keys that is held, as flat numbers.
@@ -87,8 +92,9 @@ export class Keyboard {
     }
     const action = [...controls.neutral];
     for (const {index, less, more} of controls.axes ?? []) {
-      if (held.has(less) && !held.has(more)) action[index] = controls.low[index];
-      else if (held.has(more) && !held.has(less)) action[index] = controls.high[index];
+      if (held.has(less) === held.has(more)) continue;
+      const [name, end] = held.has(less) ? [less, controls.low[index]] : [more, controls.high[index]];
+      action[index] += (end - action[index]) * (this.strength.get(name) ?? 1);
     }
     return action;
   }
@@ -110,15 +116,22 @@ export class Keyboard {
     return [];
   }
 
-  // What a key does alone, in words for those who hear them.
+  // What a key does alone, in words; empty: it does nothing alone.
+  word(name) {
+    return this.legend().find(([keys]) => keys.length === 1 && keys[0] === name)?.[1] ?? "";
+  }
+
+  // The same for those who hear it.
   meaning(name) {
-    const found = this.legend().find(([keys]) => keys.length === 1 && keys[0] === name);
-    return found ? `${found[1]} (${name})` : name;
+    const word = this.word(name);
+    return word ? `${word} (${name})` : name;
   }
 
   // Change which key an entry of the legend has.
   assign(position, name) {
     const {controls} = this;
+    const [[before]] = this.legend()[position];
+    if (name !== before) this.renamed.set(name, this.renamed.get(before) ?? before);
     if (controls.kind === "discrete") controls.keys[position].keys = [name];
     else {
       const [axis, end] = this.#ends()[position];

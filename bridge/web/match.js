@@ -191,6 +191,7 @@ export class MatchView {
     $("match-over").textContent = result && match.state === "gathering" ? `Round ${result.round} is over` : "";
     $("match-returns").hidden = match.state !== "gathering" || !result?.seats.length;
     if (result) this.#showReturns(result);
+    this.#showStandings(match.standings ?? []);
     const [title, hint] = this.#words(match, own, result, aside);
     $("match-title").textContent = title;
     $("match-hint").textContent = hint;
@@ -223,6 +224,16 @@ export class MatchView {
       const who = element("b", "", this.#isMine(one.seat) ? `${one.name} (you)` : one.name);
       item.append(who, " ", element("small", "", one.seat), element("output", "", number(one.return)));
       return item;
+    }));
+  }
+
+  // What everybody has got in all rounds, once there were several.
+  #showStandings(standings) {
+    $("match-standings").hidden = this.#match.state !== "gathering" || this.#match.round < 2 || !standings.length;
+    $("match-standings-rows").replaceChildren(...standings.slice(0, 6).map(({name, rounds, wins, best}) => {
+      const row = element("tr");
+      row.append(Object.assign(element("th", "", name), {scope: "row"}), element("td", "", rounds), element("td", "", wins), element("td", "", number(best)));
+      return row;
     }));
   }
 

@@ -6,7 +6,7 @@ import {draw} from "./draw.js";
 import {recall} from "./input.js";
 import {Keyboard} from "./keys.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
-import {kindOf, serverOf, state, worldOf} from "./state.js";
+import {kindOf, seatKey, serverOf, state, want, worldOf} from "./state.js";
 import {match} from "./views.js";
 import {show} from "./watching.js";
 import {request, tensor, textTensor, values} from "./wire.js";
@@ -14,6 +14,7 @@ import {announce, badge, myName, tell} from "./words.js";
 import {chosenEnvironment, nothing, refresh, select} from "./worlds.js";
 
 const RUNNING = 1;
+const FULL = 8; // RESOURCE_EXHAUSTED: somebody has the seat
 
 const DOUBLE = 2;
 const DEFAULT_FPS = 30;
@@ -21,10 +22,11 @@ const SOON = 15; // seconds before a seat is given back at which the page begins
 // In a turn-based world: milliseconds after which a key that stays down repeats, the rate, and how many presses wait.
 const REPEAT_AFTER = 500;
 const REPEATS = 4;
+const OTHERS_TURN = 300; // milliseconds for which a person sees the own move before the next one
 
 // Taking over: while keys are held their action stands in for the agent's.
 
-export async function takeOver() {
+export async function takeOver(chosen) {
   tell(null);
   const stream = new Stream(state.token);
   const world = worldOf(state.selected);
@@ -33,7 +35,9 @@ export async function takeOver() {
     const {fps: own} = state.watching ? JSON.parse(await state.watching.property("world.controls")) : {};
     const fps = serverOf(world).play_fps ?? own;
     const given = {role: textTensor("takeover"), name: textTensor(myName()), pace: tensor([Math.max(1, fps || DEFAULT_FPS)], DOUBLE, [])};
-    const seat = $("seat").value;
+    const seat = chosen ?? $("seat").value;
+    want({world: state.selected, seat, takesOver: true});
+    given.seat_key = textTensor(seatKey());
     if ((world.lanes ?? 0) > 1) given.lane = tensor([Number(seat.slice(5))], 5, []);
     else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(state.selected, given));
@@ -60,11 +64,20 @@ export async function takeOver() {
       if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
     }
   } catch (error) {
-    if (error.code !== 1) tell(error.message.split("\n")[0]);
+    if (error.code === FULL && isComingBack()) setTimeout(() => state.wanted?.takesOver && takeOver(chosen), 1000);
+    else if (error.code !== 1 && error.code !== 14) {
+      want(null);
+      tell(error.message.split("\n")[0]);
+    }
   } finally {
-    stream.close();
+    stream.leave();
     if (state.playing?.stream === stream || !state.playing) stopped();
   }
+}
+
+// Whether a seat that is taken may be the person's own, whose lost connection the server has not noticed yet.
+function isComingBack() {
+  return state.wanted !== null && performance.now() < state.comingBackUntil;
 }
 
 function seed() {
@@ -76,7 +89,6 @@ function actionTensor(flat, spec) {
 }
 
 export async function play(chosen) {
-  state.wantsToPlay = true;
   tell(null);
   const stream = new Stream(state.token);
   const world = worldOf(state.selected);
@@ -92,6 +104,8 @@ export async function play(chosen) {
     if (own || env) name = (await stream.ask(request.create(wanted))).world;
     const given = !own ? {role: textTensor("player")} : sees ? {frame: textTensor(kindOf(home.name ?? ""))} : {};
     let seat = chosen ?? $("seat").value;
+    want({world: own ? null : state.selected, seat, takesOver: false});
+    if (!own && !env) given.seat_key = textTensor(seatKey());
     if (!own && !env && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
@@ -120,13 +134,14 @@ export async function play(chosen) {
     if (own && sees && (drawsNothing(error) || lacksJpeg(error))) {
       (lacksJpeg(error) ? state.lossless : state.blind).add(home.name ?? "");
       setTimeout(play);
-    } else if (error.code !== 1) {
+    } else if (error.code === FULL && isComingBack()) setTimeout(() => state.wanted && !state.playing && play(chosen), 1000);
+    else if (error.code !== 1) {
       const unreachable = error.code === 14;
-      if (!unreachable) state.wantsToPlay = false;
+      if (!unreachable) want(null);
       tell(error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
     }
   } finally {
-    stream.close();
+    stream.leave();
     if (state.playing?.stream === stream || !state.playing) stopped();
   }
 }
@@ -150,18 +165,30 @@ async function rounds(play, joined, fps) {
 async function nextPress(play) {
   let again = performance.now() + (play.repeats ? 1000 / REPEATS : REPEAT_AFTER);
   while (state.playing === play) {
+    if (play.allowed && !play.allowed.some(Boolean)) { // it is another's turn: what the person's seat does counts for nothing
+      await pause(OTHERS_TURN);
+      return play.keyboard.action(new Set());
+    }
     play.repeats = !play.presses.length;
-    if (!play.repeats) return play.presses.shift();
+    const action = play.presses.shift() ?? (play.keyboard.holds && performance.now() >= again ? play.keyboard.action() : null);
+    if (action && isAllowed(play, action)) return action;
     if (!play.keyboard.holds) again = performance.now() + REPEAT_AFTER;
-    else if (performance.now() >= again) return play.keyboard.action();
     await Promise.race([pause(50), new Promise((resolve) => (play.wake = resolve))]);
   }
   return null;
 }
 
+// Whether the environment's `action_mask`, as board games have it, allows an action.
+function isAllowed(play, [action]) {
+  const allowed = !play.allowed || Boolean(play.allowed[action - play.keyboard.controls.start]);
+  announce(allowed ? "" : "That is not allowed now.");
+  return allowed;
+}
+
 async function steps(play, joined, fps) {
   const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
-  const names = ["reward", "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
+  const mask = play.presses ? "observation.action_mask" : ""; // in real time nobody waits for a turn
+  const names = ["reward", mask, "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
   const seen = play.own && !("frame" in uids) ? new Observations(joined, $("canvas"), $("panel")) : null;
   const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
   let total = 0, running = false, episode = 0, due = performance.now();
@@ -195,6 +222,7 @@ async function steps(play, joined, fps) {
       play.presses?.splice(0);
     }
     running = answer.state === RUNNING;
+    if (mask in uids) play.allowed = running ? read(mask) : null;
     // A world of one's own has waited meanwhile: it has nothing to catch up with.
     due = Math.max(due + 1000 / fps, play.own ? now : now - 100);
     // A key that changes is sent at once; else one message a frame, with all keys that are held.
@@ -204,11 +232,11 @@ async function steps(play, joined, fps) {
 }
 
 export function stop() {
-  state.wantsToPlay = false;
+  want(null);
   match.left();
   const {stream, name, own} = state.playing;
   state.playing = null;
-  stream.close();
+  stream.leave();
   stopped();
   if (own) {
     nothing();

@@ -36,6 +36,16 @@ function reason(obstacle) {
   return `It cannot be shown: ${obstacle.replace(/^\S+ cannot be \w+: /, "")}`;
 }
 
+// The episode with the highest return of each environment that was played more than once.
+function bests(episodes) {
+  const found = new Map();
+  for (const episode of episodes) {
+    const others = episodes.some((other) => other !== episode && other.environment === episode.environment);
+    if (others && episode.return !== null && episode.return > (found.get(episode.environment)?.return ?? -Infinity)) found.set(episode.environment, episode);
+  }
+  return found;
+}
+
 function amount(value) {
   return value === null ? "–" : Number(value.toFixed(2)).toString();
 }
@@ -49,6 +59,7 @@ export class Recordings {
   /** @type {(value?: any) => void} */
   #wake = () => {};
   #dragging = false;
+  #found = {episodes: [], reading: false, problem: ""}; // the list, as the server said it last
   #state = null;
 
   // The world of a replay that the list of worlds may not have yet.
@@ -59,6 +70,7 @@ export class Recordings {
     this.#page = page;
     $("record").onclick = () => this.#switch();
     $("replays").onclick = () => this.#open();
+    $("recordings-order").onchange = () => this.#list(this.#found);
     $("recordings-close").onclick = () => $("recordings").close();
     $("recordings").onclose = () => this.#listing?.close();
     $("player-play").onclick = () => this.#steer({paused: !this.#state?.paused});
@@ -95,6 +107,7 @@ export class Recordings {
     const on = world?.recording === true;
     const nothing = records ? "" : servers ? GATEWAY : NOTHING;
     const obstacle = nothing || (typeof world?.recording !== "boolean" ? NO_WORLD : "");
+    for (const name of ["record", "replays"]) $(name).classList.toggle("off", Boolean(nothing)); // on narrow screens they are in the way
     $("record").hidden = Boolean(world?.replay);
     $("record").disabled = Boolean(obstacle);
     $("record").setAttribute("aria-pressed", String(on));
@@ -146,9 +159,13 @@ export class Recordings {
     }
   }
 
-  #list({episodes, reading, problem}) {
+  #list(found) {
+    this.#found = found;
+    const {episodes, reading, problem} = found;
     const kept = episodes.filter((episode) => episode.steps > 0);
-    const words = kept.length ? "The newest first. Choose one to watch it again." : "No episode has been recorded yet.";
+    const best = bests(kept);
+    if ($("recordings-order").value === "best") kept.sort((one, other) => (other.return ?? -Infinity) - (one.return ?? -Infinity));
+    const words = kept.length ? "Choose one to watch it again." : "No episode has been recorded yet.";
     $("recordings-hint").textContent = problem || (reading && !kept.length ? "Reading the recordings…" : words);
     replaceKeepingFocus($("recordings-list"), "episode", kept.map((episode) => {
       const button = document.createElement("button");
@@ -158,7 +175,7 @@ export class Recordings {
       who.append(...players(episode.players));
       if (episode.incomplete) who.append(element("span", "incomplete", "chip"));
       button.append(
-        element("b", episode.environment),
+        element("b", episode.environment, best.get(episode.environment) === episode ? "best" : ""),
         element("span", amount(episode.return), "return"),
         who,
         element("small", `${steps(episode.steps)} · ${moment(episode.began)}`),

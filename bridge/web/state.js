@@ -1,13 +1,15 @@
 // The one state of the page, and what is asked of it. It draws nothing (draw.js does), and asks no server.
 
-// The token comes in the fragment, which no server sees, and stays in this tab.
-function takeToken() {
-  const found = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (found !== null) {
-    sessionStorage.setItem("token", found);
-    history.replaceState(null, "", location.pathname + location.search);
-  }
-  return sessionStorage.getItem("token") ?? "";
+// The token and an invitation come in the fragment, which no server sees, and the token stays in this tab.
+const fragment = new URLSearchParams(location.hash.slice(1));
+if (fragment.size) history.replaceState(null, "", location.pathname + location.search);
+if (fragment.has("token")) sessionStorage.setItem("token", fragment.get("token"));
+const invitation = fragment.has("world") || fragment.has("seat") ? {world: fragment.get("world"), seat: fragment.get("seat")} : null;
+
+// The seat that this tab had before it was reloaded; an invitation is newer.
+function storedSeat() {
+  if (invitation) sessionStorage.removeItem("seat");
+  return JSON.parse(sessionStorage.getItem("seat") ?? "null");
 }
 
 // Before the server has said anything.
@@ -15,26 +17,40 @@ function takeToken() {
 const nothing = {worlds: [], realtime: false};
 
 export const state = {
-  token: takeToken(),
+  token: sessionStorage.getItem("token") ?? "",
+  invitation, // {world, seat} of the link that was opened, until the person has chosen
   server: nothing, // what the server said last of its worlds
   connected: false,
   status: {kind: "", text: "connecting…"}, // of the connection, in words
   message: null, // a problem
   badge: null, // {text, live}: what the person is in the world that is looked at
-  selected: null, // the name of the world that is looked at
+  selected: invitation?.world ?? storedSeat()?.world ?? null, // the name of the world that is looked at
   selectedServer: undefined, // behind a gateway: the name of its server
   lost: false, // whether that server is
   lossless: new Set(), // names of worlds and servers that have no JPEG
   blind: new Set(), // names of worlds that draw nothing, and of servers whose new worlds draw nothing
   watching: null, // the Stream, or the Lobby, of what is looked at
   playing: null, // the seat of the person: {stream, keyboard, own, title, name, …}
-  wantsToPlay: false, // true through a lost connection: the seat is taken again
+  wanted: storedSeat(), // {world, seat, takesOver}: taken again after a lost connection or a reload; null: nothing
+  comingBackUntil: 0, // while somebody comes back, a seat that is taken may still be the own one
   frames: {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []},
   latencies: [], // milliseconds from keys to their pictures
   waitingKeys: [], // {at, frame}: keys whose effect is not painted yet
   returns: [], // of the episodes that ended while the page looked on
   episodes: 0, // how many had ended when the last of them was noted
 };
+
+// Remember through a lost connection and a reload which seat the person has; null: none any more.
+export function want(seat) {
+  state.wanted = seat;
+  seat ? sessionStorage.setItem("seat", JSON.stringify(seat)) : sessionStorage.removeItem("seat");
+}
+
+// The secret by which this tab gets its seat back.
+export function seatKey() {
+  if (!sessionStorage.getItem("seat key")) sessionStorage.setItem("seat key", crypto.getRandomValues(new Uint32Array(4)).join("-"));
+  return sessionStorage.getItem("seat key");
+}
 
 // How pictures of a world, or of new worlds of a server, come.
 export function kindOf(name) {

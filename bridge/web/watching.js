@@ -7,7 +7,7 @@ import {recall} from "./input.js";
 import {Lobby} from "./lobby.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
 import {stopped} from "./playing.js";
-import {kindOf, state, worldOf} from "./state.js";
+import {kindOf, state, want, worldOf} from "./state.js";
 import {intTensor, request, textTensor, values} from "./wire.js";
 import {announce, badge, myName, tell} from "./words.js";
 
@@ -95,8 +95,8 @@ async function observe(name, stream) {
 // A lobby of PERLERT, in place of a picture.
 async function visit(name) {
   if (state.playing) { // somewhere else
-    state.wantsToPlay = false;
-    state.playing.stream.close();
+    want(null);
+    state.playing.stream.leave();
     stopped();
   }
   const lobby = (state.watching = new Lobby(name, {

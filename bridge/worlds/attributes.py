@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,13 +9,12 @@ from gymnasium.vector import VectorEnv
 
 from bridge.encoding import values
 from bridge.errors import Code, RequestError, TensorError
-from bridge.worlds.kinds import BatchVector, Known, layers_of, local_lanes
+from bridge.worlds.kinds import BatchVector, Known, has_attribute, layers_of, local_lanes
 
 __all__ = ["find_attribute", "list_attributes"]
 
 _MOST_NAMES = 100
 _MOST_ITEMS = 1000  # a longer list or dict is not looked through
-_MISSING = object()
 
 
 def list_attributes(env: Known) -> list[str]:
@@ -39,10 +37,7 @@ def list_attributes(env: Known) -> list[str]:
 def find_attribute(env: Known, name: str) -> None:
     """Raise NOT_FOUND where an environment has no attribute or method of a name."""
     layers = _layers(env)
-    # A property may take its time: only what is there in no plain way is asked for.
-    if layers and not any(
-        inspect.getattr_static(layer, name, _MISSING) is not _MISSING or hasattr(layer, name) for layer in layers
-    ):
+    if layers and not any(has_attribute(layer, name) for layer in layers):
         raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
 

@@ -75,16 +75,26 @@ _MOST_NUMBERS = 16
 
 
 def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[frozenset[str], int]:
-    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four."""
+    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four.
+
+    An action whose name is no direction also has a letter of its name, the first that is free.
+    """
     if not isinstance(space, spaces.Discrete):
         return {}
     first, count = int(space.start), int(space.n)
     keys = {frozenset({str(digit)}): first + digit for digit in range(min(10, count))}
     if meanings is not None:
+        others = list[int]()
         for action, meaning in enumerate(meanings):
             held = frozenset(_MEANINGS[word] for word in _words(meaning.upper()) if word in _MEANINGS)
             if held:
                 keys[held] = first + action
+            elif not does_nothing(meanings, action):
+                others.append(action)
+        for action in others:
+            letters = (letter for letter in meanings[action].lower() if "a" <= letter <= "z")
+            if (letter := next((letter for letter in letters if frozenset({letter}) not in keys), None)) is not None:
+                keys[frozenset({letter})] = first + action
     elif count <= 4:
         order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
         for action, key in zip(range(count), order, strict=False):

@@ -37,6 +37,7 @@ __all__ = [
     "as_parallel",
     "call_simulator",
     "facts_of",
+    "has_attribute",
     "is_parallel",
     "layers_of",
     "local_lanes",
@@ -213,6 +214,12 @@ def read_attribute(env: object, name: str, default: object = _MISSING) -> Any:
         if (value := getattr(layer, name, _MISSING)) is not _MISSING:
             return value
     return default
+
+
+def has_attribute(layer: object, name: str) -> bool:
+    """True if a wrapper, or the environment in it, has an attribute itself."""
+    # A property may take its time: only what is there in no plain way is asked for.
+    return inspect.getattr_static(layer, name, _MISSING) is not _MISSING or hasattr(layer, name)
 
 
 def layers_of(env: object) -> Iterator[Any]:

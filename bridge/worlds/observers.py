@@ -48,6 +48,10 @@ class Observer:
         """Let an agent into a world; `join` lets in the agent of other settings, such as those that are not its own."""
         return join(settings)
 
+    def keep(self, world: World, agent: Agent) -> bool:
+        """Return True to keep the agent of a client that is gone in its world: the observer has it leave later."""
+        return False
+
     def describe(self, world: World) -> Mapping[str, object]:
         """Return what a page shows of a world by this observer, as JSON has it."""
         return {}

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tests.standalone.environments import Play
-from tests.versions.environments import FOLDER, Environment, make
+from tests.versions.environments import FOLDER, SIDE_BY_SIDE, Environment, editable_wheel, make
 
 REASON = "could-not-be-installed.txt"
 
@@ -59,15 +60,19 @@ ZOOS = (
 
 def main() -> None:
     """Make what is missing."""
-    FOLDER.mkdir(exist_ok=True)
-    for each in (*ZOOS, RLLIB):
+    wheel = editable_wheel()
+
+    def make_or_note(each: Pinned) -> None:
         note = FOLDER / f"{each.environment.name}-{REASON}"
         note.unlink(missing_ok=True)
         try:
-            make(each.environment)
+            make(each.environment, wheel)
         except subprocess.CalledProcessError as error:
             note.write_text(f"{' '.join(map(str, error.cmd))} ended with {error.returncode}")
             print(f"{each.environment.name} could not be installed: {note.read_text()}", file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        list(pool.map(make_or_note, (*ZOOS, RLLIB)))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.installed import report_table, versions_of
 from tests.standalone.environments import ENVIRONMENTS, ROOT, chosen
 
@@ -13,13 +11,11 @@ END = "<!-- end of versions -->"
 results: dict[str, list[str]] = {}
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    environment = getattr(item, "callspec", None) and item.callspec.params.get("environment")
-    if environment is not None and (report.when == "call" or report.outcome != "passed"):
-        results.setdefault(environment.name, []).append(report.outcome)
-    return report
+def pytest_runtest_logreport(report):
+    """Count an outcome. The reports of xdist's workers come here, too."""
+    name = dict(report.user_properties).get("environment")
+    if name is not None and (report.when == "call" or report.outcome != "passed"):
+        results.setdefault(name, []).append(report.outcome)
 
 
 def pytest_collection_modifyitems(config, items):

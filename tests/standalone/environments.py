@@ -14,11 +14,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv-versions"
+SIDE_BY_SIDE = 2  # installations at a time: pip waits for the network
 REASON = "could-not-be-installed.txt"
 DONE = "installed.txt"
 # `gym` 0.21 is built by tools that newer ones have left behind.
@@ -178,9 +180,10 @@ def main(arguments: Sequence[str]) -> None:
     asked = parser.parse_args(arguments)
     FOLDER.mkdir(exist_ok=True)
     known = interpreters_by_version(asked.interpreters)
-    for environment in chosen(asked.only):
+
+    def install_and_note(environment: Environment) -> None:
         if environment.reason is None:
-            continue
+            return
         print(f"installing {environment.name}", flush=True)
         reason = install(environment, known.get(environment.python))
         note = FOLDER / f"{environment.name}-{REASON}"
@@ -188,6 +191,9 @@ def main(arguments: Sequence[str]) -> None:
         if reason is not None:
             note.write_text(reason)
             print(f"{environment.name} could not be installed: {reason}", flush=True)
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        list(pool.map(install_and_note, chosen(asked.only)))
 
 
 if __name__ == "__main__":

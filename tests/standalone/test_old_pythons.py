@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ PLAYS = [(environment, play) for environment in ENVIRONMENTS for play in environ
 
 
 @pytest.fixture(autouse=True)
-def installed(environment: Environment) -> None:
+def installed(environment: Environment, record_property: Callable[[str, object], None]) -> None:
+    record_property("environment", environment.name)
     if environment.reason is not None:
         pytest.skip(f"{environment.name}: {environment.reason}")
 

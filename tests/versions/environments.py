@@ -11,11 +11,14 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / ".venv-versions"
+SIDE_BY_SIDE = 2
+"""How many environments are made, or tested, at a time: pip waits for the network, many tests for processes."""
 # What the core tests need beside the package.
 TESTS = ("dm-env-rpc==1.1.6", "hypothesis>=6.100", "psutil>=6", "pytest>=8.2", "pytest-xdist>=3.6")
 
@@ -97,30 +100,52 @@ def python_for(version: str) -> str:
     return sys.executable
 
 
-def make(environment: Environment) -> None:
-    """Make a virtual environment where it is missing, with this package from its source."""
+def editable_wheel() -> Path:
+    """Build what `pip install --editable` installs of this package: once, as pip would do for each environment anew.
+
+    Several of them at a time would also write the same folder `gymnasium_bridge.egg-info`.
+    """
+    folder = FOLDER / "editable"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    code = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"the package could not be built:\n{done.stderr}")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def make(environment: Environment, wheel: Path) -> None:
+    """Make a virtual environment where it is missing, with this package from a wheel of `editable_wheel`."""
     stamp = FOLDER / environment.name / "made"
     wanted = "\n".join((*environment.before, *environment.pins, *environment.tests))
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     print(f"making {environment.interpreter.parent.parent}: {', '.join(environment.pins)}", flush=True)
     shutil.rmtree(FOLDER / environment.name, ignore_errors=True)
-    subprocess.run([python_for(environment.python), "-m", "venv", FOLDER / environment.name], check=True)
-    pip = [environment.interpreter, "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, "--upgrade", "pip"], check=True)
+    # Without a pip of its own: ours installs into it, which saves an installation of pip for each.
+    subprocess.run(
+        [python_for(environment.python), "-m", "venv", "--without-pip", FOLDER / environment.name], check=True
+    )
+    pip = [sys.executable, "-m", "pip", "--python", environment.interpreter, "install", "--quiet"]
     if environment.before:
         subprocess.run([*pip, *environment.before], check=True)
     # The package with the pins in one call: pip refuses pins that pyproject.toml does not allow.
-    subprocess.run([*pip, "--editable", str(ROOT), *environment.pins, *environment.tests], check=True)
+    subprocess.run([*pip, str(wheel), *environment.pins, *environment.tests], check=True)
     stamp.write_text(wanted)
 
 
 def main() -> None:
     """Make the environments that are named."""
-    for name in sys.argv[1:] or ENVIRONMENTS:
-        if name not in ENVIRONMENTS:
-            sys.exit(f"expected one of {', '.join(ENVIRONMENTS)}, got {name!r}")
-        make(ENVIRONMENTS[name])
+    names = sys.argv[1:] or list(ENVIRONMENTS)
+    if unknown := [name for name in names if name not in ENVIRONMENTS]:
+        sys.exit(f"expected some of {', '.join(ENVIRONMENTS)}, got {', '.join(unknown)}")
+    wheel = editable_wheel()
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        list(pool.map(lambda name: make(ENVIRONMENTS[name], wheel), names))
 
 
 if __name__ == "__main__":

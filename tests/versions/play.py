@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 from bridge import make_remote, make_vec_remote, serve_gym
@@ -56,17 +55,8 @@ def cases() -> list[str]:
 
 
 def digest(value: Any) -> str:
-    """Return a hash of a value with the dtypes and bits of its arrays."""
-    return hashlib.sha256(values.encode(plain(value))).hexdigest()
-
-
-def plain(value: Any) -> Any:
-    """Return a value with Python's numbers for NumPy's; versions of an environment differ in which they give."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+    """Return a hash of a value with its types, and the dtypes and bits of its arrays and scalars."""
+    return hashlib.sha256(values.encode(value)).hexdigest()
 
 
 def spaces_of(env: Any) -> list[str]:

@@ -1,15 +1,19 @@
 """Run the core tests in each environment: `python -m tests.versions.run_core NAME…`; exits 1 where one fails.
 
-The counts stay beside the environment, for the table of docs/transports.md.
+Some environments are tested at a time, and what pytest prints comes when one has ended. The counts stay beside the
+environment, for the table of docs/transports.md.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from xml.etree import ElementTree
 
-from tests.versions.environments import ENVIRONMENTS, FOLDER, ROOT
+from tests.versions.environments import ENVIRONMENTS, FOLDER, ROOT, SIDE_BY_SIDE
+
+WORKERS = 2  # of pytest for each environment; each collects all tests, so that more of them cost more than they save
 
 
 def outcome_of(name: str) -> str | None:
@@ -26,17 +30,23 @@ def outcome_of(name: str) -> str | None:
     return f"{passed}, {failed} failed" if failed else passed
 
 
+def run_core(name: str) -> bool:
+    """Run the core tests in an environment and print what pytest printed; return whether all passed."""
+    report = FOLDER / name / "core.xml"
+    report.unlink(missing_ok=True)
+    command = [ENVIRONMENTS[name].interpreter, "-m", "pytest", "-q", "--dist", "worksteal", "-p", "no:cacheprovider"]
+    command += [f"--numprocesses={WORKERS}", f"--junitxml={report}", "-k", "not Pong and not MiniGrid"]
+    command += ["@tests/core.txt"]
+    done = subprocess.run(command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    print(f"core tests in {name}: {', '.join(ENVIRONMENTS[name].pins)}\n{done.stdout}", flush=True)
+    return done.returncode == 0
+
+
 def main() -> None:
     """Run the core tests, and say which environments failed."""
-    failed = []
-    for name in sys.argv[1:] or ENVIRONMENTS:
-        print(f"core tests in {name}: {', '.join(ENVIRONMENTS[name].pins)}", flush=True)
-        command = [ENVIRONMENTS[name].interpreter, "-m", "pytest", "-q", "--numprocesses", "4", "--dist", "worksteal"]
-        report = FOLDER / name / "core.xml"
-        report.unlink(missing_ok=True)
-        command += [f"--junitxml={report}", "-k", "not Pong and not MiniGrid", "@tests/core.txt"]
-        if subprocess.run(command, cwd=ROOT, check=False).returncode:
-            failed.append(name)
+    names = sys.argv[1:] or list(ENVIRONMENTS)
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        failed = [name for name, passed in zip(names, pool.map(run_core, names), strict=True) if not passed]
     if failed:
         sys.exit(f"the core tests failed in {', '.join(failed)}")
 

@@ -50,8 +50,8 @@ class ActingStream:
 
     Args:
         place: Where to.
-        poller: Gets what `label` makes of an answer.
-        label: Makes of it what leads to `receive`.
+        poller: Looks after the socket.
+        deliver: Called with what comes; puts into the poller what leads to `receive`.
         now: Tells the time, seconds.
         latency: Gets the times of each Step.
         note: Told each round trip, seconds.
@@ -61,7 +61,7 @@ class ActingStream:
         self,
         place: Place,
         poller: Poller[Any],
-        label: Callable[[bytes | bytearray | RemoteError], Any],
+        deliver: Callable[[bytes | bytearray | RemoteError], None],
         now: Callable[[], float],
         latency: Latency,
         note: Callable[[float], None],
@@ -71,7 +71,7 @@ class ActingStream:
         self._now = now
         self._latency = latency
         self._note = note
-        self._label = label
+        self._deliver = deliver
         self._call: AnyCall | None = None
         self._arrivals: deque[float] = deque()
         self._sent: deque[float] = deque()
@@ -85,11 +85,11 @@ class ActingStream:
         self._arrivals, self._sent, self._episode_uid, self._waiting = arrivals, deque(), 0, None
         self._retry_at = self._now() + _PAUSE
 
-        def label(what: bytes | bytearray | RemoteError) -> Any:
+        def deliver(what: bytes | bytearray | RemoteError) -> None:
             arrivals.append(self._now())
-            return self._label(what)
+            self._deliver(what)
 
-        self._call = connect(place.request.address, self._poller, label, place.max_message_bytes, place.transport)
+        self._call = connect(place.request.address, self._poller, deliver, place.max_message_bytes, place.transport)
         join = pb.JoinWorldRequest(world_name=place.world, settings={"seat": pack_tensor(place.seat)})
         self._send(pb.EnvironmentRequest(join_world=join).SerializeToString())
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from bridge.client.realtime.feed import Feed
 from bridge.client.world.events import Event, Lost, Refused, StepAnswered
 from bridge.client.world.joined_world import JoinedWorld
-from bridge.client.world.session import ENDED_CODES, ClientSession, ClientState, OpenRequest, RequestKind, Trigger
+from bridge.client.world.session import ENDED_CODES, Answer, ClientSession, ClientState, RequestKind, Trigger
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.errors import RefusedError, RemoteError, TensorError
+from bridge.errors import RemoteError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["FarSession"]
@@ -89,10 +89,8 @@ class FarSession(ClientSession):
             world.feed.asked = asked
         return answered
 
-    def _on_held(
-        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
-    ) -> Event | None:
-        world = self._require_world()
+    def _on_held(self, answer: Answer) -> Event | None:
+        world, (request, message, error, now) = self._require_world(), answer
         feed = world.feed
         if feed is None or (error is None and message.WhichOneof("payload") != "step"):
             return self._break("it answered a Step by something else")

@@ -111,14 +111,9 @@ class RealtimeReader:
         frames = unpack_tensor(observations[self._uids["frames"]], "frames")
         records, self._salvaged = [*self._salvaged, *self._records(observations)], []
         timing = self._timing(observations)
-        if self._lanes is None:
-            extra: dict[str, Any] = {"frames": int(frames)}
-            if records:
-                extra["episodes"] = [_without_lane(record) for record in records]
-            if timing is not None:
-                extra["latency"] = self._figures_of_one(timing.tolist(), now)
-            return {**info, **extra}
-        figures = None if timing is None else self._figures(timing, now)
+        figures = None if timing is None else self._figures(timing.reshape(-1, len(TIMING)), now)
+        if self._lanes is None:  # one lane
+            return self._extend_list([info], np.reshape(frames, 1), records, figures)[0]
         if "resetting" in self._uids and self._partial:
             self.resetting = unpack_tensor(observations[self._uids["resetting"]], "resetting")
         if isinstance(info, list):
@@ -142,30 +137,19 @@ class RealtimeReader:
             )
         return timing
 
-    def _figures_of_one(self, timing: list[float], now: float) -> dict[str, float | int]:
-        figures: dict[str, float | int] = dict(self.latency.figures())
-        figures["observation_age"] = self.latency.age(timing[_INDEX["observed_at"]], now)
-        for name in ("step_time", "action_delay"):
-            figures[name] = timing[_INDEX[name]]
-        for name in _COUNTS:
-            figures[name] = int(timing[_INDEX[name]])
-        figures["stale"] = self.stale
-        return figures
-
     def _figures(self, timing: Array, now: float) -> dict[str, Array]:
-        figures: dict[str, Array] = {}
-        shape = timing.shape[:-1]
-        for name, value in self.latency.figures().items():
-            figures[name] = np.full(shape, value)
-        observed = timing[..., _INDEX["observed_at"]]
+        """Return the figures of each lane out of its times, `(lanes, len(TIMING))`."""
+        lanes = len(timing)
+        figures: dict[str, Array] = {name: np.full(lanes, value) for name, value in self.latency.figures().items()}
+        observed = timing[:, _INDEX["observed_at"]].tolist()
         figures["observation_age"] = np.array(
-            [self.latency.age(at, now) if math.isfinite(at) else math.nan for at in observed.reshape(-1).tolist()]
-        ).reshape(shape)
+            [self.latency.age(at, now) if math.isfinite(at) else math.nan for at in observed]
+        )
         for name in ("step_time", "action_delay"):
-            figures[name] = timing[..., _INDEX[name]]
+            figures[name] = timing[:, _INDEX[name]]
         for name in _COUNTS:
-            figures[name] = timing[..., _INDEX[name]].astype(np.int64)
-        figures["stale"] = np.full(shape, self.stale, np.int64)
+            figures[name] = timing[:, _INDEX[name]].astype(np.int64)
+        figures["stale"] = np.full(lanes, self.stale, np.int64)
         return figures
 
     def _extend_list(

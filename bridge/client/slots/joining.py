@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bridge.client.endpoints import Endpoint
@@ -37,12 +37,12 @@ def join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int 
     _check_number(num_envs)
     places = {(request.address.scheme, request.address.target) for request in requests}
     pool.shared = len(places) < max(len(requests), num_envs or 0)
-    _join(pool, requests)
+    _UrlJoin(pool, requests).run()
     if num_envs is None:
         return
     have = pool.num_envs
     if have < num_envs and (num_envs - have) % have == 0:
-        _join(pool, list(requests) * ((num_envs - have) // have))
+        _UrlJoin(pool, list(requests) * ((num_envs - have) // have)).run()
     elif have != num_envs:
         lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members)
         raise SettingError(
@@ -51,66 +51,95 @@ def join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int 
         )
 
 
-def _join(pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
-    missing = dict.fromkeys([pool.add_member(request) for request in requests])
-    began = now = time.monotonic()
-    waiting = _WaitingWorld(began)
-    while missing:
-        event, source = pool.next_event(min(began + pool.timeout, now + min(LOOK, _LOOK)))
-        now = time.monotonic()
-        if source in missing:
-            if isinstance(event, Joined):
-                pool.joined(source)
-                del missing[source]
-            elif isinstance(event, Lost):
-                raise event.error
-        elif event is not None and source is not None:
-            pool.handle(event, source)
-        if now > began + pool.timeout:
-            urls = ", ".join(dict.fromkeys(member.remote.url for member in missing))
-            raise RemoteTimeoutError(urls, next(iter(missing)).remote.late("to join a world", pool.timeout).reason)
-        waiting.tell(missing, f"{len(requests) - len(missing)} of {len(requests)} answered", now)
-        for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
-            _let_stand_in(pool, member, missing)
-    pool.place_members()
-
-
-class _WaitingWorld:
-    """Tells a person at a terminal, and more seldom the log, what is waited for.
+class _Join:
+    """Joins worlds, and tells a person at a terminal, and more seldom the log, what is waited for.
 
     Args:
-        now: When the wait begins.
+        pool: Gets them.
+        wanted: The number of worlds.
     """
 
-    def __init__(self, now: float) -> None:
-        self._tell_at, self._log_at = now + LOOK, now + _LOG
+    def __init__(self, pool: VectorPool, wanted: int) -> None:
+        self._pool, self._wanted = pool, wanted
+        self._missing: dict[Member, None] = {}
+        """Those that are being connected."""
 
-    def tell(self, missing: Collection[Member], progress: str, now: float) -> None:
-        """Tell it, where it is time."""
-        if missing and now >= self._tell_at:
-            self._tell_at = now + LOOK
-            tell(text := f"waiting for {next(iter(missing)).remote.url}; {progress}")
-            if now >= self._log_at:
-                self._log_at = now + _LOG
-                _log.warning("%s", text)
+    def run(self) -> None:
+        """Join them, and give them their slots."""
+        pool, missing = self._pool, self._missing
+        began = now = time.monotonic()
+        tell_at, log_at = now + LOOK, now + _LOG
+        while self._begin_more(now):
+            event, source = pool.next_event(min(began + pool.timeout, now + min(LOOK, _LOOK)))
+            while source is not None:
+                self._take(event, source)
+                event, source = pool.next_event(0.0)
+            now = time.monotonic()
+            if missing and now > began + pool.timeout:
+                urls = ", ".join(dict.fromkeys(member.remote.url for member in missing))
+                raise RemoteTimeoutError(urls, next(iter(missing)).remote.late("to join a world", pool.timeout).reason)
+            if missing and now >= tell_at:
+                joined = len(pool.members) - len(missing)
+                tell_at = now + LOOK
+                text = f"waiting for {next(iter(missing)).remote.url}; {joined} of {self._wanted} worlds joined"
+                tell(text)
+                if now >= log_at:
+                    log_at = now + _LOG
+                    _log.warning("%s", text)
+            for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
+                self._on_silent(member)
+        pool.place_members()
+
+    def _take(self, event: Event | None, source: Member) -> None:
+        if source not in self._missing:
+            if event is not None:
+                self._pool.handle(event, source)
+        elif isinstance(event, Joined):
+            self._pool.joined(source)
+            del self._missing[source]
+            self._on_joined(source)
+        elif isinstance(event, Lost):
+            self._on_failed(source, event)
+
+    def _begin_more(self, now: float) -> bool:
+        """Connect further worlds, if they are wanted; return whether there is anything to wait for."""
+        return bool(self._missing)
+
+    def _on_joined(self, member: Member) -> None:
+        """Do what a joined world makes possible."""
+
+    def _on_failed(self, member: Member, event: Lost) -> None:
+        """Go on without a world, or raise why it cannot be joined."""
+        raise event.error
+
+    def _on_silent(self, member: Member) -> None:
+        """Do something about a server that has not said anything for long."""
 
 
-def _let_stand_in(pool: VectorPool, member: Member, missing: Collection[Member]) -> None:
-    """Join a world of a server that answers in place of one that is silent, where their URLs ask for the same."""
-    wanted = _what(member.remote.request)
-    known = [other.remote.request for other in pool.members if other not in missing]
-    same = [request for request in known if wanted is not None and _what(request) == wanted]
-    if not same:
-        return
-    load = Counter(request.address.url for request in known)
-    request = min(same, key=lambda request: load[request.address.url])
-    _log.warning(
-        "%s has not said anything within %g s: %s stands in for it",
-        member.remote.url,
-        pool.policy.connect_timeout,
-        request.address.url,
-    )
-    pool.connect_instead(member, request)
+class _UrlJoin(_Join):
+    """Joins a world for each request.
+
+    Args:
+        pool: Gets them.
+        requests: The worlds.
+    """
+
+    def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
+        super().__init__(pool, len(pool.members) + len(requests))
+        self._missing.update(dict.fromkeys([pool.add_member(request) for request in requests]))
+
+    def _on_silent(self, member: Member) -> None:
+        """Join a world of a server that answers in place of a silent one, where their URLs ask for the same."""
+        pool, wanted = self._pool, _what(member.remote.request)
+        known = [other.remote.request for other in pool.members if other not in self._missing]
+        same = [request for request in known if wanted is not None and _what(request) == wanted]
+        if not same:
+            return
+        load = Counter(request.address.url for request in known)
+        request = min(same, key=lambda request: load[request.address.url])
+        text = "%s has not said anything within %g s: %s stands in for it"
+        _log.warning(text, member.remote.url, pool.policy.connect_timeout, request.address.url)
+        pool.connect_instead(member, request)
 
 
 def _what(request: WorldRequest) -> Any:
@@ -138,10 +167,9 @@ def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None)
         placement.check_room(num_envs)
         pool.shared = num_envs > count
     _DirectoryJoin(pool, placement, num_envs, count).run()
-    pool.place_members()
 
 
-class _DirectoryJoin:
+class _DirectoryJoin(_Join):
     """Joins worlds until there are enough: those of endpoints that are dead, full or silent are had elsewhere.
 
     Args:
@@ -152,45 +180,17 @@ class _DirectoryJoin:
     """
 
     def __init__(self, pool: VectorPool, placement: Placement, num_envs: int | None, count: int) -> None:
-        self._pool, self._placement = pool, placement
+        super().__init__(pool, num_envs or count)
+        self._placement = placement
         self._num_envs, self._count = num_envs, count
         self._lanes = 0  # of a world; 0: not known
-        self._wanted = num_envs or count
-        self._missing: dict[Member, None] = {}
         self._error: RemoteError | None = None
         self._failures = 0
 
-    def run(self) -> None:
-        """Join them."""
-        pool, missing = self._pool, self._missing
-        began = now = time.monotonic()
-        waiting = _WaitingWorld(began)
-        while not self._lanes or missing or len(pool.members) < self._wanted:
-            self._begin_more(now)
-            event, source = pool.next_event(min(began + pool.timeout, now + min(LOOK, _LOOK)))
-            while source is not None:
-                self._take(event, source)
-                event, source = pool.next_event(0.0)
-            now = time.monotonic()
-            if now > began + pool.timeout:
-                raise next(iter(missing)).remote.late("to join a world", pool.timeout)
-            joined = len(pool.members) - len(missing)
-            waiting.tell(missing, f"{joined} of {self._wanted} worlds joined", now)
-            for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
-                late = member.remote.late("to join a world", pool.policy.connect_timeout)
-                self._failed(member, member.remote.give_up(late))
-
-    def _take(self, event: Event | None, source: Member) -> None:
-        if source not in self._missing:
-            if event is not None:
-                self._pool.handle(event, source)
-        elif isinstance(event, Joined):
-            self._joined(source)
-        elif isinstance(event, Lost):
-            self._failed(source, event)
-
-    def _begin_more(self, now: float) -> None:
+    def _begin_more(self, now: float) -> bool:
         pool, placement = self._pool, self._placement
+        if self._lanes and not self._missing and len(pool.members) >= self._wanted:
+            return False
         # Until one was joined nobody knows how many lanes a world has. Who has met a dead endpoint asks twice as many
         # at a time, so that a list of thousands is gone through in moments.
         most = self._wanted if self._lanes else min(2**self._failures, _AT_ONCE, self._count)
@@ -199,24 +199,29 @@ class _DirectoryJoin:
             if not self._lanes:  # one look for all of them
                 for untried in placement.choose_untried(load, most - len(pool.members), now):
                     self._add(untried)
-            while len(pool.members) < most:
-                endpoint = placement.choose(load, self._lanes or 1, now, pool.policy.connect_timeout, proven=proven)
-                if endpoint is None:
-                    break
-                self._add(endpoint)
+            have, nowhere = Counter(member.kind for member in pool.members), set()
+            for kind in placement.kinds(self._wanted):
+                if have[kind] > 0:
+                    have[kind] -= 1
+                elif len(pool.members) < most and kind not in nowhere:
+                    patience = pool.policy.connect_timeout
+                    endpoint = placement.choose(load, self._lanes or 1, now, patience, kind, proven=proven)
+                    if endpoint is None:
+                        nowhere.add(kind)
+                    else:
+                        self._add(endpoint)
         if not self._missing:
             raise self._error or SettingError(
                 f"no endpoint of {placement.watch.directory!r} has room for another world, after "
                 f"{len(pool.members)} worlds"
             )
+        return True
 
     def _add(self, endpoint: Endpoint) -> None:
         request = self._placement.request_for(endpoint.url)
         self._missing[self._pool.add_member(request, self._lanes or 1, endpoint.key)] = None
 
-    def _joined(self, member: Member) -> None:
-        self._pool.joined(member)
-        del self._missing[member]
+    def _on_joined(self, member: Member) -> None:
         if self._lanes:
             return
         lanes = self._lanes = member.remote.slots
@@ -228,7 +233,11 @@ class _DirectoryJoin:
             del self._missing[other]
             self._pool.drop(other)
 
-    def _failed(self, member: Member, event: Lost) -> None:
+    def _on_silent(self, member: Member) -> None:
+        late = member.remote.late("to join a world", self._pool.policy.connect_timeout)
+        self._on_failed(member, member.remote.give_up(late))
+
+    def _on_failed(self, member: Member, event: Lost) -> None:
         self._error = event.error
         self._failures += 1
         del self._missing[member]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bridge.client.endpoints import Endpoint, EndpointWatch
+from bridge.client.endpoints import Endpoint, EndpointWatch, Kind
 from bridge.client.slots.back_off import pause
-from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
+from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState
 from bridge.client.slots.slot import Member
 from bridge.client.world.world_request import WorldRequest
-from bridge.errors import RemoteError, SettingError, shown_url
+from bridge.errors import SettingError, shown_url
 from bridge.logs import LimitedLog
 
 __all__ = ["Load", "Placement"]
@@ -50,10 +51,18 @@ class Placement:
         self.request_for = request_for
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
         # Of thousands of dead addresses nobody reads a line each.
-        self._log = LimitedLog(__name__, burst=10, rate=0.05)
+        self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
 
     def choose(
-        self, load: Load, lanes: int, now: float, patience: float, *, proven: bool = False, emptiest: bool = False
+        self,
+        load: Load,
+        lanes: int,
+        now: float,
+        patience: float,
+        kind: Kind | None,
+        *,
+        proven: bool = False,
+        emptiest: bool = False,
     ) -> Endpoint | None:
         """Return where a world may go now, and count it in `load`; None: nowhere.
 
@@ -62,6 +71,7 @@ class Placement:
             lanes: The slots that the world fills.
             now: Monotonic seconds.
             patience: Seconds within which the attempt ends.
+            kind: The kind of endpoint; None: any.
             proven: Whether to prefer endpoints that are up to untried ones. So who has met a dead one of many asks a
                 living one next, however many further dead ones the directory lists.
             emptiest: Whether the number of slots comes first, whatever state an endpoint is in.
@@ -73,7 +83,7 @@ class Placement:
             untried = proven and record.state is EndpointState.UNTRIED
             return (count, *record.rank) if emptiest else (*record.rank, untried, count)
 
-        best = min(self._free(load, lanes, now), key=order, default=None)
+        best = min(self._free(load, lanes, now, kind), key=order, default=None)
         if best is not None:
             load.slots[best.key] += lanes
             records[best.key].tried(now, patience)
@@ -91,26 +101,34 @@ class Placement:
         """Tell whether nothing speaks against an endpoint."""
         return key is not None and not self._records[key].rank[0]
 
-    def any_well(self, but: str | None = None) -> bool:
-        """Tell whether there is an endpoint that nothing speaks against, besides the one with the key `but`."""
+    def any_well(self, kind: Kind | None, but: str | None = None) -> bool:
+        """Tell whether there is an endpoint of a kind that nothing speaks against, besides that with the key `but`."""
         return any(
-            self.is_well(endpoint.key) and not endpoint.draining
+            self.is_well(endpoint.key) and not endpoint.draining and kind in (None, endpoint.kind)
             for endpoint in self.watch.endpoints
             if endpoint.key != but
         )
 
-    def fewest(self, load: Load, now: float) -> float:
-        """Return the number of slots of the emptiest endpoint that may take one more; inf: none may."""
-        return min((load.slots.get(endpoint.key, 0) for endpoint in self._free(load, 1, now)), default=math.inf)
+    def fewest(self, load: Load, now: float, kind: Kind | None) -> float:
+        """Return the number of slots of the emptiest endpoint of a kind that may take one more; inf: none may."""
+        free = self._free(load, 1, now, kind)
+        return min((load.slots.get(endpoint.key, 0) for endpoint in free), default=math.inf)
 
-    def _free(self, load: Load, lanes: int, now: float) -> Iterator[Endpoint]:
-        """Yield the endpoints that may take a world of `lanes` slots now."""
+    def kinds(self, worlds: int) -> list[Kind]:
+        """Return the kinds of the first worlds: those of the endpoints in the directory's order, again and again."""
+        kinds = [endpoint.kind for endpoint in self.watch.endpoints if not endpoint.draining]
+        return list(itertools.islice(itertools.cycle(kinds), worlds))
+
+    def _free(self, load: Load, lanes: int, now: float, kind: Kind | None = None) -> Iterator[Endpoint]:
+        """Yield the endpoints that may take a world of `lanes` slots now, of one kind or (None) of any."""
         slots, draining, records = load.slots, load.draining, self._records
         for endpoint in self.watch.endpoints:
             key = endpoint.key
             if endpoint.draining or not records[key].may_try(now):
                 continue
             if draining and shown_url(endpoint.url) in draining:
+                continue
+            if kind is not None and endpoint.kind != kind:
                 continue
             if endpoint.slots is None or slots.get(key, 0) + lanes <= endpoint.slots:
                 yield endpoint
@@ -129,26 +147,12 @@ class Placement:
                 f"{self.watch.directory!r}; start more servers, or ask for fewer slots"
             )
 
-    def failed(self, key: str, error: RemoteError, now: float) -> None:
-        """Take note that a connection to an endpoint, an attempt to join it or a reset there failed."""
-        self._handle(key, event_of(error), now, str(error).partition("\n")[0])
-
-    def joined(self, key: str, now: float) -> None:
-        """Take note that a world of an endpoint was joined."""
-        self._handle(key, EndpointEvent.JOINED, now, "a world was joined")
-
-    def observed(self, key: str, now: float) -> None:
-        """Take note that an episode has begun in a world of an endpoint."""
-        self._handle(key, EndpointEvent.OBSERVED, now, "an episode has begun")
-
-    def drains(self, key: str, now: float) -> None:
-        """Take note that the server of an endpoint has said that it drains."""
-        if self._records[key].state is not EndpointState.DRAINING:
-            self._handle(key, EndpointEvent.DRAINS, now, "it takes no further worlds")
-
-    def _handle(self, key: str, event: EndpointEvent, now: float, why: str) -> None:
+    def saw(self, key: str, event: EndpointEvent, now: float, why: str) -> None:
+        """Take note of an event of an endpoint; `why` tells of it in the log."""
         record = self._records[key]
         before = record.state
+        if event is EndpointEvent.DRAINS and before is EndpointState.DRAINING:
+            return  # it is looked for often, and when to ask the next server there was decided when it began
         # A line for each change, whatever the number of slots that saw it; the first success is none.
         if record.handle(event, now, pause) and (before, record.state) != (EndpointState.UNTRIED, EndpointState.UP):
             self._log.warning("%s is %s, after %s: %s", shown_url(key), record.state.value, before.value, why)

@@ -7,18 +7,31 @@ the pool executes each decision before the next one is made, because what is fre
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from bridge.client.endpoints import Endpoint
 from bridge.client.slots.back_off import pause
+from bridge.client.slots.endpoint import EndpointEvent, event_of
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
-from bridge.errors import RemoteError, shown_url
+from bridge.client.world.session import ENDED_CODES
+from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError, shown_url
 from bridge.logs import SafeLog
 
-__all__ = ["AddSpare", "Begin", "Connect", "Decision", "Disconnect", "DropSpare", "GiveUp", "SlotPolicy", "TakeOver"]
+__all__ = [
+    "AddSpare",
+    "Begin",
+    "Connect",
+    "Decision",
+    "Disconnect",
+    "DropSpare",
+    "GiveUp",
+    "SlotPolicy",
+    "TakeOver",
+]
 
 # Seconds between two looks for servers that drain, and for an uneven spread.
 _PERIOD = 0.1
@@ -116,11 +129,16 @@ class SlotPolicy:
 
     # Events
 
+    def saw(self, member: Member, event: EndpointEvent, now: float, why: str = "") -> None:
+        """Take note of what a world shows of its endpoint; `why` tells of it in the log."""
+        if self.placement is not None and member.endpoint is not None:
+            self.placement.saw(member.endpoint, event, now, why or event.value)
+
     def lost(self, member: Member, error: RemoteError, now: float, *, established: bool) -> None:
         """Take note that a world was lost, or that an attempt to connect to it failed."""
         member.failures += 1
-        if self.placement is not None and member.endpoint is not None:
-            self.placement.failed(member.endpoint, error, now)
+        self.saw(member, event_of(error), now, str(error).partition("\n")[0])
+        if self.placement is not None:
             self.placement.watch.poll(now, soon=True)
         wait = pause(member.failures)
         member.retry_at = member.remote.record.lost(now, wait, str(error), established=established)
@@ -128,19 +146,26 @@ class SlotPolicy:
     def refused(self, member: Member, error: RemoteError, now: float) -> None:
         """Take note that a Reset or Step was refused; the first time it is reset again at once."""
         member.failures += 1
-        if self.placement is not None and member.endpoint is not None and member.fails_every_reset:
-            self.placement.failed(member.endpoint, error, now)
+        if member.fails_every_reset:
+            self.saw(member, event_of(error), now, str(error).partition("\n")[0])
         member.retry_at = now + (pause(member.failures - 1) if member.failures > 1 else 0.0)
 
-    def joined(self, member: Member, now: float) -> None:
-        """Take note that a world was joined."""
-        if self.placement is not None and member.endpoint is not None:
-            self.placement.joined(member.endpoint, now)
-
-    def observed(self, member: Member, now: float) -> None:
-        """Take note that an episode has begun."""
-        if self.placement is not None and member.endpoint is not None:
-            self.placement.observed(member.endpoint, now)
+    def permanent_error(self) -> RefusedError | None:
+        """Return, once, what no waiting mends: settings that are refused, an environment that fails in every reset."""
+        for member in self.members:
+            # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
+            # server while another one was away, says nothing of the world that was joined since.
+            error = member.refusal
+            if not isinstance(error, RefusedError) or member.phase in CUT or error.code in ENDED_CODES:
+                continue  # it is to be told first, or another world was made since
+            if isinstance(error, EnvironmentFailedError):
+                if not member.fails_every_reset:
+                    continue
+                if self.placement is not None and self.placement.any_well(member.kind):
+                    continue  # its next reset is elsewhere
+            member.error, member.refusal, member.failures, member.settings = None, None, 0, None
+            return error
+        return None
 
     # Decisions
 
@@ -161,7 +186,9 @@ class SlotPolicy:
                 else:
                     spare.failures, spare.retry_at = member.failures, member.retry_at
                     spare.error, member.failures = member.error, 0
-                    _log.warning("%s takes over the slots of %s", spare.remote.url, member.remote.url)
+                    # Of a directory the change of the endpoint's state was told, and a line a slot would be too many.
+                    level = logging.WARNING if self.placement is None else logging.INFO
+                    _log.log(level, "%s takes over the slots of %s", spare.remote.url, member.remote.url)
                     yield TakeOver(member, spare)
                     yield Begin(member, True)
             elif phase is SlotPhase.IDLE:
@@ -182,7 +209,7 @@ class SlotPolicy:
         if now > member.deadline:
             return now > member.deadline + member.remote.allowance
         silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
-        return silent and self.placement is not None and self.placement.any_well(member.endpoint)
+        return silent and self.placement is not None and self.placement.any_well(member.kind, member.endpoint)
 
     def _connect(self, member: Member, now: float) -> Iterator[Decision]:
         """Connect a world that has no connection, if it is due: of a directory, to the endpoint that suits best now."""
@@ -193,7 +220,7 @@ class SlotPolicy:
             return
         others = [other for other in self.everybody() if other is not member]
         proven = member.failures > 0
-        endpoint = placement.choose(Load(others), member.lanes, now, self.timeout, proven=proven)
+        endpoint = placement.choose(Load(others), member.lanes, now, self.timeout, member.kind, proven=proven)
         if endpoint is None:
             placement.watch.poll(now, soon=True)
             return
@@ -201,10 +228,16 @@ class SlotPolicy:
             _log.info("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
         yield Connect(member, endpoint)
 
-    def ready_spare(self, member: Member) -> Member | None:
-        """Return a spare that stands ready and can take over the slots of a world; None: there is none."""
+    def ready_spare(self, member: Member, *, elsewhere: bool = False) -> Member | None:
+        """Return a spare that stands ready and can take over the slots of a world; None: there is none.
+
+        Args:
+            member: The world.
+            elsewhere: Whether only a spare will do whose server does not drain.
+        """
         for spare in self.spares:
-            if spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes and spare.single == member.single:
+            alike = (spare.lanes, spare.single, spare.kind) == (member.lanes, member.single, member.kind)
+            if spare.phase is SlotPhase.IDLE and alike and not (elsewhere and self.is_leaving(spare)):
                 return spare
         return None
 
@@ -224,8 +257,7 @@ class SlotPolicy:
         placement = self.placement
         leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
         for member in leaving:
-            if placement is not None and member.endpoint is not None:
-                placement.drains(member.endpoint, now)
+            self.saw(member, EndpointEvent.DRAINS, now)
         self.lanes_leave = any(not member.single for member in leaving)
         for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
             if placement is None:
@@ -241,7 +273,7 @@ class SlotPolicy:
         if leaving:
             load = Load(self.everybody())
             for member in leaving[len(self.spares) :]:
-                endpoint = placement.choose(load, member.lanes, now, self.timeout)
+                endpoint = placement.choose(load, member.lanes, now, self.timeout, member.kind)
                 if endpoint is not None and endpoint.key != member.endpoint:
                     yield AddSpare(endpoint, member.lanes)
         for spare in [spare for spare in self.spares if spare.relieves is None][len(leaving) :]:
@@ -259,22 +291,24 @@ class SlotPolicy:
         if not all(member.single and _is_joined(member) for member in self.members):
             return
         load = Load(self.everybody())
-        crowded = {member.endpoint for member in self.members}
+        kinds = {member.endpoint: member.kind for member in self.members}
         for spare in self.spares:
-            if spare.relieves not in crowded:
+            if spare.relieves not in kinds:
                 yield DropSpare(spare)
             elif spare.relieves is not None:
                 load.slots[spare.relieves] -= 1  # as if the slot had moved already
-        for _ in range(_MOST_RELIEFS - len(self.spares)):
-            most = max((key for key in crowded if key is not None), key=lambda key: load.slots[key], default=None)
-            if most is None or placement.fewest(load, now) > load.slots[most] - 2:
-                return
-            endpoint = placement.choose(load, 1, now, self.timeout, emptiest=True)
-            if endpoint is None:
-                return
-            load.slots[most] -= 1
-            yield AddSpare(endpoint, 1)
-            self.spares[-1].relieves = most
+        for kind in set(kinds.values()):
+            crowded = [key for key in kinds if key is not None and kinds[key] == kind]
+            for _ in range(_MOST_RELIEFS - len(self.spares)):
+                most = max(crowded, key=lambda key: load.slots[key], default=None)
+                if most is None or placement.fewest(load, now, kind) > load.slots[most] - 2:
+                    break
+                endpoint = placement.choose(load, 1, now, self.timeout, kind, emptiest=True)
+                if endpoint is None:
+                    break
+                load.slots[most] -= 1
+                yield AddSpare(endpoint, 1)
+                self.spares[-1].relieves = most
 
     def _come_back_later(self, spare: Member, now: float) -> Iterator[Decision]:
         """Leave a spare's server, which drains, and try after a while whether there is one again."""
@@ -292,11 +326,11 @@ class SlotPolicy:
                     yield from self._change_over(member, spare, now)
                     return
             return
-        replacement = self._ready_elsewhere(member)
+        replacement = self.ready_spare(member, elsewhere=True)
         if replacement is None and self.placement is not None:
             replacement = self._connecting_elsewhere(member, self.placement, now)
             if replacement is None:
-                endpoint = self.placement.choose(Load(self.everybody()), member.lanes, now, self.timeout)
+                endpoint = self.placement.choose(Load(self.everybody()), member.lanes, now, self.timeout, member.kind)
                 if endpoint is None or not self.placement.is_well(endpoint.key):
                     return
                 yield AddSpare(endpoint, member.lanes)
@@ -306,18 +340,10 @@ class SlotPolicy:
 
     def after_step(self, member: Member, now: float) -> Iterator[Decision]:
         """Let a world of lanes change over after a step, if it is to leave and a replacement stands ready."""
-        replacement = self._ready_elsewhere(member) if _is_joined(member) and self.is_leaving(member) else None
-        if replacement is not None:
+        leaves = _is_joined(member) and self.is_leaving(member)
+        if leaves and (replacement := self.ready_spare(member, elsewhere=True)) is not None:
             member.settings = None
             yield from self._change_over(member, replacement, now)
-
-    def _ready_elsewhere(self, member: Member) -> Member | None:
-        """Return a replacement that is in its world."""
-        for spare in self.spares:
-            fits = spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes and spare.single == member.single
-            if fits and not self.is_leaving(spare):
-                return spare
-        return None
 
     def _connecting_elsewhere(self, member: Member, placement: Placement, now: float) -> Member | None:
         """Return a replacement that is connected just now, to an endpoint that has not failed; None: there is none.
@@ -327,7 +353,8 @@ class SlotPolicy:
         latest = now + self.timeout - _PATIENCE
         for spare in self.spares:
             recent = spare.phase is SlotPhase.CONNECTING and spare.deadline > latest
-            if recent and spare.lanes == member.lanes and placement.is_well(spare.endpoint):
+            alike = (spare.lanes, spare.kind) == (member.lanes, member.kind)
+            if recent and alike and placement.is_well(spare.endpoint):
                 return spare
         return None
 

@@ -17,7 +17,7 @@ from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world.remote import Delivery, Remote, close_remotes
 from bridge.client.world.world_request import WorldInfo, WorldRequest
-from bridge.errors import RefusedError, RemoteError, RemoteTimeoutError
+from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.progress import LOOK, tell
 from bridge.transport import keepalive
 
@@ -85,6 +85,11 @@ class Pool:
         except RemoteTimeoutError as late:
             remote.give_up(late)  # an answer that comes yet belongs to nothing any more
             raise
+        except ConnectionLostError as lost:
+            # Slots of a vector environment are connected again by themselves; a single environment waits for `reset`.
+            if kind is Joined:
+                raise
+            raise ConnectionLostError(lost.url, f"{lost.reason}. Call reset() to connect again") from lost.__cause__
 
     def wait_for_all(
         self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None

@@ -7,9 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from typing import Any
 
-__all__ = ["BREAKER_LOSSES", "BREAKER_REST", "BREAKER_WINDOW", "RemoteRecord", "RemoteReport"]
+__all__ = ["BREAKER_LOSSES", "BREAKER_REST", "BREAKER_WINDOW", "COUNTS", "RemoteRecord", "RemoteReport"]
 
+COUNTS = (
+    "moves",
+    "losses",
+    "returns",
+    "episodes_lost",
+    "episodes_moved",
+    "steps_asked",
+    "steps_received",
+    "steps_lost",
+)
+"""The counters of a remote; `RemoteReport` says what each of them counts."""
 BREAKER_LOSSES = 5
 """Losses of a connection that had been made, within `BREAKER_WINDOW`, after which a remote is left alone."""
 BREAKER_WINDOW = 60.0
@@ -105,19 +117,6 @@ class RemoteRecord:
     def report(self, now: float, url: str, slots: tuple[int, ...], state: str) -> RemoteReport:
         """Return what there is to say."""
         away = None if self.away_since is None else now - self.away_since
-        return RemoteReport(
-            url=url,
-            slots=slots,
-            state="resting" if state == "lost" and now < self.rests_until else state,
-            away=away,
-            reason=self.reason,
-            losses=self.losses,
-            returns=self.returns,
-            seconds_away=self._past + (away or 0.0),
-            episodes_lost=self.episodes_lost,
-            steps_asked=self.steps_asked,
-            steps_received=self.steps_received,
-            steps_lost=self.steps_lost,
-            moves=self.moves,
-            episodes_moved=self.episodes_moved,
-        )
+        state = "resting" if state == "lost" and now < self.rests_until else state
+        counts: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        return RemoteReport(url, slots, state, away, self.reason, seconds_away=self._past + (away or 0.0), **counts)

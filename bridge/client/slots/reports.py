@@ -8,24 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.slots.remote_record import RemoteReport
+from bridge.client.slots.remote_record import COUNTS, RemoteReport
 from bridge.client.slots.results import Results
 from bridge.client.slots.slot import SPARE, Member, SlotPhase, SlotState
 from bridge.client.slots.vector_pool import VectorPool
 from bridge.encoding.tensors import Array
 
 __all__ = ["as_universe", "flat_report", "remote_reports", "seconds_away", "slot_states"]
-
-_SUMS = {
-    "moves": "moves",
-    "losses": "losses",
-    "returns": "returns",
-    "episodes_cut": "episodes_lost",
-    "episodes_moved": "episodes_moved",
-    "steps_asked": "steps_asked",
-    "steps_received": "steps_received",
-    "steps_lost": "steps_lost",
-}
 
 
 def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
@@ -74,8 +63,9 @@ def flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) 
     """
     found = {f"slots/{state.name.lower()}": float(np.count_nonzero(states == state)) for state in SlotState}
     found["stalled_seconds"] = stalled
-    for name, field in _SUMS.items():
-        found[name] = float(sum(getattr(report, field) for report in reports))
+    for name in COUNTS:
+        key = "episodes_cut" if name == "episodes_lost" else name
+        found[key] = float(sum(getattr(report, name) for report in reports))
     for report in reports:
         for name, value in (
             ("slots", len(report.slots)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from bridge.client.realtime.reader import merge_latency
 from bridge.client.slots.infos import batch_interventions, lane_info, merge_lanes
 from bridge.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
-from bridge.client.world.events import StepAnswered
 from bridge.client.world.session import ClientState
 from bridge.client.world.step_reader import Batch, StepReader
 from bridge.encoding import values
@@ -23,7 +23,7 @@ from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array
 from bridge.errors import ConnectionLostError, RemoteError, TensorError
 
-__all__ = ["InfoJoiner", "Results", "hand_over"]
+__all__ = ["InfoJoiner", "Results"]
 
 # Bytes of an answer up to which reading it as a stack of one is quicker.
 _SMALL = 1024
@@ -57,105 +57,133 @@ class InfoJoiner(VectorEnv[Any, Any, Any]):
 
 
 class Results:
-    """Hands out what has come to a pool, over all slots.
+    """Hands out what has come of some members of a pool, side by side.
 
     Args:
         pool: Whose answers are taken.
         layout: Of the observations.
         reward_space: Of one environment; None: rewards are floats.
+        members: Those that are handed out; None: all. A row is a slot then.
     """
 
-    def __init__(self, pool: VectorPool, layout: Layout, reward_space: Space[Any] | None) -> None:
-        self.batch = Batch.empty(layout, pool.num_envs, reward_space)
-        """Columns and flags over all slots; the columns of slots that are not `valid` hold nothing."""
-        self.valid: Array = np.zeros(pool.num_envs, np.bool_)
-        """Which slots have an observation, `(num_envs,)`."""
-        self.infos: list[tuple[Member, Any]] = []
-        """The infos as they came: a dict a slot, or of arrays over a world's lanes."""
+    def __init__(
+        self,
+        pool: VectorPool,
+        layout: Layout,
+        reward_space: Space[Any] | None,
+        members: Sequence[Member] | None = None,
+    ) -> None:
+        self._places: list[tuple[Member, slice]] = []
+        size = 0
+        for member in pool.members if members is None else members:
+            self._places.append((member, slice(size, size + member.lanes)))
+            size += member.lanes
+        self.size = size
+        """The number of rows."""
+        self.batch = Batch.empty(layout, size, reward_space)
+        """Columns and flags of all rows; the columns of rows that are not `valid` hold nothing."""
+        self.valid: Array = np.zeros(size, np.bool_)
+        """Which rows have an observation, `(size,)`."""
         self.errors: dict[int, RemoteError] = {}
-        """Why an episode was cut off, by slot."""
+        """Why an episode was cut off, by row."""
         self.common: dict[str, Any] = {}
-        """Infos of all slots that do not come from the remotes: arrays `(num_envs,)`."""
+        """Infos of all rows that do not come from the remotes: arrays `(size,)`."""
         self.moved: Array | None = None
-        """Which slots were truncated because their world moved off a server that drains; None: none were."""
+        """Which rows were truncated because their world moved off a server that drains; None: none were."""
         self.begun: Results | None = None
         """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
-        self._pool = pool
-        self._layout, self._reward_space = layout, reward_space
+        self._infos: list[tuple[Member, int, Any]] = []  # with the first row: as they came, of lanes arrays over them
+        self._pool, self._layout = pool, layout
         self._any_info = False
-        batch, valid, infos = self.batch, self.valid, self.infos
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Take the answers that have come."""
+        pool, batch, valid, infos = self._pool, self.batch, self.valid, self._infos
         stacked = self._stack_answers()
-        for member in pool.members:
-            answer = member.answer
+        for member, rows in self._places:
+            answer, start = member.answer, rows.start
             if answer is None:
                 if member.error is not None:
-                    self._cut_off(member)
+                    self._cut_off(member, rows)
                 continue
-            stepped = member.phase is SlotPhase.ANSWERED
-            if member.start in stacked and stacked[member.start].info == values.EMPTY_DICT:  # as nearly always
+            stepped, mine = member.phase is SlotPhase.ANSWERED, stacked.get(start)
+            if mine is not None and mine.info == values.EMPTY_DICT:  # as nearly always
                 member.handed(ended=member.remote.session.state is ClientState.ENDED)
-                valid[member.start] = True
-                infos.append((member, {}))
+                valid[start] = True
+                infos.append((member, start, {}))
                 continue
             try:
-                info = hand_over(member, answer, batch, member.start, stacked.get(member.start))
+                if mine is not None:
+                    info = answer.reader.read_info(mine)
+                else:
+                    info = answer.reader.read_into(answer.message, batch, start, member.remote.now())
             except RemoteError as error:
                 pool.lose(member, member.remote.give_up(error))
-                self._cut_off(member)
+                self._cut_off(member, rows)
                 continue
+            member.handed(ended=member.remote.session.state is ClientState.ENDED)
             self._any_info = self._any_info or bool(info)
             realtime = member.remote.realtime
             resetting = None if realtime is None else realtime.resetting
-            valid[member.slots] = True if resetting is None else ~resetting
-            infos.append((member, info))
-            if stepped and not member.single:
-                self._move(member)
+            valid[rows] = True if resetting is None else ~resetting
+            infos.append((member, start, info))
+            if stepped and not member.single and pool.policy.lanes_leave:
+                self._leave(member, rows)
 
     def _stack_answers(self) -> dict[int, StepAnswer]:
-        """Write all answers of the same template into the batch at once, but for their infos; return them by slot."""
+        """Write all answers of the same template into the batch at once, but for their infos; return them by row."""
         alike: dict[Any, tuple[StepReader, list[int], list[StepAnswer]]] = {}
         for column in self.batch.columns:
             if not isinstance(column, np.ndarray):
                 return {}
-        for member in self._pool.members:
+        for member, rows in self._places:
             answer = member.answer
             if answer is not None and member.single and type(message := answer.message) is StepAnswer:
                 if message.template not in alike:
                     alike[message.template] = answer.reader, [], []
-                _, slots, answers = alike[message.template]
-                slots.append(member.start)
+                _, places, answers = alike[message.template]
+                places.append(rows.start)
                 answers.append(message)
         done: dict[int, StepAnswer] = {}
-        for template, (reader, slots, answers) in alike.items():
-            if len(slots) == 1 and template.size > _SMALL:
+        for template, (reader, places, answers) in alike.items():
+            if len(places) == 1 and template.size > _SMALL:
                 continue  # a large one by itself is copied once less
-            place = slice(None) if len(slots) == self._pool.num_envs else slots
             try:
-                reader.read_rows(answers, self.batch, place)
+                reader.read_rows(answers, self.batch, slice(None) if len(places) == self.size else places)
             except TensorError:
                 continue  # each by itself, so that only the remotes at fault are lost
-            done.update(zip(slots, answers, strict=True))
+            done.update(zip(places, answers, strict=True))
         return done
 
-    def _move(self, member: Member) -> None:
-        """Let a world of lanes that was stepped leave a server that drains, where it can."""
-        cut = self._pool.move_lanes(member, self.batch, member.start)
-        if cut is not None:
-            if self.moved is None:
-                self.moved = np.zeros(self._pool.num_envs, np.bool_)
-            self.moved[member.slots] = cut
+    def _leave(self, member: Member, rows: slice) -> None:
+        """Let a world of lanes that was stepped leave a server that drains, if a replacement stands ready.
 
-    def _cut_off(self, member: Member) -> None:
+        The lanes that were in an episode are truncated by it.
+        """
+        before = member.remote
+        self._pool.execute(self._pool.policy.after_step(member, time.monotonic()))
+        if member.remote is before:
+            return
+        cut: Array = ~self.ended[rows]
+        if before.realtime is not None and before.realtime.resetting is not None:
+            cut &= ~before.realtime.resetting  # they are in no episode
+        self.batch.truncations[rows] |= cut
+        before.record.episodes_moved += int(np.count_nonzero(cut))
+        if self.moved is None:
+            self.moved = np.zeros(self.size, np.bool_)
+        self.moved[rows] = cut
+
+    def _cut_off(self, member: Member, rows: slice) -> None:
         """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
         error = member.error
         if error is None:
             return
-        for slot in range(member.start, member.start + member.lanes):
-            self.errors[slot] = error
+        self.errors.update(dict.fromkeys(range(rows.start, rows.stop), error))
         if member.phase in CUT:
             member.handle(SlotEvent.TOLD)
             member.remote.record.episodes_lost += member.lanes
-            self.batch.truncations[member.slots] = True
+            self.batch.truncations[rows] = True
             what = "episode" if member.lanes == 1 else "episodes"
             self._pool.log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
 
@@ -163,15 +191,15 @@ class Results:
 
     @property
     def ended(self) -> Array:
-        """Which slots' episodes ended, bools `(num_envs,)`."""
+        """Which rows' episodes ended, bools `(size,)`."""
         return self.batch.terminations | self.batch.truncations
 
     def merged_infos(self) -> dict[str, Any]:
-        """Return the infos by Gymnasium's rules: arrays over the slots with `_key` masks."""
+        """Return the infos by Gymnasium's rules: arrays over the rows with `_key` masks."""
         if self.begun is None and not (self._any_info or self.errors) and self.moved is None:
             return self.common.copy()  # as nearly always
         infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
-        if any(info and _acted_for(info) for _, info in self.infos):
+        if any(info and _acted_for(info) for *_, info in self._infos):
             space, owns = self._pool.world_info().action_space, self.own_infos()
             if self.begun is not None:  # what was executed in slots that ended is told with their final observation
                 ended = self.ended
@@ -186,17 +214,18 @@ class Results:
         return infos
 
     def _merged(self) -> dict[str, Any]:
-        if len(self._pool.members) == 1 and not self._pool.members[0].single and self.infos:
-            info = self.infos[0][1]
+        if len(self._places) == 1 and self._infos and not self._infos[0][0].single:
+            info = self._infos[0][2]
             if isinstance(info, dict):
                 return info
-        joiner = InfoJoiner(self._pool.num_envs)
+        joiner = InfoJoiner(self.size)
         for slot, error in self.errors.items():
             joiner.add({"error": str(error)}, slot)
         times: list[tuple[int, Any]] = []
-        filled = [(member, info) for member, info in self.infos if info]
-        only_single = all(member.single for member, _ in self.infos) if filled else True
-        for member, info in filled:
+        only_single = all(member.single for member, *_ in self._infos)
+        for member, start, info in self._infos:
+            if not info:
+                continue
             if _acted_for(info):  # batched by itself, as its space says
                 info = (
                     [{key: value for key, value in own.items() if key != ACTION} for own in info]
@@ -205,23 +234,23 @@ class Results:
                 )
             if member.single:
                 if only_single and member.remote.realtime is not None and "latency" in info:
-                    times.append((member.start, info["latency"]))
+                    times.append((start, info["latency"]))
                     info = {key: value for key, value in info.items() if key != "latency"}
-                joiner.add(info, member.start)
+                joiner.add(info, start)
             elif isinstance(info, list):
                 for lane, own in enumerate(info):
-                    joiner.add(own, member.start + lane)
+                    joiner.add(own, start + lane)
             else:
-                merge_lanes(joiner.infos, info, member.start, member.lanes, self._pool.num_envs)
-        merge_latency(joiner.infos, times, self._pool.num_envs)
+                merge_lanes(joiner.infos, info, start, member.lanes, self.size)
+        merge_latency(joiner.infos, times, self.size)
         return joiner.infos
 
     def own_infos(self) -> list[dict[str, Any]]:
-        """Return each slot's own info."""
-        own: list[dict[str, Any]] = [{} for _ in range(self._pool.num_envs)]
-        for member, info in self.infos:
+        """Return each row's own info."""
+        own: list[dict[str, Any]] = [{} for _ in range(self.size)]
+        for member, start, info in self._infos:
             for lane in range(member.lanes):
-                own[member.start + lane] = dict(info) if member.single else lane_info(info, lane)
+                own[start + lane] = dict(info) if member.single else lane_info(info, lane)
         for slot, error in self.errors.items():
             own[slot]["error"] = str(error)
         for slot in () if self.moved is None else np.flatnonzero(self.moved).tolist():
@@ -230,39 +259,41 @@ class Results:
 
     def _same_step_infos(self, begun: Results) -> dict[str, Any]:
         """Return the infos of a step after which slots that ended began their next episodes at once."""
-        joiner = InfoJoiner(self._pool.num_envs)
+        joiner = InfoJoiner(self.size)
         last, first, ended = self.own_infos(), begun.own_infos(), self.ended
-        for slot in range(self._pool.num_envs):
+        for slot in range(self.size):
             if ended[slot]:
+                # What this step returned of the old episode; the observation that the caller gets is the new one's.
                 final = self.row(slot)
                 joiner.add({"final_obs": final, "final_info": last[slot]}, slot)
-            elif "episodes" in first[slot]:  # ended before the others began anew, and told in that answer alone
+            # In real time a slot that did not end in this step may end while the others are reset. Only the answer of
+            # the second trip has that episode's record; the caller gets it here, or nowhere.
+            elif "episodes" in first[slot]:
                 last[slot]["episodes"] = [*last[slot].get("episodes", ()), *first[slot]["episodes"]]
             joiner.add(first[slot] if ended[slot] else last[slot], slot)
         return joiner.infos
 
     def fill_last(self) -> None:
-        """Give slots without a new observation the one that they had last: those cut off, and those not asked.
+        """Give rows without a new observation the one that they had last: those cut off, and those not asked.
 
         Raises:
             ConnectionLostError: A slot never had one.
         """
-        for member in self._pool.members:
-            if self.valid[member.start]:
+        flags = self.batch.rewards.copy(), self.batch.terminations.copy(), self.batch.truncations.copy()
+        only_columns = Batch(self.batch.columns, *flags)
+        for member, rows in self._places:
+            if self.valid[rows.start]:
                 continue
             if member.last is None:
                 raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
-            last = Batch.empty(self._layout, self._pool.num_envs, self._reward_space)
-            member.last.reader.read_into(member.last.message, last, member.start, member.remote.now())
-            for column, old in zip(self.batch.columns, last.columns, strict=True):
-                column[member.slots] = old[member.slots]
+            member.last.reader.read_into(member.last.message, only_columns, rows.start, member.remote.now())
 
     def row(self, slot: int) -> Any:
-        """Return one slot's observation."""
+        """Return one row's observation."""
         return self._layout.row(self.batch.columns, slot)
 
     def batched(self) -> Any:
-        """Return the observations of all slots as Gymnasium batches them; of an episode that began, its first one."""
+        """Return the observations of all rows as Gymnasium batches them; of an episode that began, its first one."""
         columns = self.batch.columns
         if self.begun is not None:
             columns = [
@@ -284,26 +315,3 @@ def _replaced(column: Column, new: Column, slots: Array) -> Column:
         mixed[slots] = np.asarray(new)[slots]
         return mixed
     return [new[slot] if slots[slot] else item for slot, item in enumerate(column)]
-
-
-def hand_over(
-    member: Member, answer: StepAnswered, batch: Batch, position: int, stacked: StepAnswer | None = None
-) -> Any:
-    """Hand out a member's answer into a batch, from `position` on; return the info.
-
-    Args:
-        member: The member.
-        answer: Its answer.
-        batch: Where to.
-        position: The first slot in it.
-        stacked: The answer, where all but the info is in the batch already.
-
-    Raises:
-        PeerError: The answer cannot be read.
-    """
-    if stacked is not None:
-        info = answer.reader.read_info(stacked)
-    else:
-        info = answer.reader.read_into(answer.message, batch, position, member.remote.now())
-    member.handed(ended=member.remote.session.state is ClientState.ENDED)
-    return info

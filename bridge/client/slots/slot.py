@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
+    from bridge.client.endpoints import Kind
     from bridge.client.world.events import StepAnswered
     from bridge.client.world.remote import Remote
     from bridge.pb import dm_env_rpc_pb2 as pb
@@ -109,22 +110,18 @@ _P, _E = SlotPhase, SlotEvent
 TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.OFFLINE, _E.CONNECT): _P.CONNECTING,
     (_P.OFFLINE, _E.LOST): _P.OFFLINE,
-    (_P.OFFLINE, _E.TOLD): _P.OFFLINE,
     (_P.OFFLINE, _E.MOVE): _P.IDLE,  # a spare takes over
     (_P.CONNECTING, _E.JOINED): _P.IDLE,
     (_P.CONNECTING, _E.LOST): _P.OFFLINE,
-    (_P.CONNECTING, _E.TOLD): _P.CONNECTING,
     (_P.IDLE, _E.BEGIN): _P.RESETTING,
     (_P.IDLE, _E.REFUSED): _P.IDLE,
     (_P.IDLE, _E.LOST): _P.OFFLINE,
-    (_P.IDLE, _E.TOLD): _P.IDLE,
     (_P.IDLE, _E.MOVE): _P.IDLE,
     (_P.IDLE, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.RESETTING, _E.BEGIN): _P.RESETTING,
     (_P.RESETTING, _E.ANSWER): _P.BEGUN,
     (_P.RESETTING, _E.REFUSED): _P.IDLE,
     (_P.RESETTING, _E.LOST): _P.OFFLINE,
-    (_P.RESETTING, _E.TOLD): _P.RESETTING,
     (_P.RESETTING, _E.MOVE): _P.IDLE,
     (_P.RESETTING, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.BEGUN, _E.BEGIN): _P.RESETTING,
@@ -132,7 +129,6 @@ TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.BEGUN, _E.END): _P.ENDED,  # the first observation of an episode may be its last
     (_P.BEGUN, _E.REFUSED): _P.IDLE,
     (_P.BEGUN, _E.LOST): _P.OFFLINE,  # nobody has seen that the episode had begun
-    (_P.BEGUN, _E.TOLD): _P.BEGUN,
     (_P.BEGUN, _E.MOVE): _P.IDLE,
     (_P.BEGUN, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.RUNNING, _E.BEGIN): _P.RESETTING,
@@ -140,14 +136,12 @@ TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.RUNNING, _E.STEP): _P.STEPPING,
     (_P.RUNNING, _E.REFUSED): _P.CUT_IDLE,  # in real time an action may be refused by itself
     (_P.RUNNING, _E.LOST): _P.CUT_OFFLINE,
-    (_P.RUNNING, _E.TOLD): _P.RUNNING,
     (_P.RUNNING, _E.MOVE): _P.IDLE,
     (_P.RUNNING, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.STEPPING, _E.BEGIN): _P.RESETTING,
     (_P.STEPPING, _E.ANSWER): _P.ANSWERED,
     (_P.STEPPING, _E.REFUSED): _P.CUT_IDLE,
     (_P.STEPPING, _E.LOST): _P.CUT_OFFLINE,
-    (_P.STEPPING, _E.TOLD): _P.STEPPING,
     (_P.STEPPING, _E.MOVE): _P.IDLE,
     (_P.STEPPING, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.ANSWERED, _E.BEGIN): _P.RESETTING,
@@ -155,27 +149,23 @@ TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.ANSWERED, _E.END): _P.ENDED,
     (_P.ANSWERED, _E.REFUSED): _P.CUT_IDLE,
     (_P.ANSWERED, _E.LOST): _P.CUT_OFFLINE,
-    (_P.ANSWERED, _E.TOLD): _P.ANSWERED,
     (_P.ANSWERED, _E.MOVE): _P.IDLE,
     (_P.ANSWERED, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.ENDED, _E.BEGIN): _P.RESETTING,
     (_P.ENDED, _E.REFUSED): _P.IDLE,
     (_P.ENDED, _E.LOST): _P.OFFLINE,  # between two episodes nothing is cut
-    (_P.ENDED, _E.TOLD): _P.ENDED,
     (_P.ENDED, _E.MOVE): _P.IDLE,
     (_P.ENDED, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.RENEWING, _E.BEGIN): _P.RESETTING,
     (_P.RENEWING, _E.ANSWER): _P.RENEWED,
     (_P.RENEWING, _E.REFUSED): _P.CUT_IDLE,
     (_P.RENEWING, _E.LOST): _P.CUT_OFFLINE,
-    (_P.RENEWING, _E.TOLD): _P.RENEWING,
     (_P.RENEWING, _E.MOVE): _P.IDLE,
     (_P.RENEWING, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.RENEWED, _E.BEGIN): _P.RESETTING,
     (_P.RENEWED, _E.HANDED): _P.RUNNING,
     (_P.RENEWED, _E.REFUSED): _P.CUT_IDLE,
     (_P.RENEWED, _E.LOST): _P.CUT_OFFLINE,
-    (_P.RENEWED, _E.TOLD): _P.RENEWED,
     (_P.RENEWED, _E.MOVE): _P.IDLE,
     (_P.RENEWED, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.CUT_OFFLINE, _E.CONNECT): _P.CUT_CONNECTING,
@@ -223,6 +213,8 @@ class Member:
     """The number of its slots."""
     endpoint: str | None = None
     """The key of its endpoint in a directory; None: there is none."""
+    kind: Kind | None = None
+    """The kind of its endpoints: it never goes to one of another; None: to any."""
     single: bool = True
     """True if it is a single environment rather than lanes, as far as is known."""
     phase: SlotPhase = SlotPhase.OFFLINE

@@ -9,18 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.slots.infos import merge_lanes
 from bridge.client.slots.resets import check_mask, reset_settings, spread_seeds
-from bridge.client.slots.results import InfoJoiner, Results, hand_over
+from bridge.client.slots.results import Results
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SETTLED, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.slots.waiting import OnLost, WaitLog, describe
-from bridge.client.world.step_reader import Batch
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import (
     AlreadyPendingError,
-    RemoteError,
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
@@ -117,7 +114,8 @@ class Stepper:
         for member, settings in plans:
             if seed is not None:
                 member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
-            member.handle(SlotEvent.TOLD)
+            if member.phase in CUT:
+                member.handle(SlotEvent.TOLD)
             member.error = member.refusal = None
             if member.phase in OFFLINE or member.phase in CONNECTING:
                 member.settings = settings
@@ -254,13 +252,20 @@ class Stepper:
             results = self._gather_all(timeout, on_lost)
             if not self._all_running:
                 results.fill_last()
+            # SAME_STEP is made of two round trips where an episode ended, since a served environment begins its next
+            # episode only in the Step after the end: the step itself, and a reset of the slots that ended. Gymnasium
+            # returns both at once: the new episode's observation, with the reward and flags of the old one's end, whose
+            # last observation and info are in `final_obs` and `final_info`. So both results are kept: `results` says
+            # how the step went, `results.begun` what the slots that ended begin with.
             if not same_step or not results.ended.any():
                 return results
             self._begin_next(results.ended)
-            self._stepped = results  # for a wait that times out in between
+            self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         begun = self._gather_all(timeout, on_lost)
         self._stepped = None
-        if not begun.valid.all():  # a world was lost in between, or is away
+        # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
+        # too, or the slot would seem to go on; one that terminated in the step stays terminated, and nothing else.
+        if not begun.valid.all():
             begun.fill_last()
             results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
         results.begun = begun
@@ -290,7 +295,7 @@ class Stepper:
                 first += 1
             if first < len(members):
                 now = time.monotonic()
-                pool.stalled += now - looked if members[first].away else 0.0
+                pool.stalled += now - looked if members[first].away_since is not None else 0.0
                 looked = now
                 if now - began > 1.0:
                     waiting = waiting or WaitLog(timeout, began)
@@ -380,57 +385,20 @@ class Stepper:
                 f"{found} slots answered within {self.pool.timeout:g} s, where recv(at_least={at_least}) waits for "
                 "more",
             )
-        return self._collect([member for member in self.pool.members if member.phase in _HERE])
-
-    def _collect(self, members: Sequence[Member]) -> Received:
-        """Hand out the answers of some members, side by side."""
-        size = sum(member.lanes for member in members)
-        batch = Batch.empty(self._observation_layout, size, self._reward_space)
-        joiner = InfoJoiner(size)
-        moved = np.zeros(size, np.bool_)
-        position = 0
-        for member in members:
-            block = slice(position, position + member.lanes)
-            stepped = member.phase is SlotPhase.ANSWERED
-            info, error = self._hand_out(member, batch, position)
-            if stepped and error is None:
-                cut = self.pool.move_lanes(member, batch, position)
-                moved[block] = False if cut is None else cut
-            if error is not None:
-                batch.truncations[block] = True
-                for slot in range(block.start, block.stop):
-                    joiner.add({"error": str(error)}, slot)
-            elif isinstance(info, list):
-                for lane, own in enumerate(info):
-                    joiner.add(own, position + lane)
-            elif info and member.single:
-                joiner.add(info, position)
-            elif info:
-                merge_lanes(joiner.infos, info, position, member.lanes, size)
-            position = block.stop
-        if moved.any():
-            joiner.infos.update(moved=moved, _moved=moved.copy())
+        members = [member for member in self.pool.members if member.phase in _HERE]
+        results = Results(self.pool, self._observation_layout, self._reward_space, members)
+        if not results.valid.all():
+            results.fill_last()
         slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
-        observations = self._observation_layout.batch(batch.columns)
-        return slots, observations, batch.rewards, batch.terminations, batch.truncations, joiner.infos
-
-    def _hand_out(
-        self, member: Member, batch: Batch, position: int
-    ) -> tuple[Mapping[str, Any] | list[Any], RemoteError | None]:
-        """Write a member's answer into a batch; or its last observation where it was cut off, and why."""
-        if member.answer is not None:
-            try:
-                return hand_over(member, member.answer, batch, position), None
-            except RemoteError as problem:
-                self.pool.lose(member, member.remote.give_up(problem))
-        error = member.error
-        member.handle(SlotEvent.TOLD)
-        if member.last is not None:
-            member.last.reader.read_into(member.last.message, batch, position, member.remote.now())
-            block = slice(position, position + member.lanes)
-            batch.rewards[block] = 0.0
-            batch.terminations[block] = False
-        return {}, error
+        batch = results.batch
+        return (
+            slots,
+            results.batched(),
+            batch.rewards,
+            batch.terminations,
+            batch.truncations,
+            results.merged_infos(),
+        )
 
 
 def _checked_slots(slots: Any, num_envs: int) -> list[int]:

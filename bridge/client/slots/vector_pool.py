@@ -7,45 +7,21 @@ keepalive thread that all pools of the process share drives them in between, and
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from bridge.client.endpoints import Endpoint
-from bridge.client.slots.placement import Placement
-from bridge.client.slots.policy import (
-    AddSpare,
-    Begin,
-    Connect,
-    Decision,
-    Disconnect,
-    DropSpare,
-    GiveUp,
-    SlotPolicy,
-    TakeOver,
-)
-from bridge.client.slots.pool import Pool
+from bridge.client.slots.endpoint import EndpointEvent
+from bridge.client.slots.members import MemberPool
+from bridge.client.slots.policy import AddSpare, Begin, Connect, Decision, Disconnect, DropSpare, GiveUp, TakeOver
 from bridge.client.slots.resets import further_seeds
-from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.client.slots.slot import CONNECTING, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.world.remote import Delivery, Remote
-from bridge.client.world.session import ENDED_CODES
-from bridge.client.world.step_reader import Batch
-from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.seeds import pack_seed
-from bridge.encoding.tensors import Array
-from bridge.errors import (
-    ClosedError,
-    EnvironmentFailedError,
-    PeerError,
-    RefusedError,
-    SettingError,
-    shown_url,
-)
+from bridge.errors import PeerError, SettingError, shown_url
 from bridge.logs import LimitedLog, SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport import keepalive
@@ -60,7 +36,7 @@ _AWAY_PERIOD = 0.1
 _log = SafeLog(__name__)
 
 
-class VectorPool(Pool):
+class VectorPool(MemberPool):
     """The remotes of a vector environment, which come, go and answer by themselves.
 
     Args:
@@ -71,88 +47,15 @@ class VectorPool(Pool):
 
     def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
         super().__init__(timeout, max_message_bytes, transport)
-        self.members: list[Member] = []
-        """Those that fill slots, in the slots' order."""
-        self.spares: list[Member] = []
-        """Those that stand by."""
-        self.policy = SlotPolicy(self.members, self.spares, timeout)
-        """Where worlds are, and when what failed is tried again."""
-        self.member_at: list[Member] = []
-        """The member of each slot."""
-        self.num_envs = 0
-        """The number of slots."""
-        self.shared = False
-        """True if some remotes are in the same place."""
-        self.waits_for_lanes = False
-        """True if real-time worlds of lanes answer only when every lane has an observation."""
-        self.has_errors = False
-        """True if a member may have an error."""
-        self.step_timeout: float | None = None
-        """Seconds after which a world that has not answered a Step is cut; None: as any answer."""
         self.stalled = 0.0
         """Seconds for which calls waited for slots whose remotes were lost."""
         self.started = False
         """True if there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.polled_at = time.monotonic()
         """When events were handled last."""
-        self.log = LimitedLog(__name__, burst=10, rate=0.05)
+        self.log = LimitedLog(__name__, burst=10, rate=1 / 30)
         """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
         self._closed = False
-        self._member_of: dict[Remote, Member] = {}
-
-    # Copies and forked processes
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy: its remotes connect anew."""
-        members = [
-            (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
-            for member in self.everybody()
-        ]
-        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
-        policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
-        return {"parts": self.parts(), "members": members, "kept": kept, "policy": policy}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        VectorPool.__init__(self, *state["parts"])
-        self.__dict__.update(state["kept"])
-        self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
-        if moves:
-            self.enable_moves()
-        everybody = []
-        for request, info, place in state["members"]:
-            remote = self.new_remote(request, info, shared=self.shared)
-            if self.waits_for_lanes:
-                remote.session.wait_for_all()
-            everybody.append((remote, *place))
-        self._adopt(everybody)
-
-    def after_fork(self) -> None:
-        """Leave the connections to the parent process; the next `check_deadlines` makes some."""
-        everybody = [(member.remote, member.start, member.lanes, member.endpoint) for member in self.everybody()]
-        self.disown(remote for remote, *_ in everybody)
-        if self.policy.moves:
-            self.enable_moves()
-        self._adopt(everybody)
-
-    def everybody(self) -> list[Member]:
-        """Return the members that fill slots, and then the spares."""
-        return [*self.members, *self.spares]
-
-    def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
-        """Begin with members that have no connection."""
-        made = [Member(remote, start, lanes, endpoint) for remote, start, lanes, endpoint in everybody]
-        self.members[:] = [member for member in made if member.start != SPARE]
-        self.spares[:] = [member for member in made if member.start == SPARE]
-        self.member_at = [member for member in self.members for _ in range(member.lanes)]
-        self._member_of = {member.remote: member for member in made}
-        for member in made:
-            member.single = member.remote.info is not None and member.remote.info.lanes is None
-        self.has_errors = True
-
-    def enable_moves(self) -> None:
-        """Look for servers that drain from now on; called before the first one is connected."""
-        self.policy.look_at = 0.0
-        self.poller.watches_health = True
 
     # Connecting
 
@@ -165,25 +68,16 @@ class VectorPool(Pool):
         self._add(self.new_remote(request, shared=self.shared), SPARE, 1, None)
 
     def _add(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
-        member = Member(remote, start, lanes, endpoint)
-        (self.spares if start == SPARE else self.members).append(member)
-        self._member_of[remote] = member
+        member = self.include(remote, start, lanes, endpoint)
         self.open(member)
         return member
 
-    def place_members(self) -> None:
-        """Give the worlds, all of which are joined, their slots in order.
-
-        Raises:
-            SettingError: One has other spaces than the first.
-        """
-        start = 0
-        for member in self.members:
-            member.place(start, member.remote.slots)
-            start += member.lanes
-            self._check_spaces(member)
-        self.num_envs = start
-        self.member_at = [member for member in self.members for _ in range(member.lanes)]
+    def connect_instead(self, member: Member, request: WorldRequest) -> None:
+        """Give up a connection that is being made, and make another one."""
+        member.remote.close(0.0)
+        member.handle(SlotEvent.LOST)
+        self.give_remote(member, self.new_remote(request, shared=self.shared))
+        self.open(member)
 
     def open(self, member: Member) -> None:
         """Start to connect."""
@@ -192,14 +86,6 @@ class VectorPool(Pool):
         member.deadline, member.silent_until = now + self.timeout, now + self.policy.connect_timeout
         member.handle(SlotEvent.CONNECT)
         member.remote.open()
-
-    def _new_remote_at(self, endpoint: Endpoint, placement: Placement, like: Remote) -> Remote:
-        """Make a remote that is to take over from another one."""
-        remote = self.new_remote(placement.request_for(endpoint.url), shared=self.shared)
-        remote.session.know(like.session)
-        if self.waits_for_lanes:
-            remote.session.wait_for_all()
-        return remote
 
     # What the policy decides
 
@@ -220,40 +106,20 @@ class VectorPool(Pool):
             self.open(member)
             return
         if endpoint.key != member.endpoint or shown_url(endpoint.url) != member.remote.url:
-            before = member.remote
-            del self._member_of[before]  # what still comes of it means nothing
-            remote = self._new_remote_at(endpoint, placement, before)
-            remote.record = before.record  # what it counted goes with it
-            member.remote, member.endpoint = remote, endpoint.key
-            self._member_of[remote] = member
+            remote = self.new_remote_at(endpoint, placement, member.remote)
+            remote.record = member.remote.record  # what it counted goes with it
+            self.give_remote(member, remote)
+            member.endpoint = endpoint.key
         self.open(member)
 
     def _add_replacement(self, decision: AddSpare) -> None:
         endpoint, lanes = decision
         if self.policy.placement is not None:
-            remote = self._new_remote_at(endpoint, self.policy.placement, self.members[0].remote)
+            remote = self.new_remote_at(endpoint, self.policy.placement, self.members[0].remote)
             self._add(remote, SPARE, lanes, endpoint.key)
 
     def _drop_spare(self, decision: DropSpare) -> None:
-        self.spares.remove(decision.spare)
-        self._forget(decision.spare)
-
-    def drop(self, member: Member) -> None:
-        """Leave a world that is not to fill slots after all, and forget it."""
-        self.members.remove(member)
-        self._forget(member)
-
-    def _forget(self, member: Member) -> None:
-        del self._member_of[member.remote]  # what still comes of it means nothing
-        member.remote.close(0.0)
-
-    def connect_instead(self, member: Member, request: WorldRequest) -> None:
-        """Give up a connection that is being made, and make another one."""
-        self._forget(member)
-        member.handle(SlotEvent.LOST)
-        member.remote = self.new_remote(request, shared=self.shared)
-        self._member_of[member.remote] = member
-        self.open(member)
+        self.drop(decision.spare)
 
     def _disconnect(self, decision: Disconnect) -> None:
         decision.spare.remote.close(0.0)
@@ -268,10 +134,10 @@ class VectorPool(Pool):
         member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
         if self.waits_for_lanes:
             member.remote.session.wait_for_all()
-        self._member_of[member.remote], self._member_of[spare.remote] = member, spare
+        self.member_of[member.remote], self.member_of[spare.remote] = member, spare
         if self.policy.placement is not None:
             member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
-            self._drop_spare(DropSpare(spare))
+            self.drop(spare)
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
 
@@ -324,75 +190,29 @@ class VectorPool(Pool):
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
 
-    def move_lanes(self, member: Member, batch: Batch, position: int) -> Array | None:
-        """Have a world of lanes change over after a step, if it is to leave and a replacement stands ready.
-
-        Args:
-            member: Its answer to the step was just handed out.
-            batch: The results, in which the lanes that were in an episode get truncated.
-            position: The member's first slot in it.
-
-        Returns:
-            Which lanes were truncated by it, bools `(lanes,)`; None: it stays.
-        """
-        if not self.policy.lanes_leave or member.single:
-            return None
-        before = member.remote
-        self.execute(self.policy.after_step(member, time.monotonic()))
-        if member.remote is before:
-            return None
-        block = slice(position, position + member.lanes)
-        cut: Array = ~(batch.terminations[block] | batch.truncations[block])
-        realtime = before.realtime
-        if realtime is not None and realtime.resetting is not None:
-            cut &= ~realtime.resetting  # they are in no episode
-        batch.truncations[block] |= cut
-        before.record.episodes_moved += int(np.count_nonzero(cut))
-        return cut
-
     def renew(self, member: Member, settings: Mapping[str, pb.Tensor]) -> None:
         """Ask for the next episodes of some lanes, while the others are in the midst of theirs."""
         member.settings, member.deadline = settings, time.monotonic() + self.timeout
         member.handle(SlotEvent.RENEW)
         member.remote.begin(settings)
 
-    def _check_spaces(self, member: Member) -> None:
-        mine, first = member.remote.info, self.world_info()
-        if mine is not None and mine.spaces == first.spaces:
-            return
-        theirs = () if mine is None else mine.spaces
-        names = ("observation space", "action space", "reward space")
-        pairs = itertools.zip_longest(names, theirs, first.spaces)
-        different = "; ".join(f"the {name} {got} and not {wanted}" for name, got, wanted in pairs if got != wanted)
-        raise SettingError(
-            f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment takes "
-            "worlds of equal spaces"
-        )
-
-    def world_info(self) -> WorldInfo:
-        """Return what is known of the worlds, whose spaces are equal."""
-        world_info = self.members[0].remote.info
-        if world_info is None:
-            raise ClosedError("this vector environment never joined a world")
-        return world_info
-
     # What comes in
 
     def _on_other_event(self, remote: Remote, event: Event) -> None:
-        self.handle(event, self._member_of[remote])
+        self.handle(event, self.member_of[remote])
 
     def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
         while items := self.poller.ready(max(0.0, deadline - time.monotonic())):
             remote, number, what = items.popleft()
-            member = self._member_of.get(remote)
+            member = self.member_of.get(remote)
             if member is not None:  # else its remote was moved away from, and it means nothing
                 return remote.receive(number, what), member
         return None, None
 
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""
-        member_of = self._member_of
+        member_of = self.member_of
         while items:
             remote, number, what = items.popleft()
             event = remote.receive(number, what)
@@ -426,7 +246,7 @@ class VectorPool(Pool):
     def _begun(self, member: Member, now: float) -> None:
         """Take note of the first observation of an episode."""
         member.failures, member.settings, member.refusal = 0, None, None
-        self.policy.observed(member, now)
+        self.policy.saw(member, EndpointEvent.OBSERVED, now)
         member.remote.record.back(now)
         if member.away_since is not None:
             self.log.warning("%s: back after %.0f s", member.title, now - member.away_since)
@@ -434,7 +254,7 @@ class VectorPool(Pool):
 
     def joined(self, member: Member) -> None:
         """Take note that a world was joined."""
-        self.policy.joined(member, time.monotonic())
+        self.policy.saw(member, EndpointEvent.JOINED, time.monotonic())
         member.handle(SlotEvent.JOINED)
         info = member.remote.info
         member.single, member.refusal = info is not None and info.lanes is None, None
@@ -454,7 +274,7 @@ class VectorPool(Pool):
     def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
         try:
-            self._check_spaces(member)
+            self.check_spaces(member)
             if self.num_envs and member.remote.slots != member.lanes:
                 raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
         except SettingError as error:
@@ -540,31 +360,11 @@ class VectorPool(Pool):
         return True
 
     def raise_permanent_error(self) -> None:
-        """Raise what no waiting mends: settings that are refused, an environment that fails in every reset."""
-        for member in self.members:
-            # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
-            # server while another one was away, says nothing of the world that was joined since.
-            error = member.refusal
-            if not isinstance(error, RefusedError) or member.phase in CUT or error.code in ENDED_CODES:
-                continue  # it is to be told first, or another world was made since
-            if isinstance(error, EnvironmentFailedError):
-                if not member.fails_every_reset:
-                    continue
-                if self.policy.placement is not None and self.policy.placement.any_well():
-                    continue  # its next reset is elsewhere
-            member.error, member.refusal, member.failures, member.settings = None, None, 0, None
+        """Raise what no waiting mends."""
+        error = self.policy.permanent_error()
+        if error is not None:
             raise error
         self.has_errors = any(member.error is not None for member in self.members)
-
-    def infos(self) -> list[WorldInfo | None]:
-        """Return what is known of each slot's world."""
-        return [member.remote.info for member in self.member_at]
-
-    def wait_for_lanes(self) -> None:
-        """Have real-time worlds of lanes answer only when every lane has an observation."""
-        self.waits_for_lanes = True
-        for member in self.members:
-            member.remote.session.wait_for_all()
 
     def close_all(self, timeout: float) -> None:
         """Leave all worlds and disconnect, within `timeout` seconds in all."""

@@ -54,33 +54,31 @@ def checked_transport(transport: Any) -> str:
 def connect(
     address: Address,
     poller: Poller[Any],
-    label: Callable[[bytes | bytearray | RemoteError], Any],
+    deliver: Callable[[bytes | bytearray | RemoteError], None],
     max_message_bytes: int,
     transport: str = "http2",
     *,
     shared: bool = False,
     together: bool = False,
-    deliver: Callable[[bytes | bytearray | RemoteError], None] | None = None,
 ) -> AnyCall:
     """Open a connection, without waiting.
 
     Args:
         address: Where to.
-        poller: Gets what comes.
-        label: Wraps a received item for the poller.
+        poller: Looks after the socket.
+        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why;
+            puts what its owner waits for into the poller. With grpcio it is called in a thread of the transport's own.
         max_message_bytes: The largest request or answer.
         transport: One of `TRANSPORTS`.
         shared: Whether there are others to the same place. On this machine they go over the same socket, which costs
             a fraction of what a socket each does. Another machine's name may stand for many, over which sockets of
             their own are spread.
         together: Whether all of them have to reach the same server, whatever its name stands for: they share a socket.
-        deliver: Puts a received item into the poller, labelled; None: `label` and `Poller.put` do it.
 
     Raises:
         SettingError: The credentials are for TLS, and the address is without, or they cannot be used; this platform has
             no Unix sockets.
     """
-
     local = address.scheme == "unix"
     if address.credentials.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
@@ -94,12 +92,12 @@ def connect(
             )
         from bridge.client.wire.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
 
-        return GrpcioCall(address, poller, label, max_message_bytes)
+        return GrpcioCall(address, poller, deliver, max_message_bytes)
     near = local or is_loopback(address.host)
     # A server that has dialed in has made one connection, for all that goes there.
     shared = not address.websocket and (together or address.dialed or (shared and near))
     connection = connection_to(address, poller, max_message_bytes, shared=shared)
-    return ClientCall(connection, address.url, deliver or (lambda what: poller.put(label(what))))
+    return ClientCall(connection, address.url, deliver)
 
 
 def close_all(connections: Sequence[AnyCall], timeout: float) -> None:

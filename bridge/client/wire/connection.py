@@ -160,14 +160,13 @@ class ClientConnection:
         self.poller = poller
         self.max_message_bytes = max_message_bytes
         self.inherited = False
-        self.silent = True
-        """True if not a byte has come yet."""
         self.ended = False
         """True if the socket is closed."""
         self.shared = shared
         """True if it may carry several calls, whose requests are sent together."""
-        self._unresponsive = False
-        self._most_calls: int | None = None  # what the server took when it refused one more; None: it refused none
+        # What the server took when it refused one more; 0: one call was cut, as perhaps nobody is there any more, and
+        # whoever connects next does so anew; None: it takes more.
+        self._most_calls: int | None = None
         self._calls: set[ClientCall] = set()
         self.unsent = 0
         """Requests that wait to be sent together with others."""
@@ -192,11 +191,21 @@ class ClientConnection:
         self.inherited = True
 
     @property
+    def silent(self) -> bool:
+        """True if not a byte has come yet."""
+        return self._keepalive.silent
+
+    @property
+    def connected(self) -> bool:
+        """True if the socket is connected."""
+        return self._sock is not None
+
+    @property
     def accepts_calls(self) -> bool:
         """True if it takes a further call."""
         if self._most_calls is not None and len(self._calls) >= self._most_calls:
             return False
-        return not (self.ended or self.inherited or self._unresponsive) and self.protocol.accepts_calls
+        return not (self.ended or self.inherited) and self.protocol.accepts_calls
 
     # Calls
 
@@ -214,23 +223,10 @@ class ClientConnection:
         else:
             self._dialer.start()
 
-    @property
-    def pollable(self) -> socket.socket | None:
-        """The socket, where it is connected and something may come from it."""
-        return self._sock
-
-    def turn(self, events: int) -> int:
-        """Send and receive what the socket is ready for; return what to wait for next."""
-        if events & _WRITE:
-            self.flush()
-        if events & _READ:
-            self._receive()
-        return _READ | (_WRITE if self._out else 0)
-
     def remove(self, call: ClientCall) -> None:
         """Cut a call that has not ended. With the last one the socket goes."""
         if not call.ended:
-            self._unresponsive = True  # perhaps nobody is there any more: whoever connects next does so anew
+            self._most_calls = 0
             call.ended = True
             self._calls.discard(call)
             self.protocol.cancel(call)
@@ -343,7 +339,8 @@ class ClientConnection:
                 self._out.extend(memoryview(part) for part in parts if len(part))
         self._send_out()
         if self._out and wait:
-            self._push()
+            # What comes meanwhile is taken too, so that neither end waits for the other.
+            self.poller.poll_until(lambda: not (self._out and self.connected), time.monotonic() + _STALL)
 
     def _send_out(self) -> None:
         """Send of what is left what the socket takes, and watch for room for the rest."""
@@ -365,20 +362,6 @@ class ClientConnection:
             self._lost(error)
             return
         self._watch(_READ)
-
-    def _push(self) -> None:
-        """Send what is left, taking what comes meanwhile so that neither end waits for the other."""
-        deadline = time.monotonic() + _STALL
-        with selectors.DefaultSelector() as selector:
-            if self._sock is None:
-                return
-            selector.register(self._sock, _READ | _WRITE)
-            while self._out and self._sock is not None and time.monotonic() < deadline:
-                for _, events in selector.select(max(0.0, deadline - time.monotonic())):
-                    if events & _READ:
-                        self._receive()
-                    if events & _WRITE and self._sock is not None:
-                        self._send_out()
 
     def _receive(self, events: int = _READ, flags: int = AT_ONCE) -> None:
         """Receive what has come, and deliver what it means; with no flags, wait for it a moment."""
@@ -407,8 +390,8 @@ class ClientConnection:
         except OSError as error:
             self._lost(error)
             return
-        self._keepalive.heard = time.monotonic()
-        self.silent = self.silent and not count
+        if count:
+            self._keepalive.heard, self._keepalive.silent = time.monotonic(), False
         for call, what in came:
             if isinstance(what, (RemoteError, CallRefused)):
                 self._end_call(call, what)
@@ -491,7 +474,8 @@ class ClientConnection:
         self._calls.discard(call)
         if isinstance(ending, CallRefused):
             # Some servers, and most proxies, take fewer streams than their settings say.
-            self._most_calls = len(self._calls) or None
+            if self._most_calls != 0:
+                self._most_calls = len(self._calls) or None
             call.attempts += 1 if self._calls else _ALONE
             if call.unconfirmed is not None and call.attempts < _MAX_ATTEMPTS and not self.inherited:
                 self._move(call)
@@ -563,31 +547,19 @@ def close_calls(calls: Sequence[ClientCall], timeout: float) -> None:
     for call in calls:
         call.finish()
         call.deliver = _ignore
-    with contextlib.ExitStack() as stack:
-        for poller in {call.connection.poller for call in calls}:
-            stack.enter_context(poller.lock)
-        if timeout > 0 and not sys.is_finalizing():
-            _wait_for_ends(calls, time.monotonic() + timeout)
-        for call in calls:
-            call.connection.remove(call)
+    deadline = time.monotonic() + timeout
+    for poller in {call.connection.poller for call in calls}:
+        mine = [call for call in calls if call.connection.poller is poller]
+        with poller.lock:
+            if timeout > 0 and not sys.is_finalizing():
+                poller.poll_until(partial(_all_over, mine), deadline)
+            for call in mine:
+                call.connection.remove(call)
 
 
-def _wait_for_ends(calls: Sequence[ClientCall], deadline: float) -> None:
-    """Send and receive until all calls have ended, or the deadline."""
-    with selectors.DefaultSelector() as selector:
-        for connection in {call.connection for call in calls if not call.ended}:
-            sock = connection.pollable
-            if sock is not None:
-                selector.register(sock, connection.turn(_WRITE), connection)
-        while selector.get_map() and (wait := deadline - time.monotonic()) > 0:
-            if all(call.ended for call in calls):
-                return
-            for key, events in selector.select(wait):
-                wanted = key.data.turn(events)
-                if key.data.pollable is None:
-                    selector.unregister(key.fileobj)
-                else:
-                    selector.modify(key.fileobj, wanted, key.data)
+def _all_over(calls: Sequence[ClientCall]) -> bool:
+    """True if nothing more can come of these calls: they have ended, or have no connection yet that could end them."""
+    return all(call.ended or not call.connection.connected for call in calls)
 
 
 def _only_answers(

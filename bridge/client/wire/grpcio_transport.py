@@ -33,8 +33,9 @@ class GrpcioCall:
 
     Args:
         address: The server; with TLS where its scheme says so.
-        poller: Gets the answers, and at the end of the stream the RemoteError that says why.
-        label: Wraps a received item for the poller.
+        poller: Woken after each delivery.
+        deliver: Called with each answer, and at the end of the stream once with the RemoteError that says why; in a
+            thread of this call.
         most: The largest request or answer, in bytes.
 
     Raises:
@@ -42,10 +43,10 @@ class GrpcioCall:
     """
 
     def __init__(
-        self, address: Address, poller: Poller[Any], label: Callable[[bytes | RemoteError], Any], most: int
+        self, address: Address, poller: Poller[Any], deliver: Callable[[bytes | RemoteError], None], most: int
     ) -> None:
         self._url, self._scheme = address.url, address.scheme
-        self._poller, self._label, self._most = poller, label, most
+        self._poller, self._deliver, self._most = poller, deliver, most
         self._finished = self._closed = self._inherited = False
         self.server_version: str | None = None
         self.silent = True
@@ -112,12 +113,14 @@ class GrpcioCall:
             for answer in self._call:
                 answered, self.silent = True, False
                 if not self._closed:
-                    self._poller.post(self._label(answer))
+                    self._deliver(answer)
+                    self._poller.wake()
         except grpc.RpcError:
             code, details = self._call.code().value[0], self._call.details() or ""
         if not self._finished:
             error = call_error(self._url, self._scheme, code, details, answered=answered, withheld=self._withheld)
-            self._poller.post(self._label(error))
+            self._deliver(error)
+            self._poller.wake()
 
 
 def _channel(address: Address, most: int) -> grpc.Channel:

@@ -21,7 +21,9 @@ class ClientKeepalive:
 
     def __init__(self, now: float) -> None:
         self.heard = now
-        """When something came last."""
+        """When something came last, or when the connection was made."""
+        self.silent = True
+        """True if not a byte has come yet."""
         self._asked: float | None = None
 
     @property

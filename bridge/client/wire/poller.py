@@ -62,7 +62,8 @@ class Poller(Generic[T]):
 
     def __init__(self) -> None:
         self.items: deque[T] = deque()
-        """The events that nobody has taken yet."""
+        """The events that nobody has taken yet. A thread that does not look after the sockets calls `wake` after it has
+        appended one."""
         self._selector: selectors.BaseSelector | None = None
         self._waits: dict[socket.socket, Callable[[], None] | None] = {}
         self._alone: Callable[[], None] | None = None
@@ -92,19 +93,10 @@ class Poller(Generic[T]):
         self.renew_every = min(self.renew_every, seconds)
         keepalive.look_soon()
 
-    def put(self, item: T) -> None:
-        """Add an item; called by what looks after the sockets."""
-        self.items.append(item)
-
-    def post(self, item: T) -> None:
-        """Add an item from another thread, and wake whoever waits in `get`; after `add_poster`."""
-        self.items.append(item)
-        self._wake()
-
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
         """Have `call` called by whatever looks after the sockets, and wake it; from any thread, after `add_poster`."""
         self._calls.append(call)
-        self._wake()
+        self.wake()
 
     def call_later(self, delay: float, call: Callable[[], None]) -> PollerTimer:
         """Have `call` called after some seconds by whatever looks after the sockets then; with the lock held."""
@@ -112,7 +104,8 @@ class Poller(Generic[T]):
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_numbers), timer))
         return timer
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake whoever waits in `ready`; from any thread, after `add_poster`."""
         with self._waker_lock:
             waker = self._waker
             if waker is not None:
@@ -120,7 +113,7 @@ class Poller(Generic[T]):
                     waker[1].send(b"\0")
 
     def add_poster(self) -> None:
-        """Take items from another thread, until `remove_poster`."""
+        """Be woken by other threads, until `remove_poster`."""
         with self.lock:
             self._posters += 1
             if self._waker is None:
@@ -271,6 +264,11 @@ class Poller(Generic[T]):
                 now = time.monotonic()
                 wait = deadline - now
         return self.items
+
+    def poll_until(self, done: Callable[[], bool], deadline: float) -> None:
+        """Look after the sockets until `done`, or until the deadline, monotonic seconds; with the lock held."""
+        while not done() and self._selector is not None and (wait := deadline - time.monotonic()) > 0:
+            self._poll(wait)
 
     def _poll(self, wait: float) -> bool:
         """Look after what is ready within `wait` seconds, sockets and timers; return whether a socket was."""

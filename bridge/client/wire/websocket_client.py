@@ -157,7 +157,7 @@ class WebSocketClient:
         self.outgoing.extend(data for data in self._websocket.data_to_send() if data)
 
     def buffer_updated(self, count: int) -> list[Received]:
-        """Never called: there is no buffer."""
+        """Refuse: this connection has no buffer of its own to read into."""
         raise NotImplementedError
 
     def receive_data(self, data: bytes) -> list[Received]:

@@ -40,7 +40,7 @@ class Inspector:
         self.url = self.request.address.url
         self._timeout = timeout
         self._poller: Poller[bytes | bytearray | RemoteError] = Poller()
-        self._connection = connect(self.request.address, self._poller, lambda what: what, _MAX_MESSAGE_BYTES)
+        self._connection = connect(self.request.address, self._poller, self._poller.items.append, _MAX_MESSAGE_BYTES)
         self._created: str | None = None
         self._joined = False
         self._abandoned = 0

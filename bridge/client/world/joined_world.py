@@ -65,9 +65,8 @@ class JoinedWorld:
             action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
         else:
             read = plain_space_from_json if request.plain_spaces else space_from_json
-            observation_space, action_space = (
-                read(str(properties[name])) for name in ("observation_space", "action_space")
-            )
+            names = ("observation_space", "action_space")
+            observation_space, action_space = (read(str(properties[name])) for name in names)
         layout = Layout(observation_space, "observation", lanes, foreign=foreign)
         self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
         by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
@@ -185,14 +184,6 @@ class JoinedWorld:
         del message.step.requested_observations[:]
         message.step.requested_observations.append(self._uids["timing"])
         return message
-
-    def write_act(self, columns: Sequence[Column], slot: int) -> bytes:
-        """Return the Step that leaves actions in a real-time world, and asks for nothing but times."""
-        request = pb.EnvironmentRequest()
-        for uid, array in zip(self._action_uids, self._action_layout.pack_columns(columns, slot), strict=True):
-            fill_tensor(request.step.actions[uid], array)
-        request.step.requested_observations.append(self._uids["timing"])
-        return request.SerializeToString()
 
 
 def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:

@@ -25,7 +25,7 @@ from bridge.client.world.events import Event, Joined, Lost, StepAnswered
 from bridge.client.world.extensions import extension, property_request
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.session import CONNECTING, ONLINE, ClientState
-from bridge.client.world.step_reader import StepMessage, StepReader
+from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values
 from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
@@ -111,11 +111,6 @@ class Remote:
         return world
 
     @property
-    def reader(self) -> StepReader:
-        """Reads the answers to Steps."""
-        return self.world.reader
-
-    @property
     def allowance(self) -> float:
         """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
         return 0.0 if self.session.world is None else self.session.world.reader.allowance
@@ -162,26 +157,20 @@ class Remote:
         self._number += 1
         number = self._number
         arrivals = self._arrivals = deque()
-
         now, put = self.now, self._poller.items.append
 
-        def label(what: bytes | bytearray | RemoteError) -> Delivery:
-            arrivals.append(now())
-            return self, number, what
-
-        def deliver(what: bytes | bytearray | RemoteError) -> None:  # as `label` and `put`, in one call
+        def deliver(what: bytes | bytearray | RemoteError) -> None:
             arrivals.append(now())
             put((self, number, what))
 
         self._call = connect(
             self.request.address,
             self._poller,
-            label,
+            deliver,
             self._max_message_bytes,
             self._transport,
             shared=self._shared,
             together=self._together,
-            deliver=deliver,
         )
         self.session.connect(self.now())
         self._flush()
@@ -211,7 +200,7 @@ class Remote:
     def send_step(self, request: bytes) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
         if self._acting is not None:
-            self._step_ahead(self._acting, request)
+            self._step_ahead(request)
             return
         session = self.session
         session.step(request, self.now())
@@ -223,46 +212,36 @@ class Remote:
 
     def act_columns(self, columns: Sequence[Column], slot: int) -> None:
         """Leave actions in a real-time world; what comes of them is asked for by a later Step."""
-        request = self.world.write_act(columns, slot)
-        if self._acting is not None:
-            self._act_ahead(self._acting, request)
-            return
-        self.session.act(request, self.now())
-        self._flush()
+        self._act(self.world.write_columns(columns, slot))
 
-    def _step_ahead(self, acting: ActingStream, request: bytes) -> None:
+    def _act(self, request: bytes) -> None:
+        """Send the actions of a Step on the stream that they have; where there is none, behind the Steps in flight."""
+        message = self.world.as_act(request)
+        if self._acting is None or self.feed is None or not self._acting.act(message.step, self.feed.episodes):
+            self.session.act(message.SerializeToString(), self.now())
+            self._flush()
+
+    def _step_ahead(self, request: bytes) -> None:
         """Act, and ask for what Steps in flight bring."""
         if self.session.state is ClientState.ENDED:
             self.begin(reset=False)
             return
         self.session.ask_ahead(self.now())
         if request != self.world.first_step:
-            self._act_ahead(acting, request)
+            self._act(request)
         self._flush()
         if self.feed is not None:
             self._expect(self.feed)
 
-    def _act_ahead(self, acting: ActingStream, request: bytes) -> None:
-        """Send actions on the stream that they have; while there is none, behind the Steps in flight."""
-        message, feed = self.world.as_act(request), self.feed
-        if feed is not None and acting.act(message.step, feed.episodes):
-            return
-        self.session.act(message.SerializeToString(), self.now())
-        self._flush()
-
     def _expect(self, feed: Feed) -> None:
         """Have `receive` called once there is something for a call that waits, whatever arrives."""
-        now = self.now()
-        wait = feed.wait(now, repeats=self.session.state is ClientState.RUNNING)
+        put, due = self._poller.items.append, (self, _DUE, b"")
+        wait = feed.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
         if wait <= 0.0:
-            self._poller.put(self._due)
+            put(due)
         elif wait < math.inf:
             with self._poller.lock:
-                self._poller.call_later(wait, lambda: self._poller.put(self._due))
-
-    @property
-    def _due(self) -> Delivery:
-        return self, _DUE, b""
+                self._poller.call_later(wait, lambda: put(due))
 
     def read_property(self, key: str) -> None:
         """Ask for a property's value."""
@@ -348,23 +327,19 @@ class Remote:
         if feed is None or world.seat is None or self.session.world_name is None:
             return
         place = Place(self.request, self.session.world_name, world.seat, self._transport, self._max_message_bytes)
-
-        def label(what: bytes | bytearray | RemoteError) -> Delivery:
-            return self, number, what
-
-        self._acting = ActingStream(place, self._poller, label, self.now, feed.latency, feed.note_round_trip)
+        items = self._poller.items
+        self._acting = ActingStream(
+            place,
+            self._poller,
+            lambda what: items.append((self, number, what)),
+            self.now,
+            feed.latency,
+            feed.note_round_trip,
+        )
         self._acting.open()
         self._poller.look_every(feed.frame / 2)
 
     # The end
-
-    def tick(self, now: float, late: Callable[[], RemoteTimeoutError]) -> Lost | None:
-        """End the connection if an answer is late, as `ClientSession.tick`."""
-        event = self.session.tick(now, late)
-        if event is not None:
-            self._flush()
-            self._finish(0.0)
-        return event
 
     def give_up(self, error: RemoteError) -> Lost:
         """End the connection without waiting, because of `error`; return the event that says so."""
@@ -384,10 +359,6 @@ class Remote:
             self._acting = None
         self.session.forget()
         self._poller = poller
-
-    def drop(self) -> None:
-        """Give up a connection that has ended."""
-        self._finish(0.0)
 
     def leave(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""

@@ -1,8 +1,9 @@
 """The client's protocol state of one stream, without input or output: the mirror of `bridge.server.session`.
 
 Requests are made by methods, and `data_to_send` gives their bytes. Answers go in through `receive`, the stream's end
-through `connection_lost`, time through `tick`; frozen events come out. Everything that affects the state lives in
-`TRANSITIONS`. dm_env_rpc answers requests in their order, so an answer belongs to the oldest request without one.
+through `connection_lost`; frozen events come out. Everything that affects the state lives in `TRANSITIONS`. How long
+an answer may take is for the driver to say. dm_env_rpc answers requests in their order, so an answer belongs to the
+oldest request without one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from bridge.errors import (
     PeerError,
     RefusedError,
     RemoteError,
-    RemoteTimeoutError,
     SettingError,
     TensorError,
 )
@@ -38,6 +38,7 @@ __all__ = [
     "ENDED_CODES",
     "ONLINE",
     "TRANSITIONS",
+    "Answer",
     "ClientSession",
     "ClientState",
     "OpenRequest",
@@ -161,6 +162,17 @@ class OpenRequest(NamedTuple):
     """Seconds."""
 
 
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    request: OpenRequest
+    message: pb.EnvironmentResponse
+    error: RefusedError | None
+    """Its text, if it is a refusal."""
+    now: float
+    """When it arrived, seconds."""
+
+
 class ClientSession:
     """The state of one stream to a server, and of each that follows it after a loss.
 
@@ -179,8 +191,6 @@ class ClientSession:
         """The name of the world that was asked for last."""
         self.server_version: str | None = None
         """The version of a server of this package, as its metadata says; set by the driver before `receive`."""
-        self.deadline = float("inf")
-        """When the answer that is waited for is late, monotonic seconds; set by the driver."""
         self.stale = 0
         """Answers that belonged to nothing any more."""
         self.error: RemoteError | None = None
@@ -205,11 +215,6 @@ class ClientSession:
             self.state = TRANSITIONS[self.state, trigger]
         except KeyError:
             raise PeerError(self._url, f"{trigger.value!r} is not possible while {self.state.value}") from None
-
-    @property
-    def outstanding(self) -> int:
-        """Requests whose answers have not come."""
-        return len(self._pending)
 
     @property
     def foreign(self) -> bool:
@@ -357,7 +362,7 @@ class ClientSession:
             return self._break("it sent an answer to no request")
         request = pending.popleft()
         error = self._refusal(message) if message.WhichOneof("payload") == "error" else None
-        return self._ON_ANSWER[request.kind](self, request, message, error, now)
+        return self._ON_ANSWER[request.kind](self, Answer(request, message, error, now))
 
     def connection_lost(self, error: RemoteError) -> Lost:
         """Take note that the stream ended, or give it up: nothing more comes."""
@@ -374,17 +379,6 @@ class ClientSession:
         self.leave(now)
         self.connection_lost(error)
         return Lost(error, established)
-
-    def tick(self, now: float, late: Callable[[], RemoteTimeoutError]) -> Lost | None:
-        """Give up the stream if an answer is late; return the event then.
-
-        Args:
-            now: The time.
-            late: Makes the error.
-        """
-        if not self._pending or now <= self.deadline:
-            return None
-        return self.give_up(late(), now)
 
     def know(self, other: ClientSession) -> None:
         """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
@@ -407,44 +401,39 @@ class ClientSession:
 
     # Answers while joining
 
-    def _on_create(
-        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
-    ) -> Event | None:
+    def _on_create(self, answer: Answer) -> Event | None:
         name = ""
-        if error is None:
-            self._created = name = message.create_world.world_name
+        if answer.error is None:
+            self._created = name = answer.message.create_world.world_name
         elif self.request.settings():
-            return self.connection_lost(error)
+            return self.connection_lost(answer.error)
         # D-4: a server may have but one world, and refuse to make others
-        self._join_world(name, now)
+        self._join_world(name, answer.now)
         return None
 
-    def _on_join(
-        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
-    ) -> Event | None:
-        if error is not None:
-            return self.connection_lost(error)
-        found = self._description = Description(message.join_world.specs, "wait" not in self.request.join_settings)
+    def _on_join(self, answer: Answer) -> Event | None:
+        if answer.error is not None:
+            return self.connection_lost(answer.error)
+        specs = answer.message.join_world.specs
+        found = self._description = Description(specs, "wait" not in self.request.join_settings)
         if self.server_version is None:
             return self._become_ready()
         found.ask_all()
         self._move(Trigger.DESCRIBE)
-        self._send(RequestKind.DESCRIBE, found.next_request(), now)
+        self._send(RequestKind.DESCRIBE, found.next_request(), answer.now)
         return None
 
-    def _on_described(
-        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
-    ) -> Event | None:
+    def _on_described(self, answer: Answer) -> Event | None:
         found = self._description
-        if error is not None and not found.optional:
-            return self.connection_lost(error)
+        if answer.error is not None and not found.optional:
+            return self.connection_lost(answer.error)
         try:
-            found.take(message, error, self._url, now - request.sent)
+            found.take(answer.message, answer.error, self._url, answer.now - answer.request.sent)
         except PeerError as problem:
             return self.connection_lost(problem)
         if not found.unread:
             return self._become_ready()
-        self._send(RequestKind.DESCRIBE, found.next_request(), now)
+        self._send(RequestKind.DESCRIBE, found.next_request(), answer.now)
         return None
 
     def _become_ready(self) -> Event:
@@ -485,16 +474,12 @@ class ClientSession:
             self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
         return StepAnswered(answer, world.reader)
 
-    def _on_held(
-        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
-    ) -> Event | None:
+    def _on_held(self, answer: Answer) -> Event | None:
         """Take the answer to a Step in flight, which this class sends none of."""
         return self._break("it answered a Step that was not sent")
 
-    def _on_step_or_reset(
-        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
-    ) -> Event | None:
-        world = self._require_world()
+    def _on_step_or_reset(self, answer: Answer) -> Event | None:
+        world, (request, message, error, now) = self._require_world(), answer
         if request.number != self._episode:
             self.stale += 1
             world.salvage(message)
@@ -530,21 +515,17 @@ class ClientSession:
         self.begin(self._settings, now)
         return None
 
-    def _on_act(
-        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
-    ) -> Event | None:
-        if error is None or request.number != self._episode:
+    def _on_act(self, answer: Answer) -> Event | None:
+        if answer.error is None or answer.request.number != self._episode:
             return None
         self._move(Trigger.REFUSED)
-        return Refused(error)
+        return Refused(answer.error)
 
-    def _on_reply(
-        self, request: OpenRequest, message: pb.EnvironmentResponse, error: RefusedError | None, now: float
-    ) -> Event | None:
-        if request.number != self._questions_abandoned:
+    def _on_reply(self, answer: Answer) -> Event | None:
+        if answer.request.number != self._questions_abandoned:
             self.stale += 1
             return None
-        return Replied(message, error)
+        return Replied(answer.message, answer.error)
 
     _ON_ANSWER: Mapping[RequestKind, Callable[..., Event | None]] = {
         RequestKind.CREATE: _on_create,
@@ -552,7 +533,7 @@ class ClientSession:
         RequestKind.DESCRIBE: _on_described,
         RequestKind.RESET: _on_step_or_reset,
         RequestKind.STEP: _on_step_or_reset,
-        RequestKind.HELD: lambda self, *answer: self._on_held(*answer),
+        RequestKind.HELD: lambda self, answer: self._on_held(answer),
         RequestKind.ACT: _on_act,
         RequestKind.QUESTION: _on_reply,
     }

@@ -252,6 +252,11 @@ class RealtimeAgent(EnvAgent):
         for buffer in self._loop_agent.buffers:
             buffer.abandon()
 
+    def rest(self) -> None:
+        """Do nothing until the next Step: a default action stands in."""
+        for lane in self._loop_agent.lanes:
+            self._real.loop.drop_action(lane)
+
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
         self._real.acting.leave(self)

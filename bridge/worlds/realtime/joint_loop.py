@@ -164,7 +164,7 @@ class JointLoop(RealtimeLoop):
             got = told[name] = seen[name]
             self._add_frame(part, now, got.observation, got.reward, got.terminated, got.truncated, got.info)
             if got.ended:
-                self._drop_action(part)
+                self.drop_action(part)
         self.alive = list(alive)
         self._enter(seen, now)
         if any(part.phase is Phase.RUNNING for part in self.parts.values()):
@@ -200,7 +200,7 @@ class JointLoop(RealtimeLoop):
     def _finish(self, part: LoopLane, ended: Ended) -> None:
         if part.phase is Phase.RUNNING:
             part.move(LaneEvent.ENDED)
-        self._drop_action(part)
+        self.drop_action(part)
         self._end(part, ended)
 
     # Agents
@@ -266,7 +266,7 @@ class JointLoop(RealtimeLoop):
         (part,), (buffer,) = loop_agent.lanes, loop_agent.buffers
         buffer.abandon()
         if loop_agent.player:
-            self._drop_action(part)
+            self.drop_action(part)
             loop_agent.asked = True
             if not restart and part.phase is Phase.RUNNING:
                 buffer.entered = 0

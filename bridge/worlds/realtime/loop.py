@@ -388,11 +388,12 @@ class RealtimeLoop:
 
     def _renew(self, lane: LoopLane) -> None:
         """Turn from an episode that is over to the next one."""
-        self._drop_action(lane)
+        self.drop_action(lane)
         lane.episode += 1
         lane.asked = self._autoreset
 
-    def _drop_action(self, lane: LoopLane) -> None:
+    def drop_action(self, lane: LoopLane) -> None:
+        """Have the default action stand in for a lane's until the next one comes."""
         if lane.unused:
             self.actions_dropped += 1
         lane.acted_at, lane.unused = -math.inf, False
@@ -437,7 +438,7 @@ class RealtimeLoop:
         lane.move(LaneEvent.ASKED)
         lane.seed, lane.options = seed, options
         lane.asked = True
-        self._drop_action(lane)
+        self.drop_action(lane)
 
     def act(self, loop_agent: LoopAgent, index: int, action: object, now: float, episode: int | None = None) -> bool:
         """Let a player's action go on from now; return whether its episode still runs (U-5).

@@ -1,0 +1,115 @@
+"""The common parts of `RemoteEnv` and `RemoteParallelEnv`: a pool of their own, copies of it, and questions to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.client.conflict import ConflictDetector
+from bridge.client.slots.attributes import call_results
+from bridge.client.slots.pool import Pool
+from bridge.client.world.events import Replied
+from bridge.client.world.extensions import property_value
+from bridge.client.world.remote import Remote
+from bridge.client.world.world_request import WorldInfo
+from bridge.errors import ClosedError, ConnectionLostError
+from bridge.forks import forget_in_child
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["PoolOwner"]
+
+# Those of one process: `__setstate__` makes others.
+_NOT_COPIED = ("_conflicts", "_pool", "_remote", "_remotes", "_maker")
+
+
+class PoolOwner:
+    """An environment on a pool of its own, which one thread uses at a time.
+
+    In a copy, and in a forked process, the remotes have no connection; the next call that needs one makes it.
+    """
+
+    _remotes: dict[str, Remote]
+    """The remotes, by the agent's name; that of a single environment by the empty one."""
+    _closed = False
+
+    def _own_pool(self, timeout: float, max_message_bytes: int, transport: str) -> None:
+        self._pool = Pool(timeout, max_message_bytes, transport)
+        self._conflicts = ConflictDetector("environment", self._pool.turn)
+        forget_in_child(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy: it connects anew, to a world of its own if this one had one."""
+        known = {name: (remote.request, remote.info) for name, remote in self._remotes.items()}
+        state = {key: value for key, value in self.__dict__.items() if key not in _NOT_COPIED}
+        return {**state, "_parts": (self._pool.parts(), known)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        pool, known = state["_parts"]
+        self.__dict__.update({key: value for key, value in state.items() if key != "_parts"})
+        self._own_pool(*pool)
+        self._remotes = {
+            name: self._pool.new_remote(request, info, together=bool(name)) for name, (request, info) in known.items()
+        }
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next call that needs one makes it for this process."""
+        self._pool.disown(self._remotes.values())
+        self._conflicts = ConflictDetector("environment", self._pool.turn)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this environment was closed; make a new one")
+
+    def _require_connection(self, remote: Remote) -> Remote:
+        if not remote.connected:
+            raise ConnectionLostError(remote.url, "there is no connection; reset() makes a new one")
+        return remote
+
+    def _info_of(self, remote: Remote) -> WorldInfo:
+        if remote.info is None:
+            raise ClosedError("this environment never joined a world")
+        return remote.info
+
+    def _asked(self) -> Remote:
+        """Return the remote that answers questions; raises where there is none."""
+        raise NotImplementedError
+
+    def _reply(self, remote: Remote, purpose: str) -> pb.EnvironmentResponse:
+        return self._pool.wait(remote, Replied, purpose).message
+
+    def _read_property(self, remote: Remote, key: str, purpose: str, *, encoded: bool) -> Any:
+        remote.read_property(key)
+        return property_value(self._reply(remote, purpose), remote.url, encoded)
+
+    def render(self) -> Any:
+        """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
+        with self._conflicts:
+            return self._read_property(self._asked(), "world.frame", "to render", encoded=True)[0]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a public method of the remote environment, or read a public attribute.
+
+        Args:
+            name: The name, looked up through the environment's wrappers.
+            args: What the values codec carries.
+            kwargs: What the values codec carries.
+
+        Raises:
+            RefusedError: PERMISSION_DENIED for a private name, UNIMPLEMENTED where the server has no method calls.
+        """
+        with self._conflicts:
+            remote = self._asked()
+            remote.call(name, args, kwargs)
+            return call_results(self._reply(remote, f"to the call of {name}"), remote.url)[0]
+
+    def _disconnect(self, timeout: float) -> None:
+        self._pool.close(self._remotes.values(), timeout)
+
+    def close(self) -> None:
+        """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
+        with self._conflicts:
+            self._closed = True
+            self._disconnect(2.0)
+
+    def __del__(self) -> None:
+        for remote in self.__dict__.get("_remotes", {}).values():
+            remote.close(0.0)

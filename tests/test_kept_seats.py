@@ -1,0 +1,122 @@
+"""Seats that wait for who lost the connection: the JoinWorld setting `seat_key`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bridge import Limits, make_remote, serve_gym
+from bridge.encoding.tensors import pack_tensor
+from bridge.errors import Code
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import CountingEnv
+from tests.parallel_envs import Relay
+from tests.support import until
+from tests.test_match_world import FRAME, RUNNING, Client, client, clock, serve, states  # noqa: F401 - fixtures
+
+KEY = "ann's key of 24 letters!".replace(" ", "-")
+
+
+@pytest.fixture
+def isolation():
+    return None
+
+
+def refusal(stream, **settings):
+    packed = {name: pack_tensor(value) for name, value in settings.items()}
+    answer = stream.ask(join_world=pb.JoinWorldRequest(settings=packed))
+    assert answer.WhichOneof("payload") == "error", answer
+    return Code(answer.error.code), answer.error.message
+
+
+def lose(server, stream):
+    """Cut a connection, and wait until the server has noticed."""
+    count = server.status()["connections"]
+    stream.die()
+    until(lambda: server.status()["connections"] < count)
+
+
+def test_who_comes_back_with_the_key_plays_on_in_the_same_round(serve, client, clock):  # noqa: F811
+    server = serve(lambda: Relay(horizon=500))
+    viewer = client(server).sit(None, role="spectator")
+    ann = client(server).sit("ann", "person:Ann", seat_key=KEY)
+    ann.ready()
+    clock.advance(3.0)
+    states(viewer, "running")
+    assert ann.step()[0] == RUNNING
+    ann.step(2)
+    clock.advance(FRAME)
+    clock.advance(FRAME)
+    assert viewer.seats("return")[0] == (4.0,)
+    lose(server, ann)
+    clock.advance(10.0)
+    # The round went on, and the seat did nothing meanwhile; nobody else gets it.
+    assert viewer.seats("name", "playing")[0] == ("Ann", True)
+    assert viewer.seats("return")[0] == (4.0,)
+    assert refusal(client(server), agent="ann", player="person:Eve")[0] is Code.RESOURCE_EXHAUSTED
+    assert refusal(client(server), agent="ann", player="person:Eve", seat_key="e" * 24)[0] is Code.RESOURCE_EXHAUSTED
+    back = client(server).sit("ann", "person:Ann", seat_key=KEY)
+    assert back.step()[0] == RUNNING
+    back.step(2)
+    clock.advance(FRAME)
+    assert viewer.seats("name", "playing", "return")[0] == ("Ann", True, 6.0)
+
+
+def test_a_seat_is_free_once_nobody_came_back(serve, client, clock):  # noqa: F811
+    server = serve(limits=Limits(seat_timeout=0.5))
+    viewer = client(server).sit(None, role="spectator")
+    lose(server, client(server).sit("ann", "person:Ann", seat_key=KEY))
+    until(lambda: viewer.seats("taken_by")[0] == ("",))
+    assert client(server).sit("ann", "person:Ben").seats("taken_by")[0] == ("Ben",)
+
+
+def test_who_leaves_gives_the_seat_up_at_once(serve, client, clock):  # noqa: F811
+    server = serve()
+    viewer = client(server).sit(None, role="spectator")
+    ann = client(server).sit("ann", "person:Ann", seat_key=KEY)
+    assert ann.ask(leave_world=pb.LeaveWorldRequest()).WhichOneof("payload") == "leave_world"
+    assert viewer.seats("taken_by")[0] == ("",)
+
+
+def test_without_a_key_a_lost_client_s_seat_is_free_at_once(serve, client, clock):  # noqa: F811
+    server = serve()
+    viewer = client(server).sit(None, role="spectator")
+    client(server).sit("ann", "person:Ann").die()
+    until(lambda: viewer.seats("taken_by")[0] == ("",))
+
+
+@pytest.mark.parametrize("key", ["short", "k" * 65, "with spaces in it, of 30 letters", 7])
+def test_a_key_that_is_none_is_refused(serve, client, key):  # noqa: F811
+    code, message = refusal(client(serve()), agent="ann", seat_key=key if isinstance(key, str) else np.int64(key))
+    assert code is Code.INVALID_ARGUMENT
+    assert "a secret of 16 to 64 characters" in message
+
+
+def test_a_person_who_took_over_has_the_place_again_and_the_agent_acted_meanwhile():
+    with serve_gym(CountingEnv) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+
+        def hold(stream):
+            (uid,) = stream.specs.actions
+            action = pack_tensor(np.asarray(1, np.int64))
+            assert stream.ask(step=pb.StepRequest(actions={uid: action})).WhichOneof("payload") == "step"
+
+        ann = Client(server, own_connection=True).join("", role="takeover", name="Ann", seat_key=KEY)
+        ann.ask(step=pb.StepRequest())
+        hold(ann)
+        assert env.step(0)[4]["intervened_by"] == "Ann"
+        ann.die()
+        until(lambda: "intervention" not in env.step(0)[4])
+        eve = Client(server, own_connection=True)
+        code, message = refusal(eve, role="takeover", name="Eve")
+        assert code is Code.RESOURCE_EXHAUSTED
+        assert "'Ann' has the seat already" in message
+        back = Client(server, own_connection=True).join("", role="takeover", name="Ann", seat_key=KEY)
+        back.ask(step=pb.StepRequest())
+        hold(back)
+        assert env.step(0)[4]["intervened_by"] == "Ann"
+        for stream in (ann, eve, back):
+            stream.die()
+            stream.channel.close()
+        env.close()
