@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from bridge.cli.program import OK, positive
-from bridge.client.vector_env import RemoteVectorEnv, make_vec_remote
+from bridge.client.make import make_vec_remote
+from bridge.client.vector_env import RemoteVectorEnv
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["register"]
