@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,37 @@ def test_several_agents_give_a_dataset_each(tmp_path):
     assert [root.name for root in roots] == episodes[0].stream.agents
     for root in roots:
         check(root)
+
+
+@pytest.mark.parametrize("name", ["..", "../../x", "/tmp/x", "C:\\x"])
+def test_the_name_of_an_agent_in_a_strangers_recording_is_no_path(tmp_path, name):
+    """The header of a recording is a stranger's text: its run, its environment and its agents may have any name."""
+    tag = importlib.import_module("mpe2.simple_tag_v3")
+    with serve_parallel(tag, record=Recording(tmp_path / "in" / "runs", observations=True)) as server:
+        env = make_parallel_remote(server.url)
+        env.reset(seed=1)
+        while env.agents:
+            env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        first = env.possible_agents[0]
+        env.close()
+    (file,) = (tmp_path / "in" / "runs").glob("*.parquet")
+    table = pq.read_table(file)
+    header = json.loads(table.schema.metadata[b"bridge"])
+    header["agents"][header["agents"].index(first)] = name
+    header["run"] = header["world"] = name
+    table = table.replace_schema_metadata({b"bridge": json.dumps(header).encode()})
+    with pa.ipc.new_stream(stream := io.BytesIO(), table.schema) as writer:
+        writer.write_table(table)
+    data = stream.getvalue()
+    hostile = tmp_path / "in" / "hostile" / "20200101T000000-ffffff.1.000001.arrow"
+    hostile.parent.mkdir()
+    hostile.write_bytes(data)
+    hostile.with_name(hostile.name + ".sums").write_text(f"0 {len(data)} {hashlib.sha256(data).hexdigest()}\n")
+    before = set(tmp_path.rglob("*"))
+    roots = export_lerobot(read_folder(hostile.parent).episodes(), tmp_path / "out" / "set")
+    assert all(root.resolve().parent == tmp_path / "out" / "set" for root in roots)
+    written = set(tmp_path.rglob("*")) - before - {tmp_path / "out"}
+    assert all(path.is_relative_to(tmp_path / "out" / "set") for path in written)
 
 
 def test_what_the_format_has_no_place_for_is_said_and_leaves_nothing_behind(tmp_path):

@@ -19,7 +19,7 @@ from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, 
 from bridge.recording.reader import Episode, Stream
 from bridge.recording.replay import kwargs_of
 
-__all__ = ["Said", "datasets_of", "even", "export_minari", "export_mp4", "quiet", "rate_of"]
+__all__ = ["Said", "datasets_of", "even", "export_minari", "export_mp4", "name_of_agent", "quiet", "rate_of"]
 
 Said = Callable[[str], None]
 
@@ -149,7 +149,12 @@ def datasets_of(
 def _of_agent(name: str, agent: str) -> str:
     match = re.fullmatch(r"(.*?)(-v\d+)?", name)
     assert match is not None
-    return f"{match[1]}-{re.sub(r'[^A-Za-z0-9_-]+', '_', agent)}{match[2] or ''}"
+    return f"{match[1]}-{name_of_agent(agent)}{match[2] or ''}"
+
+
+def name_of_agent(agent: str) -> str:
+    """Return an agent's name as part of a file name: a recording may be a stranger's, with any text as a name."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", agent)
 
 
 def _spec_of(stream: Stream) -> Any:

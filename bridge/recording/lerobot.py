@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from gymnasium import Space, spaces
 
 from bridge.encoding.tensors import Array
-from bridge.errors import SettingError
+from bridge.errors import RecordingError, SettingError
 from bridge.extras import install_command
 from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
-from bridge.recording.exports import Said, datasets_of, even, quiet, rate_of
+from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of
 from bridge.recording.reader import Episode
 
 __all__ = ["export_lerobot"]
@@ -77,7 +77,9 @@ def export_lerobot(
     written = []
     try:
         for agent, data in datasets_of(episodes, env, allow_calls):
-            path = root if agent is None else root / agent.replace("/", "_")
+            path = root if agent is None else root / name_of_agent(agent)
+            if path in written:
+                raise RecordingError(f"the agent {agent!r} has the folder {path} of another; rename one of them")
             dataset = _Dataset(path, data, rate_of(episodes[0].stream, fps), task or episodes[0].stream.title)
             dataset.write()
             written.append(path)
