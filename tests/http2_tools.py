@@ -193,7 +193,8 @@ HELLO = PREFACE + frame(SETTINGS)
 
 @contextlib.contextmanager
 def raw(server, first=b""):
-    with socket.create_connection(("127.0.0.1", server.port), 10.0) as sock:
+    # A client that is charged is read later, on a slow machine much later.
+    with socket.create_connection(("127.0.0.1", server.port), 60.0) as sock:
         sock.sendall(first)
         yield sock
 
