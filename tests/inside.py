@@ -207,6 +207,12 @@ def charge_each_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(ProcessorAccount, "charge", lambda account, used, now: seconds)
 
 
+def read_soon(server: Any) -> None:
+    """Have a server in this process read what it would read later."""
+    for connection in connections_of(server):
+        connection.account.until = 0.0
+
+
 def linger(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have servers hear out for so long whom they have refused."""
     monkeypatch.setattr("bridge.server.connections._LINGER", seconds)
