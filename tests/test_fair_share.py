@@ -28,7 +28,7 @@ from tests.http2_tools import (
     message,
     raw,
 )
-from tests.inside import linger, read_soon
+from tests.inside import charge_each_time, linger, read_soon
 from tests.support import until
 from tests.websocket_tools import Hand as Upgraded
 from tests.websocket_tools import frame as websocket_frame
@@ -192,47 +192,38 @@ def test_what_a_closed_connection_had_sent_is_dropped(no_share, first, piece):
         assert server.status()["throttled"] == 0
 
 
-@pytest.fixture
-def charged_at_once(monkeypatch):
-    """Return what makes servers read each connection that is charged anything after hours, until the block ends."""
-
-    @contextlib.contextmanager
-    def charging(server):
-        with monkeypatch.context() as patch:
-            patch.setattr(fair_share, "BURST", 0.0)
-            patch.setattr(fair_share, "SHARE", 1e-9)
-            yield
-        read_soon(server)
-
-    return charging
-
-
-def test_an_honest_client_that_is_read_later_is_not_closed(charged_at_once):
-    """A burst of resets and pings, and a large request of which half has come: it is pinged, and read later."""
+def test_an_honest_client_that_is_read_later_is_not_closed(monkeypatch):
+    """A burst of resets and pings, and a large request of which a part has come: it is pinged, and read later."""
     request = message(STEP + PADDING)
     with serve_gym(lambda: CountingEnv(5)) as server, Hand(server) as hand:
         number = hand.play()
-        with charged_at_once(server):
-            hand.raw(number, request[:100_000])
+        with monkeypatch.context() as patch:
+            charge_each_time(patch, 3600.0)
             for _ in range(50):
                 hand.cut(hand.open())
                 hand.h2.ping(bytes(8))
             hand.send()
-            hand.until(lambda: hand.pings >= 3)
+            hand.until(lambda: hand.pings >= 2)
+            hand.raw(number, request[:100_000])
+            read_soon(server)
+            hand.until(lambda: hand.pings >= 5)
             assert server.status()["throttled"] == 1
+        read_soon(server)
         hand.raw(number, request[100_000:])
         assert hand.response(number).WhichOneof("payload") == "step"
 
 
-def test_an_honest_websocket_client_that_is_read_later_is_not_closed(charged_at_once):
+def test_an_honest_websocket_client_that_is_read_later_is_not_closed(monkeypatch):
     with serve_gym(lambda: CountingEnv(5), web=True) as server, Upgraded(server).open() as hand:
         hand.ask(create_world={})
-        with charged_at_once(server):
+        with monkeypatch.context() as patch:
+            charge_each_time(patch, 3600.0)
             hand.send(websocket_frame(Opcode.PING) * 50)
             asked = 0
             while asked < 3:
                 asked += hand.frame()[0] is Opcode.PING
             assert server.status()["throttled"] == 1
+        read_soon(server)
         assert hand.ask(create_world={}).WhichOneof("payload") == "create_world"
 
 
