@@ -189,6 +189,25 @@ def test_viewers_share_pictures_and_drawing_takes_its_share_of_the_time(viewers,
         env.close()
 
 
+def test_pictures_take_more_of_the_time_while_the_world_waits_for_a_person(viewers, monkeypatch):
+    monkeypatch.setattr("bridge.watching.agents.SHARE", 1e-6)  # so there is one picture in some minutes
+    monkeypatch.setattr("bridge.watching.takeovers.HOLD", 600.0)
+    with serve_gym(Painted, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        seat = viewers(server)
+        Stream.join(seat, role="takeover", pace=50.0)
+        assert seat.ask(step=pb.StepRequest()).WhichOneof("payload") == "step"
+        viewer = viewers(server).join()
+        viewer.look()
+        for steps in (1, 2, 3):
+            env.step(1)
+            _, seen = viewer.look()
+            assert seen["frame"] is not None
+            assert shade(seen["frame"]) == pytest.approx(steps, abs=2)
+        env.close()
+
+
 def test_a_spectator_neither_acts_nor_delays_nor_keeps_a_world_alive(viewers):
     with serve_gym(Painted, web=True) as server:
         env = make_remote(server.url)  # a world of its own
