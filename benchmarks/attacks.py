@@ -35,7 +35,7 @@ import psutil
 
 from benchmarks.alone import add_busy, measuring
 from benchmarks.attackers import ATTACKS, PATH, TOKEN, WATCH_TOKEN, Attack, Pieces
-from bridge import TLS, Limits, RemoteEnv, make_remote, serve_gym
+from bridge import TLS, Auth, Limits, RemoteEnv, make_remote, serve_gym
 from bridge.gateway import serve_gateway
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, make_certificates
@@ -219,7 +219,7 @@ class DrawnEnv(CountingEnv):
 
 def serve(kind: str, certificates: str | None, pipe: Any) -> None:
     """Serve until the pipe says so: the whole life of the server's process."""
-    keywords: dict[str, Any] = {"token": TOKEN, "watch_token": WATCH_TOKEN}
+    keywords: dict[str, Any] = {"token": TOKEN, "auth": Auth(watch_token=WATCH_TOKEN)}
     if certificates is not None:
         keywords["tls"] = TLS(Path(certificates, "server.pem"), Path(certificates, "server.key"))
     limits = Limits(abandoned_timeout=ABANDONED)

@@ -379,6 +379,9 @@ class Team:
         self.agents = ["robot"]
         return tuple({"robot": item} for item in self.robot.reset(seed=seed, options=options))
 
+    def step(self, actions):
+        return tuple({"robot": item} for item in self.robot.step(actions["robot"]))
+
     def close(self):
         self.robot.close()
 

@@ -154,7 +154,7 @@ def test_a_session_is_an_environment_of_its_own_with_seeds_options_and_state() -
         assert len(server.worlds) == 2
         one.send('{"type": "close"}')
         with pytest.raises(ConnectionClosed):
-            one.recv(20.0)
+            one.recv(10.0)  # half of the time after which the server hangs up on whoever says nothing
         until(lambda: len(server.worlds) == 1)
 
 

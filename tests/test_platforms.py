@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,29 +42,3 @@ def test_the_lobby_for_terminals_is_refused_where_a_terminal_cannot_be_waited_fo
         code = main(["lobby", "perlert://127.0.0.1:1"])
     assert code == 2
     assert re.search(r"needs Linux or macOS.*bridge\.perlert\.PerlertEnv", capsys.readouterr().err)
-
-
-def test_recordings_are_written_as_bytes_where_files_are_text_unless_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("pyarrow", reason="recordings need pyarrow, which the core tests do without")
-    from bridge.recording.reader import read_folder  # fails where pyarrow is missing
-
-    binary, opened, real = 1 << 30, [], os.open
-
-    def open_file(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
-        if str(path).endswith((".arrow", ".sums")):
-            opened.append(flags)
-        return real(path, flags & ~binary, mode, **more)
-
-    monkeypatch.setattr(os, "open", open_file)
-    monkeypatch.setattr(os, "O_BINARY", binary, raising=False)
-    with serve_gym("CartPole-v1", record=str(tmp_path)) as server:
-        env = make_remote(server.url)
-        env.reset(seed=1)
-        env.step(1)
-        env.close()
-    assert opened
-    assert all(flags & binary for flags in opened)
-    (episode,) = read_folder(tmp_path).episodes()
-    assert episode.length == 1

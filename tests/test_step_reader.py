@@ -45,7 +45,7 @@ def test_both_ways_to_read_an_answer_give_the_same_in_memory_of_its_own(space: s
         begin_step(env, 1)
         answer = finish_step(env)
         assert not isinstance(answer, pb.EnvironmentResponse), "the codec matches it"
-        reader = remote_of(env).reader
+        reader = remote_of(env).world.reader
         read = reader.read(answer, 0.0)
         message = pb.EnvironmentResponse.FromString(bytes(answer.data))
         assert_identical(read, reader.read(message, 0.0))

@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     function = find_policies([arguments.function])
     names = ("host", "port", "chunked", "max_batch", "max_wait", "max_connections", "token", "token_file", "insecure")
-    tls = TLS(certificate=arguments.tls_certificate, key=arguments.tls_key)
+    pem = {"certificate": arguments.tls_certificate, "key": arguments.tls_key}
+    tls = TLS(**pem) if any(pem.values()) else None
     given = {name: getattr(arguments, name) for name in names}
     with server_logging(arguments.verbose, False), sigterm_as_interrupt():
         try:

@@ -10,8 +10,9 @@ import ssl
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from bridge.dial import handshake
 from bridge.errors import AddressError, BridgeError, SettingError
@@ -134,8 +135,12 @@ class Dialing:
         The bytes are what followed the answer: a trainer that has been waiting begins to speak at once. The text is,
         of a WebSocket, the version of this package at the trainer; None: it is gRPC.
         """
-        sock = self._open()
+        proxy = self._proxy()
+        place = (self._address.host, self._address.port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
+        sock = socket.create_connection(place, _TIMEOUT)
         try:
+            if proxy is not None:
+                self._tunnel(sock, proxy)
             tls = None if self._tls is None else Tls(self._tls, self._address.server_name)
             plain = b"" if tls is None else tls.receive(b"")
             while tls is not None and not tls.ready:
@@ -143,12 +148,7 @@ class Dialing:
                 plain = tls.receive(_received(sock))
             asking = self._asking(self._address, self._name, self._token)
             sock.sendall(asking.request if tls is None else tls.send([asking.request]))
-            while not (end := handshake.end_of_head(plain)):
-                data = _received(sock)
-                plain += data if tls is None else tls.receive(data)
-                if len(plain) > handshake.MAX_HEAD:
-                    raise OSError("what is there is no trainer that waits for servers: its answer has no end")
-            head, rest = plain[:end], plain[end:]
+            head, rest = _read_head(lambda: _received(sock) if tls is None else tls.receive(_received(sock)), plain)
             if problem := asking.refusal(head, rest):
                 raise OSError(problem)
             prepare(sock)
@@ -157,31 +157,34 @@ class Dialing:
             raise
         return sock, tls, rest, asking.version
 
-    def _open(self) -> socket.socket:
-        """Connect to the trainer, through a proxy where one is set. Raises OSError."""
-        host, port = self._address.host, self._address.port
+    def _proxy(self) -> SplitResult | None:
+        """Return the URL of the proxy that leads to the trainer; None: it is reached without one."""
         found = urllib.request.getproxies().get("https" if self._address.tls else "http")
-        if found is None or urllib.request.proxy_bypass(host):
-            return socket.create_connection((host, port), _TIMEOUT)
-        proxy = urlsplit(found if "://" in found else f"http://{found}")
-        sock = socket.create_connection((proxy.hostname or "", proxy.port or 80), _TIMEOUT)
-        try:
-            target = self._address.target
-            lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
-            if proxy.username is not None:
-                pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-                lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair).decode()}")
-            sock.sendall("\r\n".join([*lines, "", ""]).encode())
-            head = b""
-            while not handshake.end_of_head(head) and len(head) <= handshake.MAX_HEAD:
-                head += _received(sock)
-            if head.split(b" ")[1:2] != [b"200"]:
-                line = head.partition(b"\r\n")[0][:80].decode("latin-1")
-                raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line!r}")
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        if found is None or urllib.request.proxy_bypass(self._address.host):
+            return None
+        return urlsplit(found if "://" in found else f"http://{found}")
+
+    def _tunnel(self, sock: socket.socket, proxy: SplitResult) -> None:
+        """Have a proxy connect to the trainer. Raises OSError."""
+        target = self._address.target
+        lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+        if proxy.username is not None:
+            pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+            lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair).decode()}")
+        sock.sendall("\r\n".join([*lines, "", ""]).encode())
+        head, _ = _read_head(lambda: _received(sock))
+        if head.split(b" ")[1:2] != [b"200"]:
+            line = head.partition(b"\r\n")[0][:80].decode("latin-1")
+            raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line!r}")
+
+
+def _read_head(receive: Callable[[], bytes], data: bytes = b"") -> tuple[bytes, bytes]:
+    """Return the header fields of an answer, and what came behind them. Raises OSError where they have no end."""
+    while not (end := handshake.end_of_head(data)):
+        if len(data) > handshake.MAX_HEAD:
+            raise OSError("what is there is no trainer that waits for servers: its answer has no end")
+        data += receive()
+    return data[:end], data[end:]
 
 
 def _received(sock: socket.socket) -> bytes:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import secrets
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -24,10 +22,9 @@ from bridge.errors import (
     AddressError,
     Code,
     ConnectError,
+    ConnectionLostError,
     EnvironmentFailedError,
     PeerError,
-    RemoteError,
-    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
     shown_url,
@@ -40,10 +37,14 @@ from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials, TokenLike
 from bridge.transport.token import shown_token
 
+try:
+    from bridge.transport.message_socket import MessageSocket
+except ImportError as error:
+    raise SettingError(f"openenv:// needs the package websockets: {install_command('web')}") from error
+
 __all__ = ["OpenEnvEnv", "OpenEnvVectorEnv"]
 
 _NO_VALUES = ("done", "reward", "metadata")
-_MAX_PAUSE = 5.0
 _MAX_SLOTS = 4096
 
 
@@ -94,23 +95,32 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             raise AddressError(url, f"{error.reason}: expected openenv://HOST:PORT, or openenvs:// with TLS") from None
         if address.env_id or address.world is not None or address.settings:
             raise AddressError(url, "expected openenv://HOST:PORT alone: OpenEnv has no path and no settings")
-        self.url, self._place = shown_url(url), address.target
-        self._http = "https" if address.tls else "http"
+        self.url = shown_url(url)
         held = ClientCredentials.of(token=token).with_token_of(address.credentials, self.url)
-        secret = shown_token(dataclasses.replace(address, credentials=held))
-        self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        self._address = dataclasses.replace(address, credentials=held)
         self._timeout, self._most = checked_timeout(timeout), max_message_bytes
         schema = self._get("/schema")
         self._action_values = self._values("action", schema, action_space)
         self._observation_values = self._values("observation", schema, observation_space)
         self.action_space, self.observation_space = self._action_values.space, self._observation_values.space
-        self._connection = contextlib.ExitStack()
-        self._socket: Any = None
+        self._socket = MessageSocket(
+            self._address,
+            "/ws",
+            url=self.url,
+            server="server",
+            hint="",
+            timeout=self._timeout,
+            max_message_bytes=max_message_bytes,
+            proxied=True,
+        )
         self._last: Any = None
 
     def _get(self, path: str) -> Any:
         """Return a document of the server."""
-        request = urllib.request.Request(f"{self._http}://{self._place}{path}", headers=self._headers)
+        token = shown_token(self._address)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        scheme = "https" if self._address.tls else "http"
+        request = urllib.request.Request(f"{scheme}://{self._address.target}{path}", headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as response:
                 return json.loads(response.read(self._most))
@@ -138,36 +148,15 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
 
     # Messages
 
-    def _connect(self) -> Any:
-        try:
-            from websockets.sync.client import connect
-        except ImportError as error:
-            raise SettingError(f"openenv:// needs the package websockets: {install_command('web')}") from error
-        url = f"{self._http.replace('http', 'ws')}://{self._place}/ws"
-        deadline, pause = time.monotonic() + self._timeout, 0.1
-        while True:
-            try:
-                left = max(0.1, deadline - time.monotonic())
-                opened = connect(url, additional_headers=self._headers, max_size=self._most, open_timeout=left)
-                return self._connection.enter_context(opened)
-            except Exception as error:  # OSError, or what the package says of an answer that is no WebSocket
-                if time.monotonic() + pause > deadline:
-                    raise ConnectError(self.url, f"no connection within {self._timeout:g} s: {error}") from error
-            time.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE)
+    def _ask(self, kind: str, data: Any) -> str | bytes:
+        if not self._socket.connected:
+            self._socket.connect()
+        return self._socket.ask(json.dumps({"type": kind, "data": data}), f"answer to {kind}")
 
-    def _ask(self, kind: str, data: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Send a message; return what its answer says, as `step` does. Raises OSError where the socket is lost."""
-        from websockets.exceptions import ConnectionClosed
-
+    def _result(self, data: str | bytes) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Return what an answer says, as `step` does."""
         try:
-            self._socket.send(json.dumps({"type": kind, "data": data}))
-            answer = json.loads(self._socket.recv(self._timeout))
-        except TimeoutError as error:
-            self._leave()
-            raise RemoteTimeoutError(self.url, f"no answer to {kind} within {self._timeout:g} s") from error
-        except ConnectionClosed as error:
-            raise OSError(str(error)) from error
+            answer = json.loads(data)
         except ValueError as error:
             raise PeerError(self.url, f"expected JSON, got what cannot be read: {error}") from error
         try:
@@ -207,19 +196,10 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             EnvironmentFailedError: The server answered with an error.
         """
         data = {**(options or {}), **({} if seed is None else {"seed": int(seed)})}
-        for _ in range(2):  # the connection may have gone since the last episode
-            if self._socket is None:
-                self._socket = self._connect()
-            try:
-                observation, _, _, _, info = self._ask("reset", data)
-            except RemoteError:  # of which some are OSError, too
-                raise
-            except OSError as error:
-                self._leave()
-                problem = error
-            else:
-                return observation, info
-        raise ConnectError(self.url, f"the server closed the connection: {problem}") from problem
+        # The connection may have gone since the last episode, and so may have the server, to come back.
+        answer = self._socket.persist(lambda: self._ask("reset", data), self._timeout)
+        observation, _, _, _, info = self._result(answer)
+        return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Apply an action.
@@ -229,26 +209,20 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             ResetNeededError: There is no connection, as before the first `reset`.
             EnvironmentFailedError: The server answered with an error.
         """
-        if self._socket is None:
+        if not self._socket.connected:
             raise ResetNeededError("expected reset() before step()")
         space, field = self._action_values
         Layout(space, "action").pack_action(action)  # raises where it is not in the space
         data = to_json(space, action)
         try:
-            return self._ask("step", {field: data} if field else data)
-        except RemoteError:  # of which some are OSError, too
-            raise
-        except OSError as error:
-            self._leave()
-            return self._last, 0.0, False, True, {"error": f"the connection to {self.url} was lost: {error}"}
-
-    def _leave(self) -> None:
-        self._socket = None
-        self._connection.close()
+            answer = self._socket.persist(lambda: self._ask("step", {field: data} if field else data), 0.0)
+        except ConnectionLostError as error:
+            return self._last, 0.0, False, True, {"error": f"the connection to {self.url} was lost: {error.reason}"}
+        return self._result(answer)
 
     def close(self) -> None:
         """End the session. May be called twice."""
-        self._leave()
+        self._socket.close()
 
 
 class OpenEnvVectorEnv(RemoteVectorEnv):

@@ -7,8 +7,9 @@ not finite is written as `NaN` and `Infinity`. A picture is an array, or where t
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,14 +72,19 @@ def from_json(space: Space[Any], value: Any, where: str) -> Any:
     Raises:
         SettingError: It is of another structure or type.
     """
-    try:
+    with _expecting(f"{where} to be JSON of an element of {space}", value):
         return _read(space, value)
-    except SettingError:
+
+
+@contextlib.contextmanager
+def _expecting(wanted: str, value: Any) -> Iterator[None]:
+    """Raise a SettingError that says what was wanted where JSON turns out to be of another structure."""
+    try:
+        yield
+    except (SettingError, UnsupportedSpaceError):
         raise
     except _MISFITS as error:
-        raise SettingError(
-            f"expected {where} to be JSON of an element of {space}, got {value!r:.80}: {error}"
-        ) from error
+        raise SettingError(f"expected {wanted}, got {value!r:.200}: {error!r}") from error
 
 
 def _read(space: Space[Any], value: Any) -> Any:
@@ -168,12 +174,8 @@ def space_of(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:
     Raises:
         SettingError: It is no schema, or names a space that cannot be made.
     """
-    try:
+    with _expecting("the JSON Schema of an environment", schema):
         return _space(schema, definitions)
-    except (SettingError, UnsupportedSpaceError):
-        raise
-    except _MISFITS as error:
-        raise SettingError(f"expected the JSON Schema of an environment, got {schema!r:.200}: {error!r}") from error
 
 
 def _space(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:

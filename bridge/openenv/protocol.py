@@ -13,7 +13,7 @@ import io
 import json
 from typing import Any
 
-from websockets.frames import CloseCode, Opcode
+from websockets.frames import Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
@@ -162,8 +162,8 @@ class OpenEnvProtocol(WebProtocol):
                 self._send_json(status, {"detail": found["message"]})
             else:
                 self._send_json(http.HTTPStatus.OK, found)
-        elif not data:  # it was asked to close
-            self._say_goodbye(CloseCode.NORMAL_CLOSURE, "")
+        elif not data:  # it was asked to close: the connection ends with its call
+            self._handler.calls.receive(call, None)
         elif self._reply is None and not self.finished:
             self._websocket.send_text(data)
             self._outgoing.extend(self._websocket.data_to_send())

@@ -54,8 +54,6 @@ class OpenEnvSession:
         self._client.server_version = __version__
         self._episode_id: Any = None
         self._steps = 0
-        self._suits = False
-        """True if the world is known to be one that JSON can play."""
         self.last_step: Any = None
         """Of a message that was a step, as of `bridge.server.session.Session`."""
         self.last_error = 0
@@ -164,13 +162,10 @@ class OpenEnvSession:
         if self._client.state in (ClientState.OFFLINE, ClientState.LOST):
             self._client.connect(time.monotonic())
             await self._exchange()
-        if not self._suits:
-            lanes = self._info.lanes
-            if lanes is not None:
-                raise SettingError(f"an OpenEnv session is one environment, and this world has {lanes} lanes")
-            for space in (self._info.observation_space, self._info.action_space):
-                schema_of(space)  # refuses those that JSON does not hold
-            self._suits = True
+        if self._info.lanes is not None:
+            raise SettingError(f"an OpenEnv session is one environment, and this world has {self._info.lanes} lanes")
+        for space in (self._info.observation_space, self._info.action_space):
+            schema_of(space)  # refuses those that JSON does not hold
 
     async def _exchange(self) -> Any:
         """Have the served session answer what the client's has to say; return what came of it.

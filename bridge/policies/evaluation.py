@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -28,8 +28,16 @@ _OBSERVATIONS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Multi
 
 _MEANS = (("mean return", "total"), ("length", "length"))
 
-Interval = tuple[float, float, float]
-"""A mean, and the ends of its 95 % confidence interval."""
+
+class Interval(NamedTuple):
+    """A mean, and the ends of its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} (95 %: {self.low:.4g} to {self.high:.4g})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
         return {
-            **{name: dict(zip(("mean", "low", "high"), of, strict=True)) for name, of in self.intervals().items()},
+            **{name: interval._asdict() for name, interval in self.intervals().items()},
             "seconds": self.seconds,
             "steps_per_second": self.steps / self.seconds,
             "share_policy": self.seconds_in_policy / self.seconds,
@@ -94,7 +102,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         lines = [f"{len(self.episodes)} episodes, {self.steps} steps in {self.seconds:.1f} s"]
-        lines += [f"{name:8} {_shown(interval)}" for name, interval in self.intervals().items()]
+        lines += [f"{name:8} {interval}" for name, interval in self.intervals().items()]
         lines.append(
             f"time     {self.steps / self.seconds:.0f} steps/s, policy {self.seconds_in_policy / self.seconds:.0%}, "
             f"environments and network {self.seconds_waiting / self.seconds:.0%}"
@@ -120,18 +128,17 @@ class Comparison:
     @property
     def beyond_chance(self) -> bool:
         """True where the interval of the difference has no zero in it."""
-        _, low, high = self.difference
-        return low > 0 or high < 0
+        difference = self.difference
+        return difference.low > 0 or difference.high < 0
 
     def summary(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
-        difference = dict(zip(("mean", "low", "high"), self.difference, strict=True))
         both = {"first": self.first.summary(), "second": self.second.summary()}
-        return {"difference": difference, "beyond_chance": self.beyond_chance, **both}
+        return {"difference": self.difference._asdict(), "beyond_chance": self.beyond_chance, **both}
 
     def __str__(self) -> str:
         verdict = "larger than chance" if self.beyond_chance else "not larger than chance"
-        return f"the second less the first, seed by seed: {_shown(self.difference)}: {verdict}"
+        return f"the second less the first, seed by seed: {self.difference}: {verdict}"
 
 
 def _interval(values: np.ndarray[Any, Any]) -> Interval:
@@ -142,12 +149,7 @@ def _interval(values: np.ndarray[Any, Any]) -> Interval:
         values[generator.integers(0, len(values), (100, len(values)))].mean(axis=1) for _ in range(_RESAMPLES // 100)
     ]
     low, high = np.percentile(np.concatenate(blocks), (2.5, 97.5))
-    return float(values.mean()), float(low), float(high)
-
-
-def _shown(interval: Interval) -> str:
-    mean, low, high = interval
-    return f"{mean:.4g} (95 %: {low:.4g} to {high:.4g})"
+    return Interval(float(values.mean()), float(low), float(high))
 
 
 @dataclasses.dataclass
@@ -264,18 +266,24 @@ class _Work:
         self.lost: list[str] = []
         self.steps = 0
         self.waiting = self.in_policy = 0.0
-        self._sloted = hasattr(policy, "seconds_in_function")
+        self.is_served = hasattr(policy, "seconds_in_function")
+        """True of a `RemotePolicy`, which is told of slots."""
+
+    @property
+    def seconds_in_function(self) -> float:
+        """How long a served policy's function took, ever."""
+        return float(getattr(self.policy, "seconds_in_function", 0.0))
 
     def ask(self, batch: Any, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Call the policy."""
         began = time.perf_counter()
-        actions = self.policy(batch, slots=slots.tolist()) if self._sloted else self.policy(batch)
+        actions = self.policy(batch, slots=slots.tolist()) if self.is_served else self.policy(batch)
         self.in_policy += time.perf_counter() - began
         return np.asarray(actions)
 
     def reset_policy(self, slots: np.ndarray[Any, Any]) -> None:
         """Say that episodes began anew."""
-        if self._sloted:
+        if self.is_served:
             self.policy.reset(slots.tolist())
 
     def finish(self, run: _Run, success: bool | None) -> None:
@@ -375,8 +383,8 @@ def _evaluate(
     urls: Any, num_envs: int | None, keywords: dict[str, Any], work: _Work, record: str | os.PathLike[str] | None
 ) -> Evaluation:
     """Connect, and play the episodes."""
-    policy, parts = work.policy, list[_Part]()
-    served = getattr(policy, "seconds_in_function", 0.0)
+    parts = list[_Part]()
+    before = work.seconds_in_function
     try:
         for envs in _connect(urls, num_envs, keywords):
             if record is not None:
@@ -390,72 +398,57 @@ def _evaluate(
     finally:
         for part in parts:
             part.envs.close()
-    spent = getattr(policy, "seconds_in_function", 0.0) - served
-    network = max(0.0, work.in_policy - spent) if hasattr(policy, "seconds_in_function") else 0.0
+    network = max(0.0, work.in_policy - (work.seconds_in_function - before)) if work.is_served else 0.0
     found = tuple(work.done[number] for number in range(work.total))
     return Evaluation(found, seconds, work.in_policy, network, work.waiting, work.steps, tuple(work.lost))
 
 
 def _play(parts: list[_Part], work: _Work) -> None:
-    """Step the parts in turns until every episode is done."""
-    live: list[_Part] = []
-    for part in parts:
-        if _kept(part, [*live, *parts[len(live) + 1 :]], _Part.start):
-            live.append(part)
+    """Step the parts in turns until every episode is done; where a part has no server left, the others go on."""
+    live, turn = list(parts), _Part.start
     while len(work.done) < work.total:
         for part in tuple(live):
-            others = [other for other in live if other is not part]
-            if not _kept(part, others, _Part.turn):
+            try:
+                turn(part)
+            except RemoteError as error:
+                # A failure of the policy, or of an environment, would be the same on the other servers.
+                same = isinstance(error, EnvironmentFailedError) or error.url == getattr(work.policy, "url", "")
+                if same or len(live) == 1:
+                    raise
                 live.remove(part)
-
-
-def _kept(part: _Part, others: list[_Part], turn: Callable[[_Part], None]) -> bool:
-    """Take a part's turn; False where all of its servers are gone, and its episodes are left to the others."""
-    try:
-        turn(part)
-    except RemoteError as error:
-        # A failure of the policy, or of an environment, would be the same on the other servers.
-        if not others or isinstance(error, EnvironmentFailedError) or error.url == getattr(part.work.policy, "url", ""):
-            raise
-        for row in range(len(part.runs)):
-            part.lose(row, str(error))
-        return False
-    return True
+                for row in range(len(part.runs)):
+                    part.lose(row, str(error))
+        turn = _Part.turn
 
 
 def _connect(urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> list[Any]:
     """Return the environments in two parts, or in one where there is one world."""
-
-    def made(part: Any, count: int | None) -> Any:
-        envs = make_vec_remote(part, num_envs=count, blocking=True, on_lost="continue", max_failures=None, **keywords)
-        try:
-            _check(envs, part)
-        except BaseException:
-            envs.close()
-            raise
-        return envs
-
-    parts: list[tuple[Any, int | None]]
-    if isinstance(urls, (list, tuple)) and len(urls) > 1 and num_envs in (None, len(urls)):
+    listed = isinstance(urls, (list, tuple))
+    parts: list[tuple[Any, int | None]] = [(urls, num_envs)]
+    if listed and len(urls) > 1 and num_envs in (None, len(urls)):
         parts = [(urls[0::2], None), (urls[1::2], None)]
     elif num_envs is not None and num_envs > 1:
         parts = [(urls, num_envs - num_envs // 2), (urls, num_envs // 2)]
-    else:
-        parts = [(urls, num_envs)]
-    found: list[Any] = []
     try:
-        for part, count in parts:
-            found.append(made(part, count))
+        return _made(parts, keywords)
     except SettingError:
-        for envs in found:
-            envs.close()
-        if len(parts) == 1 or isinstance(urls, (list, tuple)):
+        if len(parts) == 1 or listed:
             raise
-        return [made(urls, num_envs)]  # its worlds have too many lanes for half of the slots
-    except BaseException:
-        for envs in found:
-            envs.close()
-        raise
+        return _made([(urls, num_envs)], keywords)  # its worlds have too many lanes for half of the slots
+
+
+def _made(parts: list[tuple[Any, int | None]], keywords: dict[str, Any]) -> list[Any]:
+    """Connect each part; where one cannot be, none stays connected."""
+    found = []
+    with contextlib.ExitStack() as opened:
+        for part, count in parts:
+            envs = make_vec_remote(
+                part, num_envs=count, blocking=True, on_lost="continue", max_failures=None, **keywords
+            )
+            opened.callback(envs.close)
+            _check(envs, part)
+            found.append(envs)
+        opened.pop_all()
     return found
 
 

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
 import os
-import socket
 import threading
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from bridge.errors import (
-    AddressError,
-    Code,
-    ConnectError,
-    ConnectionLostError,
-    PeerError,
-    RefusedError,
-    RemoteError,
-    RemoteTimeoutError,
-    SettingError,
-)
+from bridge.errors import AddressError, Code, PeerError, RefusedError, SettingError
 from bridge.policies.rows import as_map, row_count, take, with_rows
 from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
-from bridge.transport.tls import client_context
-from bridge.transport.token import shown_token
-from bridge.transport.websocket import LOGGER
-
-# After `wire`, whose error says what to install.
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException  # isort: skip
-from websockets.sync.client import ClientConnection, connect  # isort: skip
+from bridge.transport.message_socket import MessageSocket  # after `wire`, whose error says what to install
 
 __all__ = ["RemotePolicy"]
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_ANSWER = "answer of the policy"
 
 
 class RemotePolicy:
@@ -89,11 +71,17 @@ class RemotePolicy:
         """The URL, without its token."""
         self.seconds_in_function = 0.0
         """How long the server's function took, as far as the server says so."""
-        self._address = type(address)(**{**vars(address), "credentials": credentials})
-        self._horizon, self._timeout, self._reconnect = execution_horizon, timeout, reconnect
-        self._max_message_bytes = max_message_bytes
-        self._connection: ClientConnection | None = None
-        self._open = contextlib.ExitStack()
+        self._horizon, self._reconnect = execution_horizon, reconnect
+        self._socket = MessageSocket(
+            dataclasses.replace(address, credentials=credentials),
+            f"/{address.env_id or ''}",
+            url=self.url,
+            server="policy server",
+            hint=". Start one: `bridge policy MODULE:NAME`",
+            timeout=timeout,
+            max_message_bytes=max_message_bytes,
+            proxied=False,
+        )
         self._metadata: dict[str, Any] = {}
         self._chunks: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
@@ -102,7 +90,7 @@ class RemotePolicy:
     def metadata(self) -> dict[str, Any]:
         """The server's metadata, sent when this end connected; connects if that was not done yet."""
         with self._lock:
-            self._persist(self._connected)
+            self._socket.persist(self._connect, self._reconnect)
         return self._metadata
 
     def __call__(self, observation: Any, slots: Sequence[int] | None = None) -> Any:
@@ -126,7 +114,7 @@ class RemotePolicy:
         with self._lock:
             need = [row for row, slot in enumerate(numbers) if not self._chunks.get(slot)]
             if need:
-                chunks = self._persist(lambda: self._ask(take(batch, need)))
+                chunks = self._socket.persist(lambda: self._ask(take(batch, need)), self._reconnect)
                 for row, chunk in zip(need, chunks, strict=True):
                     self._chunks[numbers[row]] = list(chunk[: self._horizon])
             actions = [self._chunks[slot].pop(0) for slot in numbers]
@@ -141,7 +129,7 @@ class RemotePolicy:
     def close(self) -> None:
         """Disconnect; a later call connects again."""
         with self._lock:
-            self._drop()
+            self._socket.close()
 
     def __enter__(self) -> RemotePolicy:
         return self
@@ -150,83 +138,15 @@ class RemotePolicy:
         self.close()
 
     def __del__(self) -> None:
-        if "_open" in self.__dict__:  # else a URL or keyword was refused
-            self._open.close()
+        if "_socket" in self.__dict__:  # else a URL or keyword was refused
+            self._socket.close()
 
-    def _drop(self) -> None:
-        self._connection = None
-        self._open.close()
+    def _connect(self) -> None:
+        if not self._socket.connected:
+            self._socket.connect()
+            self._metadata = self._read(self._socket.receive(_ANSWER))
 
-    def _persist(self, call: Any) -> Any:
-        """Return what a call returns, connecting again where the server was lost meanwhile."""
-        end, pause = time.monotonic() + self._reconnect, _FIRST_PAUSE
-        while True:
-            try:
-                return call()
-            except (ConnectError, ConnectionLostError):
-                self._drop()
-                if time.monotonic() + pause > end:
-                    raise
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            except RefusedError:
-                raise  # the server is well; the next request may be another
-            except BaseException:
-                self._drop()  # a late answer must never be taken for that of a later request
-                raise
-
-    def _connected(self) -> ClientConnection:
-        if self._connection is not None:
-            return self._connection
-        address, token = self._address, shown_token(self._address)
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        try:
-            plain = socket.create_connection((address.host, address.port), self._timeout)
-        except OSError as error:
-            raise ConnectError(self.url, f"no policy server: {error}. Start one: `bridge policy MODULE:NAME`") from None
-        try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            opening = connect(
-                f"{address.scheme}://{address.target}/{address.env_id or ''}",
-                sock=plain,
-                ssl=client_context(address.credentials) if address.tls else None,
-                server_hostname=address.server_name if address.tls else None,
-                additional_headers=headers,
-                compression=None,
-                open_timeout=self._timeout,
-                close_timeout=1.0,
-                max_size=self._max_message_bytes,
-                logger=LOGGER,
-            )
-            connection = self._open.enter_context(opening)  # newer versions of `websockets` connect here
-        except InvalidStatus as error:
-            plain.close()
-            status = error.response.status_code
-            code = Code.UNAUTHENTICATED if status in (401, 403) else Code.UNAVAILABLE
-            hint = "; give the server's token=" if status in (401, 403) else ""
-            raise RefusedError(self.url, f"the answer has the HTTP status {status}{hint}", code) from None
-        except TimeoutError:
-            plain.close()
-            raise RemoteTimeoutError(self.url, f"no handshake within {self._timeout:g} s") from None
-        except (OSError, EOFError) as error:
-            plain.close()
-            raise ConnectError(self.url, f"the handshake failed: {error}") from None
-        except (WebSocketException, ValueError) as error:
-            plain.close()
-            if isinstance(error.__cause__, EOFError):
-                raise ConnectError(self.url, "it closed the connection without replying") from None
-            raise PeerError(self.url, f"it speaks no WebSocket: {error}") from None
-        self._connection = connection
-        self._metadata = self._receive(connection)
-        return connection
-
-    def _receive(self, connection: ClientConnection) -> dict[str, Any]:
-        try:
-            data = connection.recv(timeout=self._timeout)
-        except TimeoutError:
-            raise RemoteTimeoutError(self.url, f"no answer of the policy within {self._timeout:g} s") from None
-        except ConnectionClosed as error:
-            raise self._lost(error) from None
+    def _read(self, data: str | bytes) -> dict[str, Any]:
         if isinstance(data, str):
             raise RefusedError(self.url, f"the policy failed: {data}", Code.INTERNAL)
         try:
@@ -234,36 +154,27 @@ class RemotePolicy:
         except WireError as error:
             raise PeerError(self.url, str(error)) from None
 
-    def _lost(self, error: ConnectionClosed) -> RemoteError:
-        if error.rcvd is not None and error.rcvd.code == 1009 and error.rcvd_then_sent is not False:
-            return RefusedError(self.url, "the request is larger than the server takes", Code.RESOURCE_EXHAUSTED)
-        if error.sent is not None and error.sent.code == 1009:
-            return PeerError(self.url, f"an answer is larger than max_message_bytes={self._max_message_bytes}")
-        return ConnectionLostError(self.url, f"the policy server closed the connection: {error}")
-
     def _ask(self, batch: Any) -> list[Any]:
         """Return a chunk for each row."""
-        connection = self._connected()
+        self._connect()
         (rows,) = row_count(batch)
         most = self._metadata.get(MAX_BATCH)
         chunks: list[Any] = []
         if not isinstance(most, int) or most < 1:  # a server of openpi takes one observation a message
-            return [self._request(connection, as_map(take(batch, row)), None) for row in range(rows)]
+            return [self._request(as_map(take(batch, row)), None) for row in range(rows)]
         for start in range(0, rows, most):
             part = as_map(take(batch, slice(start, start + most)))
             count = min(most, rows - start)
-            chunks += list(self._request(connection, {**part, BATCH: count}, count))
+            chunks += list(self._request({**part, BATCH: count}, count))
         return chunks
 
-    def _request(self, connection: ClientConnection, message: dict[str, Any], count: int | None) -> Any:
+    def _request(self, message: dict[str, Any], count: int | None) -> Any:
         """Send a request; return its chunk, or with a count a chunk for each row."""
         try:
-            connection.send(pack(message))
+            data = pack(message)
         except WireError as error:
             raise SettingError(f"the observation {error}") from None
-        except ConnectionClosed as error:
-            raise self._lost(error) from None
-        answer = self._receive(connection)
+        answer = self._read(self._socket.ask(data, _ANSWER))
         actions = answer.get(ACTIONS)
         try:
             chunk = np.asarray(actions)

@@ -8,7 +8,6 @@ import http
 import logging
 import math
 import os
-import secrets
 import socket
 import threading
 import time
@@ -22,10 +21,9 @@ import numpy as np
 from bridge.errors import SettingError
 from bridge.policies.rows import from_map, join, layout, row_count, take, with_rows
 from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
+from bridge.server.auth import Security
 from bridge.signals import sigterm_as_interrupt
-from bridge.transport.address import is_loopback
-from bridge.transport.credentials import TLS, TokenLike, checked_tls, read_pem, read_token
-from bridge.transport.tls import server_context
+from bridge.transport.credentials import TLS, TokenLike
 from bridge.transport.websocket import LOGGER
 
 # After `wire`, whose error says what to install.
@@ -64,17 +62,15 @@ class PolicyServer:
     def __init__(
         self,
         function: Callable[[Any], Any],
-        listener: socket.socket,
-        *,
-        shown_host: str,
+        url: str,
         token: Any,
-        tls: TLS,
+        metadata: Mapping[str, Any],
+        *,
         chunked: bool,
         max_batch: int,
         max_wait: float,
         max_connections: int,
-        max_message_bytes: int,
-        metadata: Mapping[str, Any],
+        **listening: Any,
     ) -> None:
         self._function, self._token, self._chunked = function, token, chunked
         self._max_batch, self._max_wait, self._max_connections = max_batch, max_wait, max_connections
@@ -85,25 +81,17 @@ class PolicyServer:
         self._connections: dict[ServerConnection, threading.Thread] = {}
         self.calls = 0
         """How often the function was called."""
-        context = None
-        if tls.certificate is not None:
-            pem = tls.read()
-            context = server_context(pem.certificate, pem.key, read_pem("client_ca", tls.client_ca))  # type: ignore[arg-type]
-        host = f"[{shown_host}]" if ":" in shown_host else shown_host
-        scheme = "ws" if context is None else "wss"
-        self.url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+        self.url = url
         """The URL for `RemotePolicy`, without a token."""
         self._server = serve(
             self._serve,
-            sock=listener,
-            ssl=context,
             process_request=self._admit,
             origins=[None],  # a page in a browser that visits another site must not reach a policy on this machine
             compression=None,
-            max_size=max_message_bytes,
             close_timeout=_CLOSE_TIMEOUT,
             server_header=None,
             logger=LOGGER,
+            **listening,
         )
         self._threads = [
             threading.Thread(target=self._server.serve_forever, name="policy-accept", daemon=True),
@@ -325,26 +313,26 @@ def serve_policy(
             raise SettingError(f"expected {name} to be a positive integer, got {value!r}")
     if not 0 <= max_wait < math.inf:
         raise SettingError(f"expected max_wait to be seconds, got {max_wait!r}")
-    found = read_token(token, token_file)
-    if found is None and not insecure and not is_loopback(host):
-        found = read_token(secrets.token_urlsafe(24), None)
+    security = Security.of(token, token_file, tls).for_host(host, insecure=insecure)
+    context = security.context()
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise SettingError(f"cannot listen on {host}:{port}: {error}; choose another port=") from None
+    shown = f"[{host}]" if ":" in host else host
     try:
         return PolicyServer(
             function,
-            listener,
-            shown_host=host,
-            token=found,
-            tls=checked_tls(tls),
+            f"{'ws' if context is None else 'wss'}://{shown}:{listener.getsockname()[1]}",
+            security.token,
+            metadata or {},
             chunked=chunked,
             max_batch=max_batch,
             max_wait=max_wait,
             max_connections=max_connections,
-            max_message_bytes=max_message_bytes,
-            metadata=metadata or {},
+            sock=listener,
+            ssl=context,
+            max_size=max_message_bytes,
         )
     except BaseException:
         listener.close()

@@ -1,0 +1,181 @@
+"""A WebSocket to a server of another protocol, by blocking calls: OpenEnv's, or a policy's."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.frames import CloseCode
+from websockets.sync.client import ClientConnection, connect
+
+from bridge.errors import (
+    Code,
+    ConnectError,
+    ConnectionLostError,
+    PeerError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+)
+from bridge.transport.address import Address
+from bridge.transport.tls import client_context
+from bridge.transport.token import shown_token
+from bridge.transport.websocket import LOGGER
+
+__all__ = ["MessageSocket"]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+class MessageSocket:
+    """One connection at a time, made by `connect`; the token of the address is shown as Bearer.
+
+    Args:
+        address: The server's, `ws://` or `wss://`.
+        path: What is asked for, from its slash on.
+        url: The URL for errors.
+        server: What the server is, for errors: "policy server".
+        hint: What to do where there is none, for errors.
+        timeout: Seconds for the handshake, and for each answer.
+        max_message_bytes: The largest answer.
+        proxied: Whether the environment's proxies are used.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        path: str,
+        *,
+        url: str,
+        server: str,
+        hint: str,
+        timeout: float,
+        max_message_bytes: int,
+        proxied: bool,
+    ) -> None:
+        self._address, self._path, self._url, self._server, self._hint = address, path, url, server, hint
+        self._timeout, self._most, self._proxied = timeout, max_message_bytes, proxied
+        self._open = contextlib.ExitStack()
+        self._connection: ClientConnection | None = None
+
+    @property
+    def connected(self) -> bool:
+        """True if there is a connection, which may have been lost since."""
+        return self._connection is not None
+
+    def connect(self) -> None:
+        """Connect.
+
+        Raises:
+            ConnectError: There is no server.
+            RefusedError: It answers with an HTTP status.
+            RemoteTimeoutError: There is no handshake within `timeout`.
+            PeerError: It speaks no WebSocket.
+        """
+        address, token, plain = self._address, shown_token(self._address), None
+        try:
+            if not self._proxied:
+                plain = socket.create_connection((address.host, address.port), self._timeout)
+            opening = connect(
+                f"{address.scheme}://{address.target}{self._path}",
+                sock=plain,
+                ssl=client_context(address.credentials) if address.tls else None,
+                server_hostname=address.server_name if address.tls else None,
+                additional_headers={} if token is None else {"Authorization": f"Bearer {token}"},
+                compression=None,
+                open_timeout=self._timeout,
+                close_timeout=1.0,
+                max_size=self._most,
+                logger=LOGGER,
+            )
+            self._connection = self._open.enter_context(opening)  # newer versions of `websockets` connect here
+        except BaseException as error:
+            if plain is not None:
+                plain.close()
+            raise self._refused(error) from None
+
+    def _refused(self, error: BaseException) -> BaseException:
+        """Return what is raised where the handshake raised."""
+        if isinstance(error, InvalidStatus):
+            status = error.response.status_code
+            if status in (401, 403):
+                text = f"the answer has the HTTP status {status}; give the server's token="
+                return RefusedError(self._url, text, Code.UNAUTHENTICATED)
+            if status in (502, 504):  # a gateway's: the server behind it is away
+                return ConnectError(self._url, f"no {self._server}: a gateway answered with the HTTP status {status}")
+            return RefusedError(self._url, f"the answer has the HTTP status {status}", Code.UNAVAILABLE)
+        if isinstance(error, TimeoutError):
+            return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s")
+        if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, EOFError):
+            return ConnectError(self._url, f"no {self._server}: {error}{self._hint}")
+        if isinstance(error, (WebSocketException, ValueError)):
+            return PeerError(self._url, f"it speaks no WebSocket: {error}")
+        return error
+
+    def ask(self, message: str | bytes, answer: str) -> str | bytes:
+        """Send a message and return the next one, as `receive` does."""
+        assert self._connection is not None
+        try:
+            self._connection.send(message)
+        except ConnectionClosed as error:
+            raise self._lost(error) from None
+        return self.receive(answer)
+
+    def receive(self, answer: str) -> str | bytes:
+        """Return the next message.
+
+        Args:
+            answer: What is waited for, for errors.
+
+        Raises:
+            ConnectionLostError: The connection is closed.
+            RemoteTimeoutError: There is none within `timeout`.
+            RefusedError, PeerError: The message, or this one's answer, is too large for its receiver.
+        """
+        assert self._connection is not None
+        try:
+            return self._connection.recv(timeout=self._timeout)
+        except TimeoutError:
+            raise RemoteTimeoutError(self._url, f"no {answer} within {self._timeout:g} s") from None
+        except ConnectionClosed as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: ConnectionClosed) -> RemoteError:
+        received, sent = error.rcvd, error.sent
+        if received is not None and received.code == CloseCode.MESSAGE_TOO_BIG and error.rcvd_then_sent is not False:
+            return RefusedError(self._url, "the request is larger than the server takes", Code.RESOURCE_EXHAUSTED)
+        if sent is not None and sent.code == CloseCode.MESSAGE_TOO_BIG:
+            return PeerError(self._url, f"an answer is larger than max_message_bytes={self._most}")
+        return ConnectionLostError(self._url, f"the {self._server} closed the connection: {error}")
+
+    def persist(self, call: Callable[[], Any], seconds: float) -> Any:
+        """Return what a call returns, which is made again where the server is away or was lost meanwhile.
+
+        Args:
+            call: Connects where there is no connection, and asks.
+            seconds: How long it is tried.
+        """
+        end, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        while True:
+            try:
+                return call()
+            except (ConnectError, ConnectionLostError):
+                self.close()
+                if time.monotonic() + pause > end:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            except RefusedError:
+                raise  # the server is well; the next request may be another
+            except BaseException:
+                self.close()  # a late answer must never be taken for that of a later request
+                raise
+
+    def close(self) -> None:
+        """Close the connection, where there is one."""
+        self._connection = None
+        self._open.close()
