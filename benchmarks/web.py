@@ -1,27 +1,31 @@
-"""`python -m benchmarks.web`: what the page costs, and how long a key takes to its picture.
+"""`python -m benchmarks.web`: what the page costs, how long a key takes to its picture, and how even the pace is.
 
 A server in a process of its own publishes CartPole (600×400 pixels) at 60 frames a second. Chromium presses keys, and
-the page tells the time from each to the picture that shows its effect. Then viewers without a browser watch, in a
-process of their own: pictures and data of each, and the frames that the world dropped. Last, a trainer steps a
-lock-step world as fast as it can, in turns without and with viewers: its steps, and the server's processor time for
-each of them, which other programs of the machine disturb less.
+the page tells the time from each to the picture that shows its effect. Then a person in Chromium takes over from a
+trainer in lock-step, and so paces it: by how much the intervals between its steps, and between the pictures that are
+painted, differ from one frame. Then viewers without a browser, each in a process of its own, watch the world in real
+time: pictures and data of each, and the frames that the world dropped. Last, a trainer steps a lock-step world as fast
+as it can, in turns without and with viewers: its steps, and the server's processor time for each of them, which other
+programs of the machine disturb less. Each figure is printed with its goal.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import itertools
+import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
@@ -36,21 +40,29 @@ from bridge.transport.address import parse_address
 from bridge.transport.websocket import PATH, SUBPROTOCOL
 
 WARM_UP = 1.0
+PAINTED = """() => {
+  window.painted = [];
+  new MutationObserver(() => window.painted.push(performance.now()))
+    .observe(document.getElementById("canvas"), {attributes: true, attributeFilter: ["data-pictures"]});
+}"""
+FPS = 60
+FOREVER = 1e9
 # Seconds after which viewers that were held look again, and those that are held do no more.
 SETTLE = 0.4
 
 
 @contextmanager
-def server(*options: str) -> Iterator[tuple[str, int, psutil.Process]]:
-    """Run `bridge serve CartPole-v1 --web`; give the URL of the page, the port and the process."""
+def server(*options: str, env: str = "CartPole-v1") -> Iterator[tuple[str, int, psutil.Process]]:
+    """Run `bridge serve --web`; give the URL of the page, the port and the process."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    with ServerProcess("CartPole-v1", "--web", *options) as process:
+    with ServerProcess(env, "--web", *options) as process:
         port = parse_address(process.url).port
         yield f"http://127.0.0.1:{port}/", port, psutil.Process(process.pid)
 
 
-def keys(url: str, presses: int) -> list[float]:
-    """Press keys in Chromium; return the milliseconds from each to the picture of its effect."""
+@contextmanager
+def page_of(url: str) -> Iterator[Any]:
+    """Open a page in Chromium, without a window."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         raise SystemExit("chromium is not installed: apt-get install --no-install-recommends chromium")
@@ -60,23 +72,72 @@ def keys(url: str, presses: int) -> list[float]:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(url)
+        yield page
+        browser.close()
+
+
+def press(page: Any, number: int) -> None:
+    """Hold the left or the right arrow, in turns, for some frames."""
+    key = ("ArrowLeft", "ArrowRight")[number % 2]
+    page.keyboard.down(key)
+    page.wait_for_timeout(137)
+    page.keyboard.up(key)
+    page.wait_for_timeout(113)
+
+
+def keys(url: str, presses: int) -> list[float]:
+    """Press keys in Chromium; return the milliseconds from each to the picture of its effect."""
+    with page_of(url) as page:
         page.click("#begin")
         page.wait_for_selector("#legend kbd")
         page.wait_for_timeout(2000)
-        for press in range(presses):
-            key = ("ArrowLeft", "ArrowRight")[press % 2]
-            page.keyboard.down(key)
-            page.wait_for_timeout(137)
-            page.keyboard.up(key)
-            page.wait_for_timeout(113)
+        for number in range(presses):
+            press(page, number)
         page.wait_for_timeout(1500)
         found = page.get_attribute("#latency", "data-all") or ""
-        browser.close()
     return [float(value) for value in found.split()]
 
 
-async def _look(port: int, seconds: float, started: asyncio.Event) -> tuple[int, int]:
-    """Watch; return how many pictures came, and their bytes."""
+def _train(port: int, pipe: Connection) -> None:
+    """Step the lock-step world until told to stop; send the times, in ms, of the steps that a person paced."""
+    env = make_remote(f"grpc://127.0.0.1:{port}?world=")
+    env.reset(seed=0)
+    pipe.send(None)
+    times = []
+    while not pipe.poll():
+        info = env.step(1)[4]
+        if "takeover_fps" in info:
+            times.append(1000 * time.perf_counter())
+    env.close()
+    pipe.send(times)
+
+
+def paced(url: str, port: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Take over from a trainer at the page; return the times, in ms, of the steps and of the pictures painted."""
+    with process_of(_train, port) as (_, pipe), page_of(url) as page:
+        pipe.recv()
+        page.wait_for_function("() => document.getElementById('play').textContent.startsWith('Take over')")
+        page.click("#play")
+        page.wait_for_function("() => document.getElementById('badge').textContent.includes('hold a key')")
+        page.evaluate(PAINTED)
+        end = time.monotonic() + seconds + WARM_UP
+        for number in itertools.count():
+            if time.monotonic() > end:
+                break
+            press(page, number)
+        pictures = page.evaluate("() => window.painted")
+        pipe.send(None)
+        steps = pipe.recv()
+    return steps, pictures
+
+
+def jitter(times: Sequence[float]) -> list[float]:
+    """Return by how many frames each interval differs from one frame, sorted; leaves out the first second."""
+    kept = [at for at in times if at > times[0] + 1000 * WARM_UP]
+    return sorted(abs((later - at) * FPS / 1000 - 1) for at, later in itertools.pairwise(kept))
+
+
+async def _look_through(port: int, seconds: float, pipe: Connection) -> tuple[int, int]:
     names = [SUBPROTOCOL]  # type: ignore[list-item]
     async with connect(f"ws://127.0.0.1:{port}{PATH}", subprotocols=names, max_size=None) as socket:  # type: ignore[arg-type]
         settings = {"frame": pack_tensor("jpeg"), "role": pack_tensor("spectator")}
@@ -86,7 +147,8 @@ async def _look(port: int, seconds: float, started: asyncio.Event) -> tuple[int,
         step = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[uids["frame"]])).SerializeToString()
         await socket.send(step)
         await socket.recv()
-        await started.wait()
+        pipe.send(None)
+        await asyncio.to_thread(pipe.recv)  # until all of them look
         count = size = 0
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -97,21 +159,63 @@ async def _look(port: int, seconds: float, started: asyncio.Event) -> tuple[int,
         return count, size
 
 
-async def _look_all(port: int, viewers: int, seconds: float) -> list[tuple[int, int]]:
-    started = asyncio.Event()
-    tasks = [asyncio.create_task(_look(port, seconds, started)) for _ in range(viewers)]
-    await asyncio.sleep(WARM_UP)
-    started.set()
-    return await asyncio.gather(*tasks)
+def _look(port: int, seconds: float, pipe: Connection) -> None:
+    """Watch; say when the first picture came, and at the end how many came, and their bytes."""
+    pipe.send(asyncio.run(_look_through(port, seconds, pipe)))
 
 
 @contextmanager
-def looking(port: int, viewers: int, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """Watch in a process of its own, which prints what each viewer had."""
-    command = [sys.executable, "-m", "benchmarks.web", "--look", str(port), str(viewers), str(seconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.wait()
+def process_of(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[psutil.Process, Connection]]:
+    """Call a function in a process of its own; give the process, and a pipe to the function's last argument."""
+    context = multiprocessing.get_context("spawn")
+    pipe, other = context.Pipe()
+    process = context.Process(target=function, args=(*arguments, other), daemon=True)
+    process.start()
+    other.close()
+    try:
+        yield psutil.Process(process.pid), pipe
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()
+
+
+class Viewers:
+    """Viewers of a world, each in a process of its own.
+
+    Args:
+        stack: Ends them.
+        port: The server's.
+        count: Of the viewers.
+        seconds: For which they look.
+        meanwhile: Called again and again until all of them look.
+    """
+
+    def __init__(
+        self, stack: ExitStack, port: int, count: int, seconds: float, meanwhile: Callable[[], object]
+    ) -> None:
+        started = [stack.enter_context(process_of(_look, port, seconds)) for _ in range(count)]
+        self._processes = [process for process, _ in started]
+        self._pipes = [pipe for _, pipe in started]
+        self.said(meanwhile)
+        for pipe in self._pipes:
+            pipe.send(None)
+
+    def said(self, meanwhile: Callable[[], object]) -> list[Any]:
+        """Return the next that each of them says; calls `meanwhile` until then. Raises EOFError where one has ended."""
+        while len(multiprocessing.connection.wait(self._pipes, 0)) < len(self._pipes):
+            meanwhile()
+        return [pipe.recv() for pipe in self._pipes]
+
+    def hold(self) -> None:
+        """Suspend them."""
+        for process in self._processes:
+            process.suspend()
+
+    def resume(self) -> None:
+        """Have them go on."""
+        for process in self._processes:
+            process.resume()
 
 
 def watched(port: int, viewers: int, seconds: float) -> dict[str, Any]:
@@ -126,13 +230,15 @@ def watched(port: int, viewers: int, seconds: float) -> dict[str, Any]:
         latency = info["latency"]
         return int(latency["frames_dropped"]), int(latency["overruns"])
 
-    before = counts()
-    with looking(port, viewers, seconds) as process:
-        end = time.monotonic() + seconds + 2 * WARM_UP
-        while process.poll() is None and time.monotonic() < end + 30:
-            if any(env.step(0)[2:4]):
-                env.reset()
-        found = json.loads(process.stdout.read() if process.stdout else "[]")
+    def play() -> None:
+        if any(env.step(0)[2:4]):
+            env.reset()
+
+    with ExitStack() as stack:
+        people = Viewers(stack, port, viewers, seconds, play)
+        env.reset()
+        before = counts()
+        found = people.said(play)
     env.reset()
     after = counts()
     env.close()
@@ -172,12 +278,11 @@ def trained(
         return count / (time.perf_counter() - began), (used() - before) / count
 
     shares, costs = [], []
-    with looking(port, viewers, (2 * rounds + 4) * (seconds + SETTLE) + WARM_UP) as look:
-        steps(3 * WARM_UP)  # until they look
-        people = psutil.Process(look.pid)
+    with ExitStack() as stack:
+        people = Viewers(stack, port, viewers, FOREVER, lambda: steps(0.1))
 
         def alone() -> tuple[float, float]:
-            people.suspend()
+            people.hold()
             steps(SETTLE)
             return steps(seconds)
 
@@ -191,7 +296,6 @@ def trained(
             costs.append(2 * cost / (before[1] + after[1]))
             before = after
         people.resume()
-        people.terminate()
     env.close()
     return shares, costs
 
@@ -205,22 +309,39 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def measure_keys(presses: int) -> None:
     """Print the time from a key to its picture."""
-    with server("--fps", "60") as (url, _, _):
+    with server("--fps", str(FPS)) as (url, _, _):
         times = sorted(keys(url, presses))
         print(
-            f"key to painted picture, {len(times)} keys: median {statistics.median(times):.0f} ms, "
-            f"95 % {times[int(0.95 * len(times))]:.0f} ms, longest {times[-1]:.0f} ms"
+            f"key to painted picture, {len(times)} keys: median {statistics.median(times):.0f} ms (goal: at most 40), "
+            f"95 % {times[int(0.95 * len(times))]:.0f} ms, longest {times[-1]:.0f} ms",
+            flush=True,
         )
+
+
+def measure_pace(seconds: float) -> None:
+    """Print how even the pace is that a person gives a trainer."""
+    # It does not end: a reset is a pause of another kind.
+    options = ("--play-fps", str(FPS), "--env-kwargs", "max_episode_steps=1000000")
+    with server(*options, env="MountainCar-v0") as (url, port, _):
+        for name, times in zip(("steps", "painted pictures"), paced(url, port, seconds), strict=True):
+            found = jitter(times)
+            print(
+                f"paced by a person at {FPS} fps, {len(found)} intervals between {name}: they differ from a frame by "
+                f"{statistics.median(found):.2f} frames (median), 95 % by at most {found[int(0.95 * len(found))]:.2f} "
+                "(goal: at most 1)",
+                flush=True,
+            )
 
 
 def measure_viewers(viewers: int, seconds: float) -> None:
     """Print what viewers of a real-time world get, and what they cost it."""
-    with server("--fps", "60") as (_, port, _):
+    with server("--fps", str(FPS)) as (_, port, _):
         found = watched(port, viewers, seconds)
         print(
-            f"{viewers} viewers at 60 fps: {found['pictures_per_second']:.1f} pictures/s and at most "
-            f"{found['mbit_per_second']:.2f} Mbit/s each; the world dropped {found['dropped']} frames, "
-            f"{found['overruns']} overruns"
+            f"{viewers} viewers, each in a process of its own, at {FPS} fps: {found['pictures_per_second']:.1f} "
+            f"pictures/s and at most {found['mbit_per_second']:.2f} Mbit/s each; the world dropped {found['dropped']} "
+            f"frames (goal: 0), {found['overruns']} overruns",
+            flush=True,
         )
 
 
@@ -231,9 +352,10 @@ def measure_trainer(viewers: int, turn: float, rounds: int) -> None:
         low, high = interval(shares)
         least, most = interval(costs)
         print(
-            f"trainer with {viewers} viewers: {statistics.median(shares):.1%} of its steps (median of {len(shares)} "
-            f"turns, 95 % interval {low:.1%} to {high:.1%}), and {statistics.median(costs):.2f} times the server's "
-            f"processor time a step ({least:.2f} to {most:.2f})"
+            f"trainer with {viewers} viewers, each in a process of its own: {statistics.median(shares):.1%} of its "
+            f"steps (goal: at least 90 %; median of {len(shares)} turns, 95 % interval {low:.1%} to {high:.1%}), and "
+            f"{statistics.median(costs):.2f} times the server's processor time a step ({least:.2f} to {most:.2f})",
+            flush=True,
         )
 
 
@@ -242,22 +364,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.web", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--presses", type=int, default=100)
     parser.add_argument("--viewers", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of pacing, and of the viewers")
     parser.add_argument("--rounds", type=int, default=30, help="turns of the trainer with viewers")
     parser.add_argument("--turn", type=float, default=1.5, help="seconds of each")
-    parser.add_argument("--only", choices=("keys", "viewers", "trainer"), help="measure that alone")
-    parser.add_argument("--look", nargs=3, metavar=("PORT", "VIEWERS", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=("keys", "pace", "viewers", "trainer"), help="measure that alone")
     add_busy(parser)
     arguments = parser.parse_args(argv)
-    if arguments.look is not None:
-        port, viewers, seconds = arguments.look
-        print(json.dumps(asyncio.run(_look_all(int(port), int(viewers), float(seconds)))))
-        return 0
     warnings.simplefilter("ignore")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with measuring(parser, arguments.busy):
         if arguments.only in (None, "keys"):
             measure_keys(arguments.presses)
+        if arguments.only in (None, "pace"):
+            measure_pace(arguments.seconds)
         if arguments.only in (None, "viewers"):
             measure_viewers(arguments.viewers, arguments.seconds)
         if arguments.only in (None, "trainer"):

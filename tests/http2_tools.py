@@ -66,7 +66,7 @@ class Hand:
         self.credits = True
         self.bodies, self.heads, self.trailers, self.resets, self.ended = {}, {}, {}, {}, set()
         self.acks = 0
-        self.settled, self.pongs, self.farewell, self.gone = False, 0, None, False
+        self.settled, self.pings, self.pongs, self.farewell, self.gone = False, 0, 0, None, False
         self.h2.initiate_connection()
         self.send()
         self.until(lambda: self.settled)
@@ -108,6 +108,8 @@ class Hand:
             self.ended.add(number)
         elif kind is h2.events.StreamReset:
             self.resets[number] = event.error_code
+        elif kind is h2.events.PingReceived:
+            self.pings += 1
         elif kind is h2.events.PingAckReceived:
             self.pongs += 1
         elif kind is h2.events.ConnectionTerminated:

@@ -204,7 +204,18 @@ def let_wait_at_websockets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 def charge_each_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have servers read again of a connection after so many seconds, whatever it has used."""
-    monkeypatch.setattr(ProcessorAccount, "charge", lambda account, used, now: seconds)
+
+    def charge(account: ProcessorAccount, used: float, now: float) -> float:
+        account.until = now + seconds
+        return seconds
+
+    monkeypatch.setattr(ProcessorAccount, "charge", charge)
+
+
+def read_soon(server: Any) -> None:
+    """Have a server in this process read what it would read later."""
+    for connection in connections_of(server):
+        connection.account.until = 0.0
 
 
 def linger(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

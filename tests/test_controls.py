@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import make_parallel_remote, make_remote, serve_parallel
+from bridge import TimeAction, Web, make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge.errors import BridgeError, SettingError
 from bridge.worlds.controls import ACTION_NAMES, controls_of, controls_of_space, default_keys, known_names
 from tests.peers import Stream
 from tests.support import everywhere
@@ -171,3 +172,56 @@ def test_the_seats_of_an_mpe_world_have_named_actions_with_arrows(isolation, fps
     keys = {found["names"][entry["action"]]: entry["keys"] for entry in found["keys"]}
     assert keys == {name: [name.lower()] for name in ("LEFT", "RIGHT", "DOWN", "UP")}
     assert (found["neutral"], found["idle"]) == (0, True)
+
+
+@everywhere
+@pytest.mark.parametrize("names", ["PUSH, RIGHT", ["PUSH", "RIGHT"]], ids=["a string", "a list"])
+def test_whoever_serves_an_environment_names_its_actions(names, isolation):
+    with serve_gym("CartPole-v1", web=Web(action_names=names), isolation=isolation) as server:
+        stream = Stream(server).join()
+        found = json.loads(stream.read_property("world.controls"))
+        stream.close()
+    assert found["names"] == ["PUSH", "RIGHT"]
+    assert [(entry["action"], entry["keys"]) for entry in found["keys"]] == [(0, ["p"]), (1, ["right"])]
+
+
+def test_named_actions_may_have_a_time_too():
+    with serve_gym("CartPole-v1", web=Web(action_names="LEFT,RIGHT"), time_action=TimeAction(most=5)) as server:
+        env = make_remote(server.url)
+        assert env.action_space["action"] == spaces.Discrete(2)
+        env.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "vector_entry_point"])
+def test_lanes_of_actions_with_names_are_served_without_keys(mode):
+    names = Web(action_names="LEFT,RIGHT")
+    with serve_gym("CartPole-v1", num_envs=2, vectorization_mode=mode, web=names) as server:
+        stream = Stream(server).join()
+        assert json.loads(stream.read_property("world.controls"))["kind"] == "none"
+        stream.close()
+
+
+@pytest.mark.parametrize("names", [[], [""], "LEFT,,RIGHT", ["LEFT", 1], ["x" * 41], 2])
+def test_names_that_are_none_are_refused(names):
+    with pytest.raises(SettingError, match="expected action_names to be strings of 1 to 40 characters"):
+        serve_gym("CartPole-v1", web=Web(action_names=names))
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ("CartPole-v1", r"1 names; an environment with Discrete\(2\) takes one for each of its 2 actions"),
+        ("Pendulum-v1", "takes none"),
+    ],
+)
+def test_names_that_do_not_fit_the_actions_are_told_to_who_asks_for_the_environment(env, problem):
+    with (
+        serve_gym(env, web=Web(action_names=["LEFT"])) as server,
+        pytest.raises(BridgeError, match=problem),
+    ):
+        make_remote(server.url)
+
+
+def test_an_environment_of_several_agents_takes_no_names_of_actions():
+    with pytest.raises(SettingError, match="action_names are of an environment of one agent"):
+        serve_parallel(lambda: None, web=Web(action_names=["LEFT"]))

@@ -239,6 +239,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block({"perlert://127.0.0.1:32322/cartpole:0": "{url}"}, block_of("perlert.md", 0)),
     ],
     "play.md": [
+        Block(serves=True),
         Block(
             before="import numpy as np\nactions = np.zeros(2, int)\n"
             "infos = {'intervene_action': np.array([0, 1]), '_intervene_action': np.array([False, True])}\n",

@@ -4,22 +4,24 @@ import contextlib
 import gzip
 import select
 import socket
-import sys
 import time
 
 import pytest
+from websockets.frames import Opcode
 
 from bridge import make_remote, serve_gym
 from bridge.server import fair_share
 from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.testing import CountingEnv
 from tests.http2_tools import (
+    CREATE,
     DATA,
     END_HEADERS,
     HEADERS,
     PING,
     PREFACE,
     SETTINGS,
+    STEP,
     WINDOW_UPDATE,
     Hand,
     block,
@@ -27,10 +29,11 @@ from tests.http2_tools import (
     message,
     raw,
 )
-from tests.inside import linger
+from tests.inside import charge_each_time, linger, read_soon
 from tests.support import until
-from tests.websocket_tools import PATH, SUBPROTOCOL
 from tests.websocket_tools import Hand as Upgraded
+from tests.websocket_tools import frame as websocket_frame
+from tests.websocket_tools import handshake
 
 
 @pytest.fixture
@@ -117,6 +120,12 @@ def test_who_was_refused_and_goes_on_is_not_read_without_end(no_share, monkeypat
 
 HELLO = PREFACE + frame(SETTINGS, 0, 0, b"\0\4\x7f\xff\xff\xff") + frame(WINDOW_UPDATE, 0, 0, b"\x7f\xff\0\0")
 PINGS = frame(PING, 0, 0, bytes(8)) * 120
+# A WebSocket message of 70 kB of which all but the end has come.
+BEGUN = b"\x02\xff" + (70_000).to_bytes(8, "big") + bytes(4) + bytes(70_000)
+FRAGMENT = b"\x00\x80\0\0\0\0"
+CALL = HELLO + frame(HEADERS, END_HEADERS, 1, block())
+# A field of 200 kB that no message has.
+PADDING = b"\xc2\x3e\xc0\x9a\x0c" + bytes(200_000)
 EMPTY = frame(DATA, 0, 1, bytes(5))
 
 
@@ -147,32 +156,79 @@ def flood_alone(server, first, piece, meanwhile=lambda: None):
 
 def test_a_request_beside_other_frames_does_not_make_them_free():
     with serve_gym(lambda: CountingEnv(1 << 30)) as server:
-        flood(server, HELLO + frame(HEADERS, END_HEADERS, 1, block()), PINGS + EMPTY)
+        flood(server, CALL, PINGS + EMPTY)
 
 
 @pytest.mark.parametrize("flooding", [flood, flood_alone])
 def test_fragments_of_a_large_websocket_message_that_hold_nothing_are_charged(flooding):
     """Also where no request has come yet that shows how long one takes."""
-    head = "GET /ws HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    head += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
-    head += "Sec-WebSocket-Protocol: SUBPROTOCOL\r\n\r\n"
-    begun = b"\x02\xff" + (70_000).to_bytes(8, "big") + bytes(4) + bytes(70_000)
     with serve_gym(lambda: CountingEnv(1 << 30), web=True) as server:
-        text = head.replace("PORT", str(server.port)).replace("SUBPROTOCOL", SUBPROTOCOL).replace("/ws", PATH)
-        flooding(server, text.encode() + begun, b"\x00\x80\0\0\0\0" * 64)
+        flooding(server, handshake("127.0.0.1:0") + BEGUN, FRAGMENT * 64)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a peer has closed before all is read")
-def test_what_a_closed_connection_had_sent_is_dropped(no_share):
-    with serve_gym(lambda: CountingEnv(5)) as server:
-        with raw(server, HELLO) as sock:
-            sock.settimeout(0.2)
-            with contextlib.suppress(TimeoutError):
-                while True:
-                    sock.sendall(frame(99) * 4000)
-            until(lambda: server.status()["throttled"] == 1)
+@pytest.mark.parametrize(
+    ("first", "piece"),
+    [
+        (HELLO, frame(99)),
+        (CALL, frame(DATA, 0, 1)),
+        (CALL + frame(DATA, 0, 1, message(bytes(70_000))[:10_000]), frame(DATA, 0, 1)),
+        (handshake("127.0.0.1:0") + BEGUN, FRAGMENT),
+    ],
+    ids=["unknown frames", "empty DATA", "empty DATA in a large message", "fragments"],
+)
+def test_what_a_closed_connection_had_sent_is_dropped(no_share, first, piece):
+    """Also if nothing was ever sent to it, so that it closes without a reset, behind all that it had sent."""
+    with serve_gym(lambda: CountingEnv(5), web=True) as server:
+        with raw(server, first) as sock:
+            sock.setblocking(False)
+            data, full = piece * 4000, False
+            while not full or server.status()["throttled"] == 0:
+                readable, writable, _ = select.select([sock], [sock], [], 0.1)
+                if readable:
+                    assert sock.recv(1 << 20), "the server closed"
+                full = not writable
+                with contextlib.suppress(BlockingIOError):
+                    data = data[sock.send(data) :] or piece * 4000
         until(lambda: server.status()["sockets"] == 0, 20.0)
         assert server.status()["throttled"] == 0
+
+
+def test_an_honest_client_that_is_read_later_is_not_closed(monkeypatch):
+    """A burst of resets and pings, and a large request of which a part has come: it is pinged, and read later."""
+    request = message(STEP + PADDING)
+    with serve_gym(lambda: CountingEnv(5)) as server, Hand(server) as hand:
+        number = hand.play()
+        with monkeypatch.context() as patch:
+            charge_each_time(patch, 3600.0)
+            for _ in range(50):
+                hand.cut(hand.open())
+                hand.h2.ping(bytes(8))
+            hand.send()
+            hand.until(lambda: hand.pings >= 2)
+            hand.raw(number, request[:100_000])
+            read_soon(server)
+            hand.until(lambda: hand.pings >= 5)
+            assert server.status()["throttled"] == 1
+        read_soon(server)
+        hand.raw(number, request[100_000:])
+        assert hand.response(number).WhichOneof("payload") == "step"
+
+
+def test_an_honest_websocket_client_that_is_read_later_is_not_closed(monkeypatch):
+    with serve_gym(lambda: CountingEnv(5), web=True) as server, Upgraded(server).open() as hand:
+        hand.ask(create_world={})
+        with monkeypatch.context() as patch:
+            charge_each_time(patch, 3600.0)
+            hand.send(websocket_frame(Opcode.PING) * 50)
+            asked = 0
+            while asked < 3:
+                asked += hand.frame()[0] is Opcode.PING
+            assert server.status()["throttled"] == 1
+        read_soon(server)
+        hand.send(websocket_frame(Opcode.BINARY, CREATE))
+        while (answer := hand.frame())[0] is Opcode.PING:  # it may be pinged once more before
+            pass
+        assert answer[0] is Opcode.BINARY
 
 
 def charged_for(body):

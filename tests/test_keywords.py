@@ -98,6 +98,7 @@ def test_a_keyword_with_a_slip_names_the_one_that_is_near() -> None:
         ("insecure", "give auth=Auth(insecure=…)"),
         ("web_hosts", "give web=Web(hosts=…)"),
         ("play_fps", "give web=Web(play_fps=…)"),
+        ("action_names", "give web=Web(action_names=…)"),
     ],
 )
 @pytest.mark.parametrize("serve", [serve_gym, serve_parallel])

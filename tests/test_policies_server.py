@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from bridge.errors import Code, RefusedError, SettingError
+from bridge.errors import Code, RefusedError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, by_rows, serve_policy
 from bridge.transport.credentials import TLS
 from tests.policy_peers import array, numbers
@@ -228,6 +228,20 @@ def test_tls_protects_the_way(tmp_path):
         assert url.startswith("wss://")
         with RemotePolicy(url, tls=TLS(ca=tmp_path / "ca.pem"), token="secret-token") as policy:
             assert policy(np.ones(1)).tolist() == [2.0]
+
+
+def test_a_server_beyond_loopback_may_ask_for_certificates_in_a_tokens_place(tmp_path):
+    subprocess.run([sys.executable, "-m", "bridge", "cert", "--name", "localhost", "--out", tmp_path], check=True)
+    ca = tmp_path / "ca.pem"
+    own = TLS(certificate=tmp_path / "server.pem", key=tmp_path / "server.key", client_ca=ca)
+    with serve_policy(double, host="0.0.0.0", tls=own) as server:
+        assert server.token is None
+        url = server.url.replace("0.0.0.0", "localhost")
+        shown = TLS(ca=ca, certificate=tmp_path / "client.pem", key=tmp_path / "client.key")
+        with RemotePolicy(url, tls=shown) as policy:
+            assert policy(np.ones(1)).tolist() == [2.0]
+        with RemotePolicy(url, tls=TLS(ca=ca), reconnect=0) as policy, pytest.raises(RemoteError):
+            policy(np.ones(1))
 
 
 def test_a_server_that_was_stopped_and_started_again_answers_the_same_call():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -187,6 +188,35 @@ def test_viewers_share_pictures_and_drawing_takes_its_share_of_the_time(viewers,
         stepping.join(20)
         assert (Painted.drawn - drawn) * 0.02 <= 0.07 * spent + 2 * 0.02
         env.close()
+
+
+def test_pictures_take_more_of_the_time_while_the_world_waits_for_a_person(viewers, monkeypatch):
+    monkeypatch.setattr(Painted, "slow", 0.2)  # else the next picture is due later than a viewer waits for it
+    with serve_gym(Painted, web=True) as server, contextlib.ExitStack() as stack:
+        env = make_remote(f"{server.url}?world=")
+        stack.callback(env.close)
+        env.reset(seed=0)
+        seat = viewers(server)
+        Stream.join(seat, role="takeover", pace=50.0)
+        over = threading.Event()
+
+        def sit():  # as a page does that is heard of
+            while not over.is_set():
+                seat.ask(step=pb.StepRequest())
+                over.wait(0.1)
+
+        sitting = threading.Thread(target=sit)
+        sitting.start()
+        stack.callback(sitting.join)
+        stack.callback(over.set)
+        until(lambda: "takeover_fps" in env.step(1)[4])
+        viewer = viewers(server).join()
+        viewer.look()
+        for _ in range(3):
+            steps = env.step(1)[0]
+            _, seen = viewer.look()
+            assert seen["frame"] is not None
+            assert shade(seen["frame"]) == pytest.approx(int(steps[0]) % 256, abs=2)
 
 
 def test_a_spectator_neither_acts_nor_delays_nor_keeps_a_world_alive(viewers):

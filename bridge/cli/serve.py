@@ -71,6 +71,7 @@ _SECTION_OF_GROUP = {
 _METAVARS = {
     "unix_path": "PATH",
     "web_hosts": "NAMES",
+    "action_names": "NAMES",
     "host": "HOST",
     "port": "PORT",
     "dial": "URL",

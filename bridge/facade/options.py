@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from bridge.adapters.named import ActionNames
 from bridge.facade.record import Recording, open_journal, recorded
 from bridge.server.auth import Auth, Security
 from bridge.server.limits import Limits, checked_limits
@@ -143,6 +144,10 @@ class ServerOptions:
     def play_fps(self) -> float | None:
         """Return the steps a second at which people play; raises SettingError in real time, or for no number."""
         return checked_play_fps(None if self.page is None else self.page.play_fps, self.fps)
+
+    def action_names(self) -> ActionNames | None:
+        """Return what people are told that actions are called; raises SettingError where these are no names."""
+        return None if self.page is None or self.page.action_names is None else ActionNames.of(self.page.action_names)
 
     def security(self) -> Security:
         """Return how the server is protected; raises and warns as `Security.of`."""

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from bridge.adapters.arrays import ArrayKind, Arrays
+from bridge.adapters.named import ActionNames
 from bridge.adapters.timed import TimeAction
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
@@ -107,7 +108,7 @@ def serve_gym(
         vectorization_mode=vectorization_mode,
         env_kwargs=options.kwargs_for(env),
         max_lanes=options.bounds.max_lanes,
-        adapters=_adapters(Arrays(array, device), time_action),
+        adapters=_adapters(Arrays(array, device), options.action_names(), time_action),
         realtime=_realtime(options, default_action),
         thread_safe=options.thread_safe,
         isolation=own_processes,
@@ -130,12 +131,15 @@ def serve_gym(
     return server
 
 
-def _adapters(arrays: Arrays, time_action: TimeAction | None) -> list[Adapter]:
-    """Return what stands around each environment: on the inside arrays, which are NumPy's for all else."""
+def _adapters(arrays: Arrays, names: ActionNames | None, time_action: TimeAction | None) -> list[Adapter]:
+    """Return what stands around each environment: on the inside arrays, which are NumPy's for all else.
+
+    Names are within the time, which makes a Dict of the Discrete space that they are of.
+    """
     if not isinstance(time_action, (TimeAction, type(None))):
         raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
-    found: list[Adapter] = [] if arrays.kind == "numpy" else [arrays]
-    return found if time_action is None else [*found, time_action]
+    wanted: tuple[Adapter | None, ...] = (None if arrays.kind == "numpy" else arrays, names, time_action)
+    return [adapter for adapter in wanted if adapter is not None]
 
 
 def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | None:

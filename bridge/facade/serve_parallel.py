@@ -70,6 +70,10 @@ def serve_parallel(
         SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
     """
     options = ServerOptions(**keywords)
+    if options.action_names() is not None:
+        raise SettingError(
+            "action_names are of an environment of one agent: each agent has actions of its own here; leave it out"
+        )
     fps = options.fps
     in_lockstep = {"missing_agent": missing_agent, "agent_timeout": agent_timeout}
     in_real_time = {"realtime": options.realtime, "agents": agents, "match": match or None}

@@ -38,7 +38,7 @@ from bridge.transport.credentials import ClientCredentials, TokenLike
 from bridge.transport.token import shown_token
 
 try:
-    from bridge.transport.message_socket import MessageSocket, persist
+    from bridge.transport.message_socket import MessageSocket
 except ImportError as error:
     raise SettingError(f"openenv:// needs the package websockets: {install_command('web')}") from error
 
@@ -103,7 +103,16 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self._action_values = self._values("action", schema, action_space)
         self._observation_values = self._values("observation", schema, observation_space)
         self.action_space, self.observation_space = self._action_values.space, self._observation_values.space
-        self._socket: MessageSocket | None = None
+        self._socket = MessageSocket(
+            self._address,
+            "/ws",
+            url=self.url,
+            server="server",
+            hint="",
+            timeout=self._timeout,
+            max_message_bytes=max_message_bytes,
+            proxied=True,
+        )
         self._last: Any = None
 
     def _get(self, path: str) -> Any:
@@ -139,22 +148,10 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
 
     # Messages
 
-    def _connected(self) -> MessageSocket:
-        if self._socket is None:
-            self._socket = MessageSocket(
-                self._address,
-                "/ws",
-                url=self.url,
-                server="server",
-                hint="",
-                timeout=self._timeout,
-                max_message_bytes=self._most,
-                proxied=True,
-            )
-        return self._socket
-
     def _ask(self, kind: str, data: Any) -> str | bytes:
-        return self._connected().ask(json.dumps({"type": kind, "data": data}), f"answer to {kind}")
+        if not self._socket.connected:
+            self._socket.connect()
+        return self._socket.ask(json.dumps({"type": kind, "data": data}), f"answer to {kind}")
 
     def _result(self, data: str | bytes) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Return what an answer says, as `step` does."""
@@ -200,7 +197,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         """
         data = {**(options or {}), **({} if seed is None else {"seed": int(seed)})}
         # The connection may have gone since the last episode, and so may have the server, to come back.
-        answer = persist(lambda: self._ask("reset", data), self._leave, self._timeout)
+        answer = self._socket.persist(lambda: self._ask("reset", data), self._timeout)
         observation, _, _, _, info = self._result(answer)
         return observation, info
 
@@ -212,25 +209,20 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             ResetNeededError: There is no connection, as before the first `reset`.
             EnvironmentFailedError: The server answered with an error.
         """
-        if self._socket is None:
+        if not self._socket.connected:
             raise ResetNeededError("expected reset() before step()")
         space, field = self._action_values
         Layout(space, "action").pack_action(action)  # raises where it is not in the space
         data = to_json(space, action)
         try:
-            answer = persist(lambda: self._ask("step", {field: data} if field else data), self._leave, 0.0)
+            answer = self._socket.persist(lambda: self._ask("step", {field: data} if field else data), 0.0)
         except ConnectionLostError as error:
             return self._last, 0.0, False, True, {"error": f"the connection to {self.url} was lost: {error.reason}"}
         return self._result(answer)
 
-    def _leave(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
-
     def close(self) -> None:
         """End the session. May be called twice."""
-        self._leave()
+        self._socket.close()
 
 
 class OpenEnvVectorEnv(RemoteVectorEnv):

@@ -17,7 +17,7 @@ from bridge.policies.rows import as_map, row_count, take, with_rows
 from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
-from bridge.transport.message_socket import MessageSocket, persist  # after `wire`, whose error says what to install
+from bridge.transport.message_socket import MessageSocket  # after `wire`, whose error says what to install
 
 __all__ = ["RemotePolicy"]
 
@@ -71,10 +71,17 @@ class RemotePolicy:
         """The URL, without its token."""
         self.seconds_in_function = 0.0
         """How long the server's function took, as far as the server says so."""
-        self._address = dataclasses.replace(address, credentials=credentials)
-        self._horizon, self._timeout, self._reconnect = execution_horizon, timeout, reconnect
-        self._max_message_bytes = max_message_bytes
-        self._socket: MessageSocket | None = None
+        self._horizon, self._reconnect = execution_horizon, reconnect
+        self._socket = MessageSocket(
+            dataclasses.replace(address, credentials=credentials),
+            f"/{address.env_id or ''}",
+            url=self.url,
+            server="policy server",
+            hint=". Start one: `bridge policy MODULE:NAME`",
+            timeout=timeout,
+            max_message_bytes=max_message_bytes,
+            proxied=False,
+        )
         self._metadata: dict[str, Any] = {}
         self._chunks: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
@@ -83,7 +90,7 @@ class RemotePolicy:
     def metadata(self) -> dict[str, Any]:
         """The server's metadata, sent when this end connected; connects if that was not done yet."""
         with self._lock:
-            persist(self._connected, self._drop, self._reconnect)
+            self._socket.persist(self._connect, self._reconnect)
         return self._metadata
 
     def __call__(self, observation: Any, slots: Sequence[int] | None = None) -> Any:
@@ -107,7 +114,7 @@ class RemotePolicy:
         with self._lock:
             need = [row for row, slot in enumerate(numbers) if not self._chunks.get(slot)]
             if need:
-                chunks = persist(lambda: self._ask(take(batch, need)), self._drop, self._reconnect)
+                chunks = self._socket.persist(lambda: self._ask(take(batch, need)), self._reconnect)
                 for row, chunk in zip(need, chunks, strict=True):
                     self._chunks[numbers[row]] = list(chunk[: self._horizon])
             actions = [self._chunks[slot].pop(0) for slot in numbers]
@@ -122,7 +129,7 @@ class RemotePolicy:
     def close(self) -> None:
         """Disconnect; a later call connects again."""
         with self._lock:
-            self._drop()
+            self._socket.close()
 
     def __enter__(self) -> RemotePolicy:
         return self
@@ -132,27 +139,12 @@ class RemotePolicy:
 
     def __del__(self) -> None:
         if "_socket" in self.__dict__:  # else a URL or keyword was refused
-            self._drop()
-
-    def _drop(self) -> None:
-        if self._socket is not None:
             self._socket.close()
-        self._socket = None
 
-    def _connected(self) -> MessageSocket:
-        if self._socket is None:
-            self._socket = MessageSocket(
-                self._address,
-                f"/{self._address.env_id or ''}",
-                url=self.url,
-                server="policy server",
-                hint=". Start one: `bridge policy MODULE:NAME`",
-                timeout=self._timeout,
-                max_message_bytes=self._max_message_bytes,
-                proxied=False,
-            )
+    def _connect(self) -> None:
+        if not self._socket.connected:
+            self._socket.connect()
             self._metadata = self._read(self._socket.receive(_ANSWER))
-        return self._socket
 
     def _read(self, data: str | bytes) -> dict[str, Any]:
         if isinstance(data, str):
@@ -164,25 +156,25 @@ class RemotePolicy:
 
     def _ask(self, batch: Any) -> list[Any]:
         """Return a chunk for each row."""
-        server = self._connected()
+        self._connect()
         (rows,) = row_count(batch)
         most = self._metadata.get(MAX_BATCH)
         chunks: list[Any] = []
         if not isinstance(most, int) or most < 1:  # a server of openpi takes one observation a message
-            return [self._request(server, as_map(take(batch, row)), None) for row in range(rows)]
+            return [self._request(as_map(take(batch, row)), None) for row in range(rows)]
         for start in range(0, rows, most):
             part = as_map(take(batch, slice(start, start + most)))
             count = min(most, rows - start)
-            chunks += list(self._request(server, {**part, BATCH: count}, count))
+            chunks += list(self._request({**part, BATCH: count}, count))
         return chunks
 
-    def _request(self, server: MessageSocket, message: dict[str, Any], count: int | None) -> Any:
+    def _request(self, message: dict[str, Any], count: int | None) -> Any:
         """Send a request; return its chunk, or with a count a chunk for each row."""
         try:
             data = pack(message)
         except WireError as error:
             raise SettingError(f"the observation {error}") from None
-        answer = self._read(server.ask(data, _ANSWER))
+        answer = self._read(self._socket.ask(data, _ANSWER))
         actions = answer.get(ACTIONS)
         try:
             chunk = np.asarray(actions)

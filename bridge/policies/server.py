@@ -293,9 +293,10 @@ def serve_policy(
         max_wait: Seconds that a request waits for others to share a call with.
         max_connections: How many clients there may be.
         max_message_bytes: The largest request.
-        token: What clients have to show. Without one, a server beyond loopback makes one: `PolicyServer.token`.
+        token: What clients have to show. Without one, a server beyond loopback makes one, `PolicyServer.token`, unless
+            `tls` holds a `client_ca`, which refuses strangers too.
         token_file: A file that holds it.
-        tls: The server's certificate and key.
+        tls: The server's certificate and key; with `client_ca`, clients need a certificate of that CA.
         insecure: Beyond loopback, let anybody in.
         metadata: What clients are told when they connect.
 

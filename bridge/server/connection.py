@@ -70,6 +70,9 @@ class ConnectionProtocol(Protocol):
     def drain(self) -> None:
         """Say that no further calls are taken; the open calls go on."""
 
+    def ping(self) -> None:
+        """Ask for a sign of life, if the protocol can."""
+
     def check_keepalive(self, now: float) -> bool:
         """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
 

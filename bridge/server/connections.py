@@ -37,6 +37,8 @@ _LONG_LINGER = 30.0
 _MAX_IDLE = 256
 # Seconds between two looks for clients that went without a word.
 _KEEPALIVE = 5.0
+# Seconds between two looks whether the client of a connection that is read later is still there.
+_PROBE = 0.5
 # How often a connection is read, unheard, before it is closed.
 _LAST_READS = 64
 
@@ -232,27 +234,46 @@ class Connections:
             return
         if account.timer is None:  # else of requests that came together another one was served
             self._share.waiting += 1
-            account.timer = self.call_later(wait, lambda: self._read_again(connection))
+            account.timer = self.call_later(min(wait, _PROBE), lambda: self._read_again(connection))
             self.flush(connection)  # before it may be closed, which `_arrange` does where all is said
             if not connection.closed:
                 self._arrange(connection)
 
     def _read_again(self, connection: Connection) -> None:
+        """Read a connection again if it is time, and its client is still there. Of one that is closed: wait no more."""
         account = connection.account
-        if account.timer is not None:
-            account.timer.cancel()
-            wait = account.until - time.monotonic()
-            if wait > 0 and not connection.closed:
-                account.timer = self.call_later(wait, lambda: self._read_again(connection))
+        if account.timer is None:
+            return
+        account.timer.cancel()
+        now = time.monotonic()
+        if not connection.closed:
+            self._probe(connection, now)
+            if connection.closed:  # which has called this
                 return
-            account.timer = None
-            self._share.waiting -= 1
-            if connection.closed:
+            if now < account.until:
+                account.timer = self.call_later(min(account.until - now, _PROBE), lambda: self._read_again(connection))
                 return
-            if has_hung_up(connection.sock) and not connection.unsent:  # nobody waits for answers to what is not read
-                self.close(connection)
-            else:
-                self._arrange(connection)
+        account.timer = None
+        self._share.waiting -= 1
+        if not connection.closed:
+            self._arrange(connection)
+
+    def _probe(self, connection: Connection, now: float) -> None:
+        """Close a connection whose client has closed it: what it had sent is dropped.
+
+        A client that is read later may have megabytes in its own system, which stand before the sign that it closed. If
+        it gets no answers, nothing else tells that it is gone, and all of that would be read. So it is sent a ping: the
+        system of a client that has closed answers with a reset, which comes at once. One that is still there is never
+        closed here, however slow or busy it is, and need not answer.
+        """
+        if connection.unsent:  # which wait for the client, or the reset
+            return
+        if has_hung_up(connection.sock):
+            self.close(connection)
+        elif not connection.ending and now - connection.account.probed >= _PROBE:
+            connection.account.probed = now
+            connection.protocol.ping()
+            self.flush(connection)
 
     # Time
 
@@ -277,10 +298,7 @@ class Connections:
             self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
         now = time.monotonic()
         for connection in list(self.all.values()):
-            throttled = connection.account.timer is not None
-            if throttled and has_hung_up(connection.sock) and not connection.unsent:
-                self.close(connection)
-            elif connection.protocol.check_keepalive(now):
+            if connection.protocol.check_keepalive(now):
                 self.flush(connection)
             else:
                 _log.info("peer=%s lost: no sign of life", connection.peer)

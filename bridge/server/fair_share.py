@@ -80,7 +80,7 @@ class ProcessorAccount:
         now: The time.
     """
 
-    __slots__ = ("_credit", "_seen", "excess", "productive", "share", "timer", "until")
+    __slots__ = ("_credit", "_seen", "excess", "probed", "productive", "share", "timer", "until")
 
     def __init__(self, share: FairShare, now: float) -> None:
         self.share = share
@@ -94,6 +94,8 @@ class ProcessorAccount:
         """Has the connection read again, where it has used more than it may; None: it is read."""
         self.until = now
         """When it is to be read again."""
+        self.probed = now
+        """When its client was last sent a ping for a sign that it has closed."""
 
     def judge(self, seconds: float, size: int, requests: int, *, receives_large: bool) -> None:
         """Look closer at a turn in which other than one request came, or which took long.

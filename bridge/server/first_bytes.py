@@ -72,6 +72,9 @@ class FirstBytes:
     def drain(self) -> None:
         """Say nothing."""
 
+    def ping(self) -> None:
+        """Say nothing."""
+
     def check_keepalive(self, now: float) -> bool:
         """Wait: a client that does not begin to speak is closed by a timer."""
         return True

@@ -32,7 +32,7 @@ class Keepalive:
         if connection.progressed:  # it takes what was sent, behind which any ping would stand
             connection.progressed = False
             self._heard = now
-        if connection.paused:  # nothing is read, a sign neither
+        if connection.paused or connection.account.timer is not None:  # nothing is read, a sign neither
             self._heard = now
         if self._asked is not None:
             if self._heard > self._asked:

@@ -91,10 +91,15 @@ class Web:
             those under which a proxy publishes it; as one string: with commas between them.
         play_fps: In lock-step, the steps a second at which people play, and take over from agents, who wait for them;
             None: the environment's `render_fps`, or 30 where it has none.
+        action_names: What people are told that the actions of a Discrete space are called, in their order; as one
+            string: with commas between them. LEFT, RIGHT, UP and DOWN are played by the arrows, FIRE by the space bar,
+            others by a letter of their names. None: the names that the environment's `get_action_meanings` returns.
+            Environments of several agents take none.
     """
 
     hosts: str | Sequence[str] = ()
     play_fps: float | None = None
+    action_names: str | Sequence[str] | None = None
 
     @classmethod
     def of(cls, web: bool | Web) -> Web | None:

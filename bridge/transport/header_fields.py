@@ -22,6 +22,8 @@ __all__ = ["HeaderReader", "HeaderWriter", "MalformedHeadersError", "check_field
 
 logging.getLogger("hpack").setLevel(logging.INFO)  # it would log every header field, tokens too
 
+# Frames that go on a block. A server's account of processor time would bound them too, but clients, which read what
+# servers send by the same code, have no account: empty frames would keep them busy without end.
 _MAX_CONTINUATIONS = 64
 _MAX_TABLE = 4096
 _NAME = re.compile(r":?[!#$%&'*+\-.^_`|~0-9a-z]+")

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.frames import CloseCode
@@ -26,14 +26,13 @@ from bridge.transport.tls import client_context
 from bridge.transport.token import shown_token
 from bridge.transport.websocket import LOGGER
 
-__all__ = ["MessageSocket", "persist"]
+__all__ = ["MessageSocket"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_Result = TypeVar("_Result")
 
 
 class MessageSocket:
-    """One connection; the token of the address is shown as Bearer.
+    """One connection at a time, made by `connect`; the token of the address is shown as Bearer.
 
     Args:
         address: The server's, `ws://` or `wss://`.
@@ -44,12 +43,6 @@ class MessageSocket:
         timeout: Seconds for the handshake, and for each answer.
         max_message_bytes: The largest answer.
         proxied: Whether the environment's proxies are used.
-
-    Raises:
-        ConnectError: There is no server.
-        RefusedError: It answers with an HTTP status.
-        RemoteTimeoutError: There is no handshake within `timeout`.
-        PeerError: It speaks no WebSocket.
     """
 
     def __init__(
@@ -64,32 +57,48 @@ class MessageSocket:
         max_message_bytes: int,
         proxied: bool,
     ) -> None:
-        self._url, self._server, self._timeout, self._most = url, server, timeout, max_message_bytes
-        token = shown_token(address)
-        plain = None
+        self._address, self._path, self._url, self._server, self._hint = address, path, url, server, hint
+        self._timeout, self._most, self._proxied = timeout, max_message_bytes, proxied
+        self._open = contextlib.ExitStack()
+        self._connection: ClientConnection | None = None
+
+    @property
+    def connected(self) -> bool:
+        """True if there is a connection, which may have been lost since."""
+        return self._connection is not None
+
+    def connect(self) -> None:
+        """Connect.
+
+        Raises:
+            ConnectError: There is no server.
+            RefusedError: It answers with an HTTP status.
+            RemoteTimeoutError: There is no handshake within `timeout`.
+            PeerError: It speaks no WebSocket.
+        """
+        address, token, plain = self._address, shown_token(self._address), None
         try:
-            if not proxied:
-                plain = socket.create_connection((address.host, address.port), timeout)
+            if not self._proxied:
+                plain = socket.create_connection((address.host, address.port), self._timeout)
             opening = connect(
-                f"{address.scheme}://{address.target}{path}",
+                f"{address.scheme}://{address.target}{self._path}",
                 sock=plain,
                 ssl=client_context(address.credentials) if address.tls else None,
                 server_hostname=address.server_name if address.tls else None,
                 additional_headers={} if token is None else {"Authorization": f"Bearer {token}"},
                 compression=None,
-                open_timeout=timeout,
+                open_timeout=self._timeout,
                 close_timeout=1.0,
-                max_size=max_message_bytes,
+                max_size=self._most,
                 logger=LOGGER,
             )
-            self._open = contextlib.ExitStack()
-            self._connection: ClientConnection = self._open.enter_context(opening)  # newer `websockets` connect here
+            self._connection = self._open.enter_context(opening)  # newer versions of `websockets` connect here
         except BaseException as error:
             if plain is not None:
                 plain.close()
-            raise self._refused(error, hint) from None
+            raise self._refused(error) from None
 
-    def _refused(self, error: BaseException, hint: str) -> BaseException:
+    def _refused(self, error: BaseException) -> BaseException:
         """Return what is raised where the handshake raised."""
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
@@ -102,13 +111,14 @@ class MessageSocket:
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s")
         if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, EOFError):
-            return ConnectError(self._url, f"no {self._server}: {error}{hint}")
+            return ConnectError(self._url, f"no {self._server}: {error}{self._hint}")
         if isinstance(error, (WebSocketException, ValueError)):
             return PeerError(self._url, f"it speaks no WebSocket: {error}")
         return error
 
     def ask(self, message: str | bytes, answer: str) -> str | bytes:
         """Send a message and return the next one, as `receive` does."""
+        assert self._connection is not None
         try:
             self._connection.send(message)
         except ConnectionClosed as error:
@@ -126,6 +136,7 @@ class MessageSocket:
             RemoteTimeoutError: There is none within `timeout`.
             RefusedError, PeerError: The message, or this one's answer, is too large for its receiver.
         """
+        assert self._connection is not None
         try:
             return self._connection.recv(timeout=self._timeout)
         except TimeoutError:
@@ -141,31 +152,30 @@ class MessageSocket:
             return PeerError(self._url, f"an answer is larger than max_message_bytes={self._most}")
         return ConnectionLostError(self._url, f"the {self._server} closed the connection: {error}")
 
-    def close(self) -> None:
-        """Close the connection. May be called twice."""
-        self._open.close()
+    def persist(self, call: Callable[[], Any], seconds: float) -> Any:
+        """Return what a call returns, which is made again where the server is away or was lost meanwhile.
 
-
-def persist(call: Callable[[], _Result], drop: Callable[[], None], seconds: float) -> _Result:
-    """Return what a call returns, which is made again where the server is away or was lost meanwhile.
-
-    Args:
-        call: Connects where there is no connection, and asks.
-        drop: Closes the connection.
-        seconds: How long it is tried.
-    """
-    end, pause = time.monotonic() + seconds, _FIRST_PAUSE
-    while True:
-        try:
-            return call()
-        except (ConnectError, ConnectionLostError):
-            drop()
-            if time.monotonic() + pause > end:
+        Args:
+            call: Connects where there is no connection, and asks.
+            seconds: How long it is tried.
+        """
+        end, pause = time.monotonic() + seconds, _FIRST_PAUSE
+        while True:
+            try:
+                return call()
+            except (ConnectError, ConnectionLostError):
+                self.close()
+                if time.monotonic() + pause > end:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            except RefusedError:
+                raise  # the server is well; the next request may be another
+            except BaseException:
+                self.close()  # a late answer must never be taken for that of a later request
                 raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        except RefusedError:
-            raise  # the server is well; the next request may be another
-        except BaseException:
-            drop()  # a late answer must never be taken for that of a later request
-            raise
+
+    def close(self) -> None:
+        """Close the connection, where there is one."""
+        self._connection = None
+        self._open.close()

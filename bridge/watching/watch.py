@@ -26,7 +26,7 @@ _log = SafeLog(__name__)
 SHARE = 0.07
 """The share of the time of an environment's thread that pictures may take."""
 REALTIME_SHARE = 0.5
-"""The same in a world that runs by a clock, whose thread waits for the next frame otherwise."""
+"""The same where the thread waits for the next frame otherwise: by a clock, or at the pace of a person."""
 VIEWER_COST = 0.0005
 """Seconds of that time that a picture takes for each viewer beside rendering: its request, and its answer."""
 PATIENCE = 2.0
@@ -337,7 +337,10 @@ class Watch(Listener):
             drawn_at = self._scheduler.now()
             # Encoding is the helper thread's, but takes the interpreter's lock, or a core that the trainer may need.
             spent = cost + self._encoding + VIEWER_COST * len(self._viewers)
-            self._not_before = drawn_at + spent / self._share - cost
+            # While a person has a seat, steps wait for their pace, and drawing holds up nobody.
+            paced = self.takeovers.pace(self._world.env.facts, 0, drawn_at) is not None
+            share = max(self._share, REALTIME_SHARE) if paced else self._share
+            self._not_before = drawn_at + spent / share - cost
         for view in views:
             self._seen[view] = changes
             drawn = (changes, steps, drawn_at, cost)
