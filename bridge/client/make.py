@@ -154,7 +154,7 @@ def make_vec_remote(
             end; or an object with a method `endpoints`, as `bridge.client.endpoints.Directory`. `perlert://` URLs give
             a `bridge.perlert.PerlertVectorEnv`, `openenv://` URLs a `bridge.openenv.env.OpenEnvVectorEnv`.
         num_envs: The number of slots; None: what the URLs give, a world each.
-        blocking: Whether `reset` and `step` wait until every slot has an observation, and return batched arrays, as
+        blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
         agent: In a world of several agents, which of them each URL is joined as; with one URL and a list, a slot for
             each agent of that list. The URLs name a world that exists, `?world=NAME`. None: the first that is free.
@@ -163,8 +163,21 @@ def make_vec_remote(
             with the same path and query. With nobody to take them, it is waited for until `timeout`.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too.
-        env_id, env_kwargs, render_mode, timeout, max_message_bytes, transport: As for `make_remote`.
-        token, token_file, tls, compression, env, role, wait, player, diagnostics: As for `make_remote`.
+        env_id: The environment, where a server has several.
+        env_kwargs: Arguments of the environment's constructor.
+        render_mode: The render mode to make it with.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: What to speak gRPC with, as for `make_remote`.
+        token: The token that the servers expect, as for `make_remote`.
+        token_file: A file that holds the token.
+        tls: For `grpcs://` and `wss://`: the CA of the servers' certificates, as for `make_remote`.
+        compression: `zstd` or `gzip`, for slow networks, as for `make_remote`.
+        env: A function that makes the environment, sent to the servers, as for `make_remote`.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame.
+        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
+        diagnostics: In a real-time world: True: infos carry `latency`.
         more: With `blocking=True`: the keywords of `bridge.wrappers.BlockingReset`, whose `timeout` is named
             `blocking_timeout` here. With `perlert://` URLs: those of `bridge.perlert.PerlertVectorEnv`.
 
