@@ -63,9 +63,11 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     held = credential_keywords(arguments)
-    # A single URL may be that of a directory, such as listen://.
-    urls = arguments.urls[0] if arguments.urls[0].startswith("listen://") else arguments.urls
-    envs = make_vec_remote(urls, num_envs=arguments.num_envs, timeout=arguments.timeout, **held)
+    held.update(num_envs=arguments.num_envs, timeout=arguments.timeout)
+    if arguments.urls[0].startswith("listen://"):  # a directory, which is one URL
+        envs = make_vec_remote(arguments.urls[0], **held)
+    else:
+        envs = RemoteVectorEnv(arguments.urls, **held)
     try:
         latencies, episodes = _measure(envs, arguments.seconds, arguments.seed)
     finally:
