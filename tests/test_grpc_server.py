@@ -44,6 +44,7 @@ from tests.http2_tools import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    GOAWAY,
     HEADERS,
     HELLO,
     LEAVE,
@@ -711,7 +712,7 @@ def test_no_new_call_is_taken_in_the_grace_of_a_stop(server):
 @pytest.mark.parametrize("path", [PATH, WATCH, "/nothing"])
 def test_who_opens_and_cuts_streams_without_end_is_told_to_calm_down(server, path):
     with playing(server), raw(server, HELLO) as sock:
-        cut = struct.pack(">I", Codes.CANCEL)
+        cut, began = struct.pack(">I", Codes.CANCEL), time.monotonic()
         head = block(path)
         for start in range(0, 5000, 500):
             pairs = (
@@ -719,7 +720,11 @@ def test_who_opens_and_cuts_streams_without_end_is_told_to_calm_down(server, pat
                 for n in range(start, start + 500)
             )
             sent_all(sock, b"".join(pairs))
-        assert farewell_of(sock) == Codes.ENHANCE_YOUR_CALM
+        told = [int.from_bytes(payload[4:8], "big") for kind, _, _, payload in frames_of(sock) if kind == GOAWAY]
+        # Who is charged is read later. On a machine that needs longer than 40 s for 5,000 streams, that alone holds the
+        # client to the rate that is allowed, and it is closed later, since it answers no ping.
+        slow = time.monotonic() - began > (5000 - 1000) / 100
+        assert told == [Codes.ENHANCE_YOUR_CALM] or (slow and not told)
     until(lambda: server.connections == 0)
 
 
