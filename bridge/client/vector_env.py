@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import Space
@@ -17,11 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.endpoints import Directory, DnsDirectory, EndpointWatch, as_directory
 from bridge.client.env import remote_metadata, remote_spec
-from bridge.client.options import (
-    CONNECT_TIMEOUT,
-    RemoteOptions,
-    checked_timeout,
-)
+from bridge.client.options import VectorOptions
 from bridge.client.slots.joining import join_directory, join_urls
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.remote_record import RemoteReport
@@ -37,9 +33,6 @@ from bridge.errors import Code, RefusedError, SettingError
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv"]
 
@@ -74,12 +67,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     Args:
         urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for; or a
             directory, as for `make_vec_remote`. A world of N lanes fills N slots.
-        num_envs: The number of slots; None: what the URLs give, a world each.
-        agent: In worlds of several agents, which of them each URL is joined as, as for `make_vec_remote`.
-        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
-            Where there are more `urls` than `num_envs`, those beyond are spares too.
-        connect_timeout: Seconds within which a server has to say anything, as for `make_vec_remote`.
-        keywords: The others of `make_vec_remote`.
+        keywords: Those of `make_vec_remote`.
 
     Raises:
         AddressError: A URL cannot be read.
@@ -88,26 +76,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
     """
 
-    @grouped(tls=TLS)
-    def __init__(
-        self,
-        urls: str | Sequence[str] | Directory,
-        *,
-        num_envs: int | None = None,
-        agent: str | Sequence[str] | None = None,
-        spares: str | Sequence[str] = (),
-        connect_timeout: float = CONNECT_TIMEOUT,
-        **keywords: Any,
-    ) -> None:
-        options = RemoteOptions(**keywords)
+    @grouped(VectorOptions, tls=TLS)
+    def __init__(self, urls: str | Sequence[str] | Directory, **keywords: Any) -> None:
+        options = VectorOptions(**keywords)
+        num_envs = options.num_envs
         self.closed = False
         pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
-        pool.policy.connect_timeout = checked_timeout(connect_timeout, "connect_timeout")
+        pool.policy.connect_timeout = options.connect_timeout
         self._slots = Slots(pool)
         directory = as_directory(urls)
-        spares = [spares] if isinstance(spares, str) else list(spares)
-        standing_by = [options.request(url) for url in spares]
-        if directory is not None or spares:
+        standing_by = [options.request(url) for url in options.spares]
+        if directory is not None or standing_by:
             pool.enable_moves()
         if directory is not None:
             name = directory.server_name if isinstance(directory, DnsDirectory) else None
@@ -116,7 +95,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         else:
             if not isinstance(urls, str):
                 urls = [secret_url(url) for url in checked_urls(urls)]
-            requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
+            requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), options.agent)]
             if isinstance(num_envs, int) and 0 < num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
                 pool.enable_moves()
@@ -135,13 +114,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode
         kept = secret_url(urls) if isinstance(urls, str) else urls
-        given = {"urls": kept, "num_envs": self.num_envs, **options.keywords()}
-        if agent is not None:
-            given["agent"] = agent if isinstance(agent, str) else list(agent)
-        if connect_timeout != CONNECT_TIMEOUT:
-            given["connect_timeout"] = connect_timeout
-        if spares:
-            given["spares"] = [secret_url(url) for url in spares]
+        given = {"urls": kept, **options.keywords(), "num_envs": self.num_envs}
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
