@@ -130,22 +130,11 @@ class _UrlJoin(_Join):
 
     def _on_silent(self, member: Member) -> None:
         """Join a world of a server that answers in place of a silent one, where their URLs ask for the same."""
-        pool, wanted = self._pool, _what(member.remote.request)
-        known = [other.remote.request for other in pool.members if other not in self._missing]
-        same = [request for request in known if wanted is not None and _what(request) == wanted]
-        if not same:
-            return
-        load = Counter(request.address.url for request in known)
-        request = min(same, key=lambda request: load[request.address.url])
-        text = "%s has not said anything within %g s: %s stands in for it"
-        _log.warning(text, member.remote.url, pool.policy.connect_timeout, request.address.url)
-        pool.connect_instead(member, request)
-
-
-def _what(request: WorldRequest) -> Any:
-    """Return what a request asks for, wherever that is; None: a world that is there already, which is one place."""
-    address = request.address
-    return None if address.world is not None else (request.env_id, address.settings, request.agent)
+        request = self._pool.policy.stand_in(member)
+        if request is not None:
+            text = "%s has not said anything within %g s: %s stands in for it"
+            _log.warning(text, member.remote.url, self._pool.policy.connect_timeout, request.address.url)
+            self._pool.connect_instead(member, request)
 
 
 def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None) -> None:

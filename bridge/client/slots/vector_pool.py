@@ -14,7 +14,17 @@ from typing import Any
 
 from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.members import MemberPool
-from bridge.client.slots.policy import AddSpare, Begin, Connect, Decision, Disconnect, DropSpare, GiveUp, TakeOver
+from bridge.client.slots.policy import (
+    AddSpare,
+    Begin,
+    Connect,
+    ConnectInstead,
+    Decision,
+    Disconnect,
+    DropSpare,
+    GiveUp,
+    TakeOver,
+)
 from bridge.client.slots.resets import further_seeds
 from bridge.client.slots.slot import CONNECTING, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
@@ -74,9 +84,13 @@ class VectorPool(MemberPool):
 
     def connect_instead(self, member: Member, request: WorldRequest) -> None:
         """Give up a connection that is being made, and make another one."""
-        member.remote.close(0.0)
+        before = member.remote
+        before.close(0.0)
         member.handle(SlotEvent.LOST)
-        self.give_remote(member, self.new_remote(request, shared=self.shared))
+        member.refusal = None  # it was refused where it leaves
+        self.give_remote(member, self._new_member_remote(request))
+        member.remote.record = before.record  # what it counted goes with it
+        member.remote.session.know(before.session)
         self.open(member)
 
     def open(self, member: Member) -> None:
@@ -162,6 +176,7 @@ class VectorPool(MemberPool):
 
     _EXECUTE: Mapping[type[Any], Callable[[VectorPool, Any], None]] = {
         Connect: _connect,
+        ConnectInstead: lambda self, decision: self.connect_instead(*decision),
         AddSpare: _add_replacement,
         DropSpare: _drop_spare,
         Disconnect: _disconnect,
