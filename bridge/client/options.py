@@ -255,6 +255,8 @@ class VectorOptions(EnvOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.num_envs is not None and (type(self.num_envs) is not int or self.num_envs < 1):
+            raise SettingError(f"expected num_envs to be a positive integer, got {self.num_envs!r}")
         object.__setattr__(self, "connect_timeout", checked_timeout(self.connect_timeout, "connect_timeout"))
         if self.spares:
             spares = [self.spares] if isinstance(self.spares, str) else self.spares

@@ -96,7 +96,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             if not isinstance(urls, str):
                 urls = [secret_url(url) for url in checked_urls(urls)]
             requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), options.agent)]
-            if isinstance(num_envs, int) and 0 < num_envs < len(requests):
+            if num_envs is not None and num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
                 pool.enable_moves()
             connect = partial(join_urls, pool, requests, num_envs)
@@ -285,7 +285,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def remotes(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
-        return remote_reports(self._slots.pool.everybody())
+        return remote_reports(self._slots.pool.policy.everybody())
 
     @property
     def timeout(self) -> float:

@@ -96,7 +96,7 @@ class VectorPool(Pool):
         """Return the state for a copy: its remotes connect anew."""
         members = [
             (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
-            for member in self.everybody()
+            for member in self.policy.everybody()
         ]
         kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
         policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
@@ -112,15 +112,11 @@ class VectorPool(Pool):
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
-        everybody = [(member.remote, member.start, member.lanes, member.endpoint) for member in self.everybody()]
+        everybody = [(member.remote, member.start, member.lanes, member.endpoint) for member in self.policy.everybody()]
         self.disown(remote for remote, *_ in everybody)
         if self.policy.moves:
             self.enable_moves()
         self._adopt(everybody)
-
-    def everybody(self) -> list[Member]:
-        """Return the members that fill slots, and then the spares."""
-        return [*self.members, *self.spares]
 
     def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
         """Begin with members that have no connection."""
@@ -456,7 +452,7 @@ class VectorPool(Pool):
         """If we did not poll for a while, extend the deadlines by the gap; return it."""
         missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
         if missed:
-            for member in self.everybody():
+            for member in self.policy.everybody():
                 member.deadline += missed
         return missed
 
@@ -483,7 +479,7 @@ class VectorPool(Pool):
             self.turn.release()
         if self._closed:  # meanwhile, by the garbage collector
             self.close_all(0.0)
-        away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.everybody())
+        away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.policy.everybody())
         return min(_AWAY_PERIOD if away else keepalive.period(), self.poller.renew_every)
 
     # Gathering
@@ -524,4 +520,4 @@ class VectorPool(Pool):
         """Leave all worlds and disconnect, within `timeout` seconds in all."""
         self._closed = True
         keepalive.remove(self)
-        self.close([member.remote for member in self.everybody()], timeout)
+        self.close([member.remote for member in self.policy.everybody()], timeout)
