@@ -165,11 +165,6 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         message, reader = self._pool.wait(self._remote, StepAnswered, purpose)
         return reader.read(message, self._remote.now())
 
-    @property
-    def _running(self) -> bool:
-        """True if an episode runs."""
-        return self._remote.session.state is ClientState.RUNNING
-
     def _refuse_step(self) -> NoReturn:
         """Raise why `step` is not possible."""
         self._require_open()
@@ -281,7 +276,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                     return
                 with self._conflicts:
                     self._require_rollout(token)
-                    first = not self._running
+                    first = self._remote.session.state is not ClientState.RUNNING
                     transition = self._await_step("to a step")
                 yield RolloutStep(sent.popleft(), *transition, first)
         finally:

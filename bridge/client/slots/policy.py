@@ -279,10 +279,6 @@ class SlotPolicy:
 
     # Moves
 
-    def _only_fails(self, member: Member) -> bool:
-        """Tell whether the environment of a world always fails, on a server that does not drain."""
-        return member.fails_every_reset and not self.is_leaving(member)
-
     def is_leaving(self, member: Member) -> bool:
         """Tell whether a world is on a server that drains."""
         placement = self.placement
@@ -305,7 +301,8 @@ class SlotPolicy:
         if leaving:
             placement.watch.poll(now, soon=True)
         # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
-        leaving += [member for member in self.members if _is_joined(member) and self._only_fails(member)]
+        joined = [member for member in self.members if _is_joined(member) and not self.is_leaving(member)]
+        leaving += [member for member in joined if member.fails_every_reset]
         if leaving:
             load = Load(self.everybody())
             for member in leaving[len(self.spares) :]:
