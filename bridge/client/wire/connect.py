@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bridge.client.wire.connection import ClientCall, close_calls, connection_to
+from bridge.client.wire.connection import ClientCall, Deliver, close_calls, connection_to
 from bridge.client.wire.directory import known_targets
 from bridge.client.wire.poller import Poller
-from bridge.errors import RemoteError, SettingError
+from bridge.errors import SettingError
 from bridge.transport.address import Address, is_loopback
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def checked_transport(transport: Any) -> str:
 def connect(
     address: Address,
     poller: Poller[Any],
-    deliver: Callable[[bytes | bytearray | RemoteError], None],
+    deliver: Deliver,
     max_message_bytes: int,
     transport: str = "http2",
     *,

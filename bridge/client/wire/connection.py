@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bridge.client.wire.dialed import take
 from bridge.client.wire.dialer import Dialer
@@ -33,7 +33,7 @@ from bridge.transport.tls import Tls, client_context, explain
 if TYPE_CHECKING:
     from bridge.client.wire.websocket_client import WebSocketClient
 
-__all__ = ["ClientCall", "ClientConnection", "close_calls", "connection_to"]
+__all__ = ["ClientCall", "ClientConnection", "Deliver", "close_calls", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -50,6 +50,9 @@ _MAX_PARTS = 64
 # Answers to pings and settings that a server may leave unread.
 _MAX_REPLIES = 10_000
 
+Deliver: TypeAlias = Callable[[bytes | bytearray | RemoteError], None]
+"""A function that takes an answer, or how a stream ended."""
+
 
 class ClientCall:
     """One stream of requests and answers; used by one thread, the one that takes from the poller.
@@ -60,9 +63,7 @@ class ClientCall:
         deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
     """
 
-    def __init__(
-        self, connection: ClientConnection, url: str, deliver: Callable[[bytes | bytearray | RemoteError], None]
-    ) -> None:
+    def __init__(self, connection: ClientConnection, url: str, deliver: Deliver) -> None:
         self.connection = connection
         self.url = url
         self.deliver = deliver
