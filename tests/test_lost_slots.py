@@ -457,6 +457,7 @@ def test_slots_of_a_list_leave_a_server_that_begins_to_fail(lanes, on_lost, monk
         assert set(envs.env.urls) == {urls[0]}
         reports = envs.env.remotes()
         assert all(report.state == "running" for report in reports)
+        assert [bool(report.moves) for report in reports].count(True) == 2 // lanes
         assert all(report.steps_asked == report.steps_received + report.steps_lost for report in reports)
         assert len(caplog.records) <= 12, caplog.text
     finally:

@@ -224,6 +224,7 @@ class SlotPolicy:
         if request is None:
             yield Begin(member, False)
         else:
+            member.remote.record.moves += 1
             why = str(member.refusal).partition("\n")[0]
             _log.warning("%s leaves %s, where every reset fails: %s", member.title, member.remote.url, why)
             yield ConnectInstead(member, request)
