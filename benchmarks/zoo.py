@@ -367,7 +367,7 @@ def table(rows: Sequence[tuple[Entry, dict[str, str]]]) -> str:
         for column, outcome in outcomes.items():
             if outcome not in (OK, NONE, "refused", "not installed"):
                 footnotes.append(f"{len(footnotes) + 1}. {name}, {column}: {outcome}")
-                wrong.append(f"**{COLUMNS[column]} differ** ({len(footnotes)})")
+                wrong.append(f"**{COLUMNS[column]} failed** ({len(footnotes)})")
         lacking = [COLUMNS[column] for column, outcome in outcomes.items() if outcome == NONE]
         first = next(iter(outcomes.values()))
         if first in ("refused", "not installed"):
