@@ -41,7 +41,7 @@ __all__ = ["ZOO", "Entry", "main", "play"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "environments.md"
 COLUMNS = {"python": "300 steps", "vector": "vector", "lanes": "4 lanes", "frames": "frames", "cli": "CLI"}
-"""What is compared, and its name in the table."""
+"""The comparisons, and the name of each in the table."""
 TIMEOUT = 60.0
 ENTRY_TIMEOUT = 150.0
 OK, NONE = "ok", "–"
@@ -70,7 +70,7 @@ class Entry:
     repeatable: bool = True
     """True if two local ones agree after a reset without a seed."""
     refused: str = ""
-    """What the refusal says where it cannot be served so."""
+    """The text of the refusal where it cannot be served so."""
     note: str = ""
     """For the table."""
 
