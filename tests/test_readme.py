@@ -63,7 +63,7 @@ def commands() -> list[list[str]]:
 
 
 def serve_command(*, wide: bool) -> list[str]:
-    """Return what follows `gymnasium-bridge serve`: of the server for this machine, or of the one for others (`wide`)."""
+    """Return what follows `gymnasium-bridge serve`: for this machine, or for others (`wide`)."""
     (words,) = [words for words in commands() if words[1] == "serve" and ("--host" in words) == wide]
     return words[2:]
 
