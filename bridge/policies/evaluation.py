@@ -7,7 +7,7 @@ import dataclasses
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from bridge.client.make import make_vec_remote
 from bridge.encoding.tensors import Array
 from bridge.errors import EnvironmentFailedError, InvalidActionError, RemoteError, SettingError
+from bridge.keywords import check_counts
 from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import take
 from bridge.transport.credentials import ClientCredentials
@@ -174,25 +175,21 @@ class _Part:
         self.totals, self.lengths, self.corrected = np.zeros((3, envs.num_envs))
         self.filler = np.stack([envs.single_action_space.sample()] * envs.num_envs)
 
-    def start(self) -> None:
-        """Begin the first episodes; slots for which there is none are reset without a seed."""
+    def play(self) -> Iterator[None]:
+        """Play episodes, and yield for the other part's turns; slots without an episode are stepped, too."""
         self._begin(np.ones(len(self.slots), np.bool_))
-        self._ask()
-        if not self.work.is_served:
-            self._act()
-
-    def turn(self) -> None:
-        """Step once, and ask the policy once."""
-        # A served policy works on its own: it had the other part's turn for its answer, and gets this part's next
-        # request while it works for the other part. A function works in `_ask`, while the other part steps.
-        if self.work.is_served:
-            self._act()
-            self._observe()
+        while True:
             self._ask()
-        else:
+            # A served policy works on its own: the other part's turn is its time to answer, and by then that part has
+            # asked, too, so that the policy never waits. A function works in `_ask`, and the other part's turn, with
+            # its call, is the time in which this part's environments step.
+            if self.work.is_served:
+                yield
+                self._act()
+            else:
+                self._act()
+                yield
             self._observe()
-            self._ask()
-            self._act()
 
     def _begin(self, chosen: Array) -> None:
         """Reset slots, for episodes that wait with their seeds."""
@@ -211,13 +208,14 @@ class _Part:
     def _ask(self) -> None:
         """Ask the policy for the actions of slots with an episode."""
         self.active = np.flatnonzero(self.episodes != _FREE)
-        slots = self.slots[self.active].tolist()
-        self.answer = self.work.ask(take(self.observations, self.active), slots, self.fresh.tolist()) if slots else None
+        if len(self.active):
+            slots = self.slots[self.active].tolist()
+            self.answer = self.work.ask(take(self.observations, self.active), slots, self.fresh.tolist())
 
     def _act(self) -> None:
         """Send actions: of the policy for slots with an episode, any for the others."""
         actions = self.filler.copy()
-        if self.answer is not None:
+        if len(self.active):
             given, replaced = np.asarray(self.answer()), actions[self.active]
             if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
                 raise InvalidActionError(
@@ -309,11 +307,6 @@ class _Work:
             self.idle_since = time.perf_counter()
             self.in_policy += self.idle_since - began
 
-    @property
-    def seconds_in_function(self) -> float:
-        """How long a served policy's function took, ever."""
-        return float(getattr(self.policy, "seconds_in_function", 0.0))
-
     def waited_since(self, began: float) -> None:
         """Count the time of a wait for environments in which no policy was at work."""
         now, idle_since = time.perf_counter(), self.idle_since
@@ -348,20 +341,19 @@ class _Work:
 
     def play(self, parts: Sequence[_Part]) -> None:
         """Step the parts in turns until every episode is done; where a part has no server left, the others go on."""
-        live, turn = list(parts), _Part.start
+        live = {part: part.play() for part in parts}
         while len(self.done) < self.total:
-            for part in tuple(live):
+            for part, turns in tuple(live.items()):
                 try:
-                    turn(part)
+                    next(turns)
                 except RemoteError as error:
                     # A failure of the policy, or of an environment, would be the same on the other servers.
                     same = isinstance(error, EnvironmentFailedError) or error.url == getattr(self.policy, "url", "")
                     if same or len(live) == 1:
                         raise
-                    live.remove(part)
+                    del live[part]
                     for row in range(len(part.slots)):
                         part.lose(row, str(error))
-            turn = _Part.turn
 
 
 def _told(infos: dict[str, Any], name: str, count: int) -> list[Any]:
@@ -408,8 +400,7 @@ def evaluate(
         InvalidActionError: The policy returns other actions than the environments take.
         RemoteError: No server is left, or an episode was lost five times.
     """
-    if type(episodes) is not int or episodes < 1:
-        raise SettingError(f"expected episodes to be a positive integer, got {episodes!r}")
+    check_counts(episodes=episodes)
     if type(seed) is not int or seed < 0:
         raise SettingError(f"expected seed to be an integer from 0 on, got {seed!r}")
     with contextlib.ExitStack() as opened:
@@ -423,11 +414,13 @@ def evaluate(
         parts = list[_Part]()
         for envs in _connect(opened, urls, num_envs, record, keywords):
             parts.append(_Part(envs, sum(len(part.slots) for part in parts), work))
-        before = work.seconds_in_function
+        before = policy.seconds_in_function if isinstance(policy, RemotePolicy) else 0.0
         began = time.perf_counter()
         work.play(parts)
         seconds = time.perf_counter() - began
-    network = max(0.0, work.in_policy - (work.seconds_in_function - before)) if work.is_served else 0.0
+    network = 0.0
+    if isinstance(policy, RemotePolicy):
+        network = max(0.0, work.in_policy - (policy.seconds_in_function - before))
     found = tuple(work.done[number] for number in range(episodes))
     return Evaluation(found, seconds, work.in_policy, network, work.waiting, work.steps, tuple(work.lost))
 
