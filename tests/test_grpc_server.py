@@ -1259,7 +1259,7 @@ def test_a_world_is_refused_where_no_thread_is_left_for_it_and_made_later(monkey
 
 @pytest.mark.slow
 def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_collector():
-    """What waits for the collector is memory that nobody counts."""
+    """Objects that wait for the garbage collector are memory that nobody counts."""
     with serve_gym(LargeEnv) as server:
         with Hand(server) as first:
             first.step(first.play(), BEGIN)
