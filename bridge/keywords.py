@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, UsageError
+from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, SettingError, UsageError
 
-__all__ = ["flat_names", "grouped", "unknown_keyword"]
+__all__ = ["check_counts", "flat_names", "grouped", "unknown_keyword"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -114,3 +114,10 @@ def _with_texts(doc: str, options: type) -> str:
     sections = [re.search(r"^Args:\n((?: .*\n|\n)*)", f"{inspect.getdoc(kind)}\n", re.MULTILINE) for kind in classes]
     texts = "\n".join(section.group(1).rstrip() for section in sections if section)
     return re.sub(r"^    keywords: .*(?:\n        .*)*", lambda _: texts, doc, count=1, flags=re.MULTILINE)
+
+
+def check_counts(**numbers: Any) -> None:
+    """Raise SettingError where the value of a keyword is no positive integer."""
+    for name, value in numbers.items():
+        if type(value) is not int or value < 1:
+            raise SettingError(f"expected {name} to be a positive integer, got {value!r}")
