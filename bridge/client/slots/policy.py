@@ -172,7 +172,7 @@ class SlotPolicy:
                 if not member.fails_every_reset:
                     continue
                 if self.placement is None:
-                    elsewhere = self.stand_in(member) is not None
+                    elsewhere = self._leaves_for(member) is not None
                 else:
                     elsewhere = self.placement.any_well(member.kind)
                 if elsewhere:
@@ -220,7 +220,7 @@ class SlotPolicy:
 
     def _begin(self, member: Member) -> Iterator[Decision]:
         """Ask for the next episode of a world; of a list of URLs elsewhere if its environment always fails."""
-        request = self.stand_in(member) if self.placement is None and member.fails_every_reset else None
+        request = self._leaves_for(member) if self.placement is None and member.fails_every_reset else None
         if request is None:
             yield Begin(member, False)
         else:
@@ -228,6 +228,13 @@ class SlotPolicy:
             why = str(member.refusal).partition("\n")[0]
             _log.warning("%s leaves %s, where every reset fails: %s", member.title, member.remote.url, why)
             yield ConnectInstead(member, request)
+
+    def _leaves_for(self, member: Member) -> WorldRequest | None:
+        """Return where a slot of a list goes whose environment always fails; None: nowhere.
+
+        Who lists a server that fails from the start hears of it: only what has worked before moves.
+        """
+        return None if member.last is None else self.stand_in(member)
 
     def stand_in(self, member: Member) -> WorldRequest | None:
         """Return the request of a world at another URL that is well, and of the same kind; None: there is none.
