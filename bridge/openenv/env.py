@@ -16,7 +16,7 @@ import gymnasium
 from gymnasium import Space, spaces
 
 from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, checked_timeout
-from bridge.client.vector_env import RemoteVectorEnv
+from bridge.client.vector_env import OwningVectorEnv
 from bridge.encoding.spaces import Layout
 from bridge.errors import (
     AddressError,
@@ -225,7 +225,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self._socket.close()
 
 
-class OpenEnvVectorEnv(RemoteVectorEnv):
+class OpenEnvVectorEnv(OwningVectorEnv):
     """Environments of OpenEnv servers as slots, as `RemoteVectorEnv` gives them.
 
     A server in this process speaks OpenEnv on one side and dm_env_rpc on the other; each slot has a session of its own.
@@ -256,16 +256,8 @@ class OpenEnvVectorEnv(RemoteVectorEnv):
         )
         limits = Limits(max_worlds=_MAX_SLOTS, max_connections=_MAX_SLOTS)
         secret = secrets.token_urlsafe()
-        self._translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
-        try:
-            found = [urls] if isinstance(urls, str) else list(urls)
-            places = [f"{self._translator.url}?kwargs.url={quote(url, safe='')}" for url in found]
-            super().__init__(places, num_envs=num_envs, token=secret, timeout=2 * timeout, **keywords)
-        except BaseException:
-            self._translator.stop(0.0)
-            raise
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """End the sessions, and the server between."""
-        super().close_extras(**kwargs)
-        self._translator.stop(0.0)
+        translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
+        found = [urls] if isinstance(urls, str) else list(urls)
+        places = [f"{translator.url}?kwargs.url={quote(url, safe='')}" for url in found]
+        end = functools.partial(translator.stop, 0.0)
+        super().__init__(end, places, num_envs=num_envs, token=secret, timeout=2 * timeout, **keywords)
