@@ -73,6 +73,7 @@ class Dialing:
         self._token = shown_token(self._address)
         self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None
         self._server = server
+        self._said = ""
         self._stopped, self._wanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-dialing", daemon=True)
 
@@ -88,15 +89,15 @@ class Dialing:
             self._thread.join(_TIMEOUT)
 
     def _run(self) -> None:
-        failures, said = 0, ""
+        failures = 0
         while not (self._stopped.is_set() or self._server.draining):
             try:
-                failed, said = self._serve_once(), ""
+                failed = self._serve_once()
             except (OSError, BridgeError) as error:
                 failed, text = True, explain(error) if isinstance(error, ssl.SSLError) else str(error)
-                if text != said:  # one line where the trainer is away for hours
+                if text != self._said:  # one line where the trainer is away for hours
                     _log.warning("cannot dial %s, and try again: %s", self._address.url, text)
-                said = text
+                self._said = text
             failures = failures + 1 if failed else 0
             if failures:
                 self._stopped.wait(min(pause(failures), _LONGEST_PAUSE))
@@ -119,7 +120,9 @@ class Dialing:
         if self._stopped.is_set():
             stream.sock.close()
             return False
-        _log.info("dialed %s as %s", self._address.url, self._name)
+        # Who was told of the failures is told that they are over.
+        (_log.warning if self._said else _log.info)("dialed %s as %s", self._address.url, self._name)
+        self._said = ""
         began = time.monotonic()
         self._server.serve_on(
             stream.sock, self._address.target, stream.tls, stream.received, on_end, websocket, wanted.set
