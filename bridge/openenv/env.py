@@ -31,7 +31,7 @@ from bridge.errors import (
 )
 from bridge.extras import install_command
 from bridge.facade.serve import serve_gym
-from bridge.openenv.json_values import SPACE, from_json, space_of, to_json
+from bridge.openenv.json_values import SPACE, from_json, space_of, to_bytes, to_json
 from bridge.server.limits import Limits
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials, TokenLike
@@ -151,7 +151,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     def _ask(self, kind: str, data: Any) -> str | bytes:
         if not self._socket.connected:
             self._socket.connect()
-        return self._socket.ask(json.dumps({"type": kind, "data": data}), f"answer to {kind}")
+        return self._socket.ask(to_bytes({"type": kind, "data": data}).decode(), f"answer to {kind}")
 
     def _result(self, data: str | bytes) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Return what an answer says, as `step` does."""

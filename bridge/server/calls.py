@@ -113,6 +113,8 @@ class Call:
     def __init__(self, client: Client, session: ServedSession, name: str) -> None:
         self.client = client
         self.session = session
+        self.handle = session.handle
+        """Answers a request; another protocol's messages are translated in its place."""
         self.name = name
         self.stream: Any = None
         """The number or object by which the client's protocol knows it."""
@@ -359,7 +361,7 @@ class Calls:
             admission.requests += 1
             admission.bytes += size
             began = time.perf_counter()
-            coroutine = call.session.handle(request)
+            coroutine = call.handle(request)
             call.busy = True
             try:
                 pending = coroutine.send(None)
