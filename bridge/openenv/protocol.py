@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import http
-import http.client
-import io
 import json
+import re
 from typing import Any
 
 from websockets.frames import Opcode
@@ -22,7 +21,7 @@ from bridge.openenv.session import ERRORS, FAILED, OpenEnvSession, error_message
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
 from bridge.server.calls import Call
-from bridge.server.web_protocol import WebProtocol
+from bridge.server.web_protocol import WebProtocol, field_of
 from bridge.server.web_site import HttpAnswer, OpenEnvOptions
 from bridge.transport.websocket import LOGGER, MessageJoiner
 from bridge.version import __version__
@@ -52,7 +51,9 @@ _ROUTES["GET /openapi.json"] = {
         if isinstance(route, str) and route != _SESSION
     },
 }
-_STATUSES = dict([FAILED, *ERRORS.values()])
+_STATUSES = dict([*ERRORS.values(), FAILED])
+_LINE = re.compile(rb"[A-Z]+ [^? ]*")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([^\r]*)")
 
 
 class OpenEnvProtocol(WebProtocol):
@@ -63,6 +64,12 @@ class OpenEnvProtocol(WebProtocol):
 
     _route: str | dict[str, Any] | None = None
     """What is asked for, of `_ROUTES`; None: nothing of it."""
+    _length: re.Match[bytes] | None = None
+    """The field that says how long the body is; None: there is none."""
+    _request: Request | None = None
+    """A request over HTTP whose head has come."""
+    _missing, _body = 0, b""
+    """The length of its body, and what has come of that."""
 
     @property
     def _over_http(self) -> bool:
@@ -77,65 +84,60 @@ class OpenEnvProtocol(WebProtocol):
             super().receive_data(data)
 
     def _receive_head(self, head: bytes) -> None:
-        line, _, fields = head.partition(b"\r\n")
-        method, _, target = line.decode("latin-1").rpartition(" ")[0].partition(" ")
-        self._route = _ROUTES.get(f"{method} {target.partition('?')[0]}")
+        line = _LINE.match(head)
+        self._route = None if line is None else _ROUTES.get(line[0].decode())
         if self._route == _SESSION:
             self._joiner = MessageJoiner(Opcode.TEXT)
             self._websocket = ServerProtocol(max_size=self._limits.max_message_bytes, logger=LOGGER)
+        if self._over_http and head.startswith(b"POST "):  # without its body it is like a request for a file
+            self._length = _LENGTH.search(head)
+            head = b"GET " + _LENGTH.sub(b"", head.removeprefix(b"POST "))
+        super()._receive_head(head)
+
+    def _serve_file(self, request: Request) -> None:
         if not self._over_http:
-            super()._receive_head(head)
+            super()._serve_file(request)
             return
+        self._request = request
+        length, most = b"0" if self._length is None else self._length[1], self._limits.max_message_bytes
         try:
-            self._fields, self._body = http.client.parse_headers(io.BytesIO(fields)), bytearray()
-        except http.client.HTTPException as error:  # more than a hundred fields
-            self._refuse(http.HTTPStatus.BAD_REQUEST, str(error))
-            return
-        host, length = self._fields.get("Host"), self._fields.get("Content-Length", "0")
-        if (refusal := self._site.check_host(host)) is not None:
-            self._send_file(refusal)
-            return
-        try:
-            self._site.check_origin(self._fields.get("Origin"), host or "")
+            self._site.check_origin(field_of(request, "Origin"), request.headers["Host"])
+            if not length.isdigit() or int(length) > most:
+                text = f"expected a body with a Content-Length of at most max_message_bytes={most}, got {length!r:.20}"
+                raise RequestError(Code.DATA_LOSS, text)
         except RequestError as error:
-            self._refuse(http.HTTPStatus.FORBIDDEN, error.message)
+            self._refuse(error)
             return
-        most = self._limits.max_message_bytes
-        if not length.isdecimal() or int(length) > most or "Transfer-Encoding" in self._fields:
-            text = f"expected a body with a Content-Length of at most max_message_bytes={most}, got {length:.20}"
-            self._refuse(http.HTTPStatus.BAD_REQUEST, text)
-            return
-        self._length = int(length) if method == "POST" else 0
+        self._missing = int(length)
         self._receive_rest(b"")
 
     def _receive_rest(self, data: bytes) -> None:
         if not self._over_http:
             super()._receive_rest(data)
-        elif not self.finished and self._call is None:
+        elif self._request is not None and not self.finished and self._call is None:
             self._body += data
             self._admit(len(self._body))
-            if len(self._body) >= self._length:
+            if len(self._body) >= self._missing:
                 self._release()
-                self._serve_request()
+                self._serve_request(self._request)
 
-    def _serve_request(self) -> None:
+    def _serve_request(self, request: Request) -> None:
         if isinstance(self._route, dict):
             name = self._options.name
             text = f"the Gymnasium environment {name}, served by Gymnasium Bridge"
             self._respond(self._route or {"name": name, "description": text, "version": __version__})
             return
         try:
-            call = self._call = self._open_session(self._fields.get("Authorization"))
+            call = self._call = self._open_session(field_of(request, "Authorization"))
         except RequestError as error:
-            asks = error.code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
-            self._refuse(http.HTTPStatus.UNAUTHORIZED if asks else http.HTTPStatus.SERVICE_UNAVAILABLE, error.message)
+            self._refuse(error)
             return
-        message = b'{"type": "%s", "data": %s}' % (str(self._route).encode(), bytes(self._body) or b"{}")
+        message = b'{"type": "%s", "data": %s}' % (str(self._route).encode(), self._body or b"{}")
         self._handler.calls.receive(call, message)
         self._handler.calls.receive(call, None)
 
-    def _refuse(self, status: http.HTTPStatus, text: str) -> None:
-        self._respond({"detail": text}, status)
+    def _refuse(self, error: RequestError) -> None:
+        self._respond({"detail": error.message}, ERRORS.get(error.code, FAILED)[1])
 
     def _respond(self, body: Any, status: http.HTTPStatus = http.HTTPStatus.OK) -> None:
         self._send_file(HttpAnswer(status, json.dumps(body).encode(), "application/json"))
@@ -146,8 +148,8 @@ class OpenEnvProtocol(WebProtocol):
     def _open_call(self, request: Request, host: str) -> Call:
         if self._route != _SESSION:
             return super()._open_call(request, host)
-        self._site.check_origin(request.headers.get("Origin"), host)
-        return self._open_session(request.headers.get("Authorization"))
+        self._site.check_origin(field_of(request, "Origin"), host)
+        return self._open_session(field_of(request, "Authorization"))
 
     @property
     def _options(self) -> OpenEnvOptions:
@@ -158,7 +160,7 @@ class OpenEnvProtocol(WebProtocol):
         """Admit a client. Raises RequestError."""
         if not self._gate.check(_token_in(authorization), self._connection.peer):
             text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
-            raise RequestError(Code.PERMISSION_DENIED, text)
+            raise RequestError(Code.UNAUTHENTICATED, text)
         call = self._handler.open(self._connection, __version__, may_act=True)
         call.handle = OpenEnvSession(call.session.handle, pictures=self._options.pictures).handle
         call.stream = self
@@ -176,7 +178,7 @@ class OpenEnvProtocol(WebProtocol):
             message = json.loads(data)
             found = message.get("data", message)
             if message.get("type") == "error":
-                self._refuse(_STATUSES[found["code"]], found["message"])
+                self._respond({"detail": found["message"]}, _STATUSES[found["code"]])
             else:
                 self._respond(found)
         elif not data:  # it was asked to close: the connection ends with its call
@@ -191,8 +193,7 @@ class OpenEnvProtocol(WebProtocol):
         if not self._over_http:
             super().finish(call, error)
         elif not self.finished:
-            text = "the server gave no answer" if error is None else error.message
-            self._refuse(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
+            self._refuse(error or RequestError(Code.UNAVAILABLE, "the server gave no answer"))
 
 
 def _token_in(header: str | None) -> str | None:

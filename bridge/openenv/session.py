@@ -31,6 +31,9 @@ ERRORS = {
     Code.RESOURCE_EXHAUSTED: ("CAPACITY_REACHED", http.HTTPStatus.SERVICE_UNAVAILABLE),
     Code.UNIMPLEMENTED: ("UNKNOWN_TYPE", http.HTTPStatus.INTERNAL_SERVER_ERROR),
     Code.DATA_LOSS: ("INVALID_JSON", http.HTTPStatus.BAD_REQUEST),
+    Code.UNAUTHENTICATED: (FAILED[0], http.HTTPStatus.UNAUTHORIZED),
+    Code.PERMISSION_DENIED: (FAILED[0], http.HTTPStatus.FORBIDDEN),
+    Code.UNAVAILABLE: (FAILED[0], http.HTTPStatus.SERVICE_UNAVAILABLE),
 }
 """The same of other errors."""
 _REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
