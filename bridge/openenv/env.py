@@ -104,14 +104,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self._observation_values = self._values("observation", schema, observation_space)
         self.action_space, self.observation_space = self._action_values.space, self._observation_values.space
         self._socket = MessageSocket(
-            self._address,
-            "/ws",
-            url=self.url,
-            server="server",
-            hint="",
-            timeout=self._timeout,
-            max_message_bytes=max_message_bytes,
-            proxied=True,
+            self._address, "/ws", url=self.url, timeout=timeout, max_message_bytes=max_message_bytes, proxied=True
         )
         self._last: Any = None
 
