@@ -14,7 +14,6 @@ from collections.abc import Iterable
 
 from websockets.frames import Close, CloseCode, Frame, Opcode
 from websockets.protocol import OPEN, Protocol, Side
-from websockets.utils import accept_key
 
 from bridge.errors import Code
 from bridge.transport.service import METHOD, SERVICE
@@ -26,7 +25,6 @@ __all__ = [
     "SUBPROTOCOL",
     "MessageJoiner",
     "WrongKindError",
-    "accept_key",
     "close_frame",
     "code_of_close",
     "code_of_status",
