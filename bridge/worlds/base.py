@@ -301,6 +301,14 @@ class World(abc.ABC):
             raise RequestError(Code.NOT_FOUND, f"the world {self.name!r} was destroyed while ResetWorld waited")
         if caller is not None:
             self.resets.end(caller)
+        self.restart(None if caller is None else caller.unwrapped)
+
+    def restart(self, caller: Agent | None) -> None:  # noqa: B027 - most worlds begin anew at the agents' next Steps
+        """Begin the new sequence of a ResetWorld: every other agent was told that its own is over.
+
+        Args:
+            caller: The agent of the connection that asked, where it is in this world.
+        """
 
 
 def in_environment(where: str, function: Callable[..., T], *args: object, **kwargs: object) -> T:

@@ -27,7 +27,6 @@ from bridge.worlds.multi_agent.joint_steps import (
     StepCall,
 )
 from bridge.worlds.multi_agent.members import Members
-from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import Executor, PendingResult, Scheduler, Timer
 from bridge.worlds.settings import refuse_unknown
 from bridge.worlds.single import EnvAgent, EnvWorld
@@ -179,18 +178,10 @@ class MultiAgentWorld(EnvWorld):
         self.scheduler.call_soon(self.advance)
         return undo
 
-    async def reset(
-        self,
-        settings: Mapping[str, pb.Tensor],
-        caller: Agent | None,
-        timeout: float,
-        waiting: Callable[[ResetOrder], None] = lambda order: None,
-    ) -> None:
-        """Begin a new sequence for every agent (D-15); the environment itself is reset when they begin it."""
-        await super().reset(settings, caller, timeout, waiting)
-        inner = None if caller is None else caller.unwrapped
-        if isinstance(inner, MultiAgent):
-            self.table.drop(inner.participant)
+    def restart(self, caller: Agent | None) -> None:
+        """Take the caller out of its sequence; the environment itself is reset when all begin the next one."""
+        if isinstance(caller, MultiAgent):
+            self.table.drop(caller.participant)
             self.advance()
 
     async def answer_to(self, participant: Participant) -> int:

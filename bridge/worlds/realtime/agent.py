@@ -154,11 +154,10 @@ class RealtimeAgent(EnvAgent):
                 taken.append(loop.take(loop_agent, index))
             elif buffer.closing is not None:
                 ended, at = buffer.closing
-                taken.append(Taken(ended.observation, ended.info, 0.0, 0, False, False, at, ended.episode))
+                taken.append(Taken(ended.observation, ended.info, at, ended.episode))
             else:
-                at = lane.observed_at
                 buffer.see()
-                taken.append(Taken(lane.observation, lane.info, 0.0, 0, False, False, at, buffer.reading))
+                taken.append(Taken(lane.observation, lane.info, lane.observed_at, buffer.reading))
         return taken
 
     async def _wait_for_lanes(self) -> None:

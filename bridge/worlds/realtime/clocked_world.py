@@ -23,17 +23,18 @@ from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
 from bridge.worlds.environment import Environment
-from bridge.worlds.realtime.agent import RealtimeAgent
+from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
-from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
+from bridge.worlds.settings import read_choice, refuse_unknown
 from bridge.worlds.single import EnvWorld
 
 __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
+"""The roles of an agent; the first is the default."""
 Outcome = TypeVar("Outcome")
 """The result of a reset or of a frame."""
 
@@ -145,6 +146,9 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         loop: Says what is due.
     """
 
+    SETTINGS: tuple[str, ...] = ("role", "wait")
+    """The settings of a JoinWorld."""
+
     def __init__(
         self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions, loop: RealtimeLoop
     ) -> None:
@@ -191,6 +195,18 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         return self.loop.frames
 
     # Agents
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame, new_frame)."""
+        if "seat" in settings:
+            return self.acting.join(settings)
+        refuse_unknown(settings, self.SETTINGS, "JoinWorld")
+        role, wait = read_choice(settings, "role", ROLES), read_choice(settings, "wait", WAITS)
+        return self._let_in(settings, role == "player", wait)
+
+    @abc.abstractmethod
+    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeAgent:
+        """Let an agent in, by other settings than `role` and `wait` too."""
 
     @property
     def agents(self) -> int:
@@ -247,19 +263,11 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def _withdraw(self) -> None:
         self._ordered = None
 
-    async def reset(
-        self,
-        settings: Mapping[str, pb.Tensor],
-        caller: Agent | None,
-        timeout: float,
-        waiting: Callable[[ResetOrder], None] = lambda order: None,
-    ) -> None:
-        """Begin a new episode in every lane, once every other agent was told that its own is over (D-15)."""
-        await super().reset(settings, caller, timeout, waiting)
+    def restart(self, caller: Agent | None) -> None:
+        """Begin a new episode in every lane."""
         self.carry_out_reset()
-        inner = None if caller is None else caller.unwrapped
-        if isinstance(inner, RealtimeAgent):
-            inner.abandon()
+        if isinstance(caller, RealtimeAgent):
+            caller.abandon()
         self.start()
 
     def carry_out_reset(self) -> None:

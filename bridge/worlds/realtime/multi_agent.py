@@ -32,17 +32,16 @@ from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.worlds.base import OTHER_WORLD, Agent, failures_in, in_environment
+from bridge.worlds.base import OTHER_WORLD, failures_in, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.environment import Environment
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.policies import as_policy, by_name, policy_name
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept
-from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop, Transition
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase
+from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
+from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop
+from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, Transition
 from bridge.worlds.scheduling import Executor, Scheduler
-from bridge.worlds.settings import read_choice, refuse_unknown
 
 __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
@@ -214,20 +213,17 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
 
     # Clients
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
-        """Let in the agent that the setting `agent` names, or the first that is free; `role` and `wait` as elsewhere.
+    SETTINGS = ("agent", "role", "wait")
+
+    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeMultiAgent:
+        """Let in the agent that the setting `agent` names, or the first that is free.
 
         A spectator sees what the agent sees; of those there may be any number.
         """
-        if "seat" in settings:
-            return self.acting.join(settings)
-        refuse_unknown(settings, ("agent", "role", "wait"), "JoinWorld")
-        role = read_choice(settings, "role", ROLES)
-        wait = read_choice(settings, "wait", WAITS)
         wanted = self.members.read(settings)
         self.refuse_if_over()
-        name = self._free(wanted) if role == "player" else wanted or next(iter(self.members))
-        return self._agent_of(name, self.loop.join_as(name, role == "player"), wait)
+        name = self._free(wanted) if player else wanted or next(iter(self.members))
+        return self._agent_of(name, self.loop.join_as(name, player), wait)
 
     def _agent_of(self, name: str, loop_agent: LoopAgent, wait: str) -> RealtimeMultiAgent:
         return RealtimeMultiAgent(self, name, loop_agent, wait)

@@ -8,15 +8,13 @@ from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import OTHER_WORLD, Agent, failures_in
+from bridge.worlds.base import OTHER_WORLD, failures_in
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept
-from bridge.worlds.realtime.joint_loop import Transition
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
+from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
+from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop, Transition
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.settings import read_choice, refuse_unknown
 
 __all__ = ["RealtimeWorld"]
 
@@ -56,21 +54,15 @@ class RealtimeWorld(ClockedWorld[Transition]):
         self.single = env.facts.num_envs is None
         """True if it is of one environment, without lanes."""
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
-        """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame)."""
-        if "seat" in settings:
-            return self.acting.join(settings)
-        refuse_unknown(settings, ("role", "wait"), "JoinWorld")
-        role = read_choice(settings, "role", ROLES)
-        wait = read_choice(settings, "wait", WAITS)
+    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeAgent:
         self.refuse_if_over()
-        if role == "player" and any(loop_agent.player for loop_agent in self.loop.loop_agents):
+        if player and self.has_players:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
                 f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
                 f"or {OTHER_WORLD}",
             )
-        return self._agent_of(self.loop.join(role == "player"), wait)
+        return self._agent_of(self.loop.join(player), wait)
 
     def _agent_of(self, loop_agent: LoopAgent, wait: str) -> RealtimeAgent:
         lanes = None if self.single else len(self.loop.lanes)
@@ -113,19 +105,10 @@ class RealtimeWorld(ClockedWorld[Transition]):
             return Transition(kept(observation), float(reward), bool(terminated), bool(truncated), kept(info))
 
     def _began(self, job: Job, now: float, outcome: Transition) -> None:
-        self.loop.began(job, now, outcome.observation, outcome.info)
+        self.loop.began(job, now, outcome)
 
     def _stepped(self, job: Job, now: float, spent: float, outcome: Transition) -> None:
-        self.loop.stepped(
-            job,
-            now,
-            spent,
-            outcome.observation,
-            outcome.reward,
-            outcome.terminated,
-            outcome.truncated,
-            outcome.info,
-        )
+        self.loop.stepped(job, now, spent, outcome)
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with the clock's."""
