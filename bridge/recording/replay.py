@@ -33,7 +33,7 @@ from bridge.worlds.environment import Environment
 from bridge.worlds.local import adopt
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.realtime.clocked_world import kept
-from bridge.worlds.source import EnvRecipe, WorldSettings
+from bridge.worlds.recipe import EnvRecipe, WorldSettings
 
 __all__ = [
     "Comparison",

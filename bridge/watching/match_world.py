@@ -24,7 +24,7 @@ from bridge.worlds.policies import policy_name
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.loop import LoopAgent
 from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgent, RealtimeMultiAgentWorld
-from bridge.worlds.scheduling import Executor, Scheduler, Timer
+from bridge.worlds.scheduling import Scheduler, Timer
 
 __all__ = ["MatchWorld"]
 
@@ -62,7 +62,6 @@ class MatchWorld(RealtimeMultiAgentWorld):
         name: The world's name.
         env: As for `RealtimeMultiAgentWorld`.
         scheduler: Runs the frames, and the countdown.
-        executor: Calls the policies.
         options: How it runs.
         match: Times of the match.
 
@@ -77,11 +76,10 @@ class MatchWorld(RealtimeMultiAgentWorld):
         name: str,
         env: Environment,
         scheduler: Scheduler,
-        executor: Executor,
         options: RealtimeOptions,
         match: MatchOptions,
     ) -> None:
-        super().__init__(name, env, scheduler, executor, dataclasses.replace(options, autoreset=False))
+        super().__init__(name, env, scheduler, dataclasses.replace(options, autoreset=False))
         other = "nobody" if options.default_action is None else policy_name(options.default_action)
         self.match = Match({seat: self.stand_ins.get(seat, other) for seat in self.members}, match)
         self._next_settings: tuple[int | None, Any] = (None, None)

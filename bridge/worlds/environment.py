@@ -8,7 +8,7 @@ its environment (a recording, people who watch) is an `EnvironmentProxy`, which 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gymnasium import Space
@@ -18,6 +18,7 @@ from bridge.encoding.properties import PropertyTree
 from bridge.errors import RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
+from bridge.worlds.scheduling import Executor
 
 __all__ = ["Call", "EnvFacts", "Environment", "EnvironmentProxy", "Lane", "LaneOf", "Result", "Spaces", "StepTimes"]
 
@@ -75,6 +76,12 @@ class EnvFacts:
         """One environment's action space."""
         return self.spaces[1]
 
+    def named_spaces(self) -> Iterator[tuple[str, Space[object]]]:
+        """Give all spaces, each with a name for messages."""
+        for agent, pair in self.agents.items() if self.agents else [("", self.spaces)]:
+            for part, space in zip(("observation", "action"), pair, strict=True):
+                yield f"{agent}'s {part}" if self.agents else part, space
+
     @property
     def of_lane(self) -> EnvFacts:
         """Return the facts of one lane that is stepped by itself."""
@@ -101,6 +108,10 @@ class Environment(Lane, Protocol):
     @property
     def lanes(self) -> Sequence[Lane]:
         """The parts to step separately: each lane, or the environment itself; empty: lanes are stepped together."""
+
+    @property
+    def executor(self) -> Executor:
+        """Runs what else belongs into the thread of its calls, or into that of its server's calls."""
 
     @property
     def times(self) -> StepTimes:
@@ -157,6 +168,7 @@ class EnvironmentProxy:
         self.inner = env
         """The environment that does what is asked."""
         self.facts = env.facts
+        self.executor = env.executor
         self.times = env.times
         self.notes = env.notes
 

@@ -27,7 +27,7 @@ from bridge.worlds.multi_agent.joint_steps import (
     StepCall,
 )
 from bridge.worlds.multi_agent.members import Members
-from bridge.worlds.scheduling import Executor, PendingResult, Scheduler, Timer
+from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.worlds.settings import refuse_unknown
 from bridge.worlds.single import EnvAgent, EnvWorld
 
@@ -111,15 +111,11 @@ class MultiAgentWorld(EnvWorld):
         name: The world's name.
         env: An environment of several agents, owned by the world from here on.
         scheduler: Runs what the world waits for.
-        executor: Calls the function that gives default actions.
         options: How the agents are coordinated.
     """
 
-    def __init__(
-        self, name: str, env: Environment, scheduler: Scheduler, executor: Executor, options: MultiAgentOptions
-    ) -> None:
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: MultiAgentOptions) -> None:
         super().__init__(name, env, scheduler)
-        self._executor = executor
         self._options = options
         self._default_action = options.default_action or default_action
         self._members = Members(env.facts.agents, env.facts.name)
@@ -231,7 +227,7 @@ class MultiAgentWorld(EnvWorld):
                 actions[agent] = call.actions[name]
             else:
                 choose = partial(self._default_action, agent, call.missing[name], self._members.spaces[name][1])
-                actions[agent] = await self._executor.run(in_environment, "step", choose)
+                actions[agent] = await self.env.executor.run(in_environment, "step", choose)
         *results, alive = await self.env.step(actions)
         self.episodes += not alive
         self.table.stepped([self._members.named(part) for part in results], [str(agent) for agent in alive])

@@ -41,7 +41,7 @@ from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
 from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop
 from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, Transition
-from bridge.worlds.scheduling import Executor, Scheduler
+from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
@@ -147,7 +147,6 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
         name: The world's name.
         env: An environment of several agents, owned by the world from here on.
         scheduler: Runs the frames.
-        executor: Calls the function that gives default actions.
         options: How it runs.
 
     Raises:
@@ -156,9 +155,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
 
     loop: JointLoop
 
-    def __init__(
-        self, name: str, env: Environment, scheduler: Scheduler, executor: Executor, options: RealtimeOptions
-    ) -> None:
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
         check_default_action(options.default_action)
         self.members = Members(env.facts.agents, env.facts.name)
         given = by_name("agents", options.agents, list(self.members), "agents")
@@ -169,7 +166,6 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
         """The names of the policies that play agents while no client does, by the agent's name."""
         loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
-        self._executor = executor
         self._listeners: list[Callable[[Frame], None]] = []
         self._together: int | None = None
 
@@ -362,11 +358,11 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
             observation = self.loop.parts[name].observation
             if name in self._policies and not self.is_played(name):
                 where = f"the policy of {name!r}"
-                actions[agent] = await self._executor.run(in_environment, where, self._policies[name], observation)
+                actions[agent] = await self.env.executor.run(in_environment, where, self._policies[name], observation)
             elif own is None:
                 actions[agent] = default_action(agent, observation, space)
             else:
-                actions[agent] = await self._executor.run(in_environment, "step", own, agent, observation, space)
+                actions[agent] = await self.env.executor.run(in_environment, "step", own, agent, observation, space)
         return actions
 
     def _began(self, job: Job, now: float, outcome: tuple[dict[str, Transition], list[str]]) -> None:
