@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bridge.encoding.properties import NUMBER, TEXT, Property, PropertyTree
-from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.watching.match import Match, MatchOptions, MatchState, Order
@@ -25,6 +24,7 @@ from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.loop import LoopAgent
 from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgent, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Scheduler, Timer
+from bridge.worlds.settings import ResetRequest
 
 __all__ = ["MatchWorld"]
 
@@ -129,17 +129,15 @@ class MatchWorld(RealtimeMultiAgentWorld):
                 "send Reset, and then Step",
             )
 
-    def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
-    ) -> None:
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Take a Reset: its agent is ready for the next round, and gives up the one that runs if it is in that."""
         self.refuse_if_over()
         name = self._seat_of(loop_agent)
-        inside = restart and self.loop.is_in_episode(loop_agent)
-        self.loop.give_up(loop_agent, restart=restart or not (name and self.match.is_playing(name)))
+        inside = asked.restart and self.loop.is_in_episode(loop_agent)
+        self.loop.give_up(loop_agent, restart=asked.restart or not (name and self.match.is_playing(name)))
         if name is not None:
-            if seeds[0] is not None or options:
-                self._next_settings = seeds[0], options
+            if asked.seeds[0] is not None or asked.options:
+                self._next_settings = asked.seeds[0], asked.options
             if inside:
                 self.match.stand_down(name)
             self.match.set_ready(name, True)

@@ -20,7 +20,18 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
 from bridge.worlds.scheduling import Executor
 
-__all__ = ["Call", "EnvFacts", "Environment", "EnvironmentProxy", "Lane", "LaneOf", "Result", "Spaces", "StepTimes"]
+__all__ = [
+    "Call",
+    "EnvFacts",
+    "Environment",
+    "EnvironmentProxy",
+    "Lane",
+    "LaneOf",
+    "Result",
+    "Spaces",
+    "StepTimes",
+    "Transition",
+]
 
 T = TypeVar("T")
 Call: TypeAlias = Coroutine[Any, None, T]
@@ -29,6 +40,27 @@ Result: TypeAlias = tuple[Any, ...]
 """The result of `reset` or `step` of the user's environment, followed by the living agents if it has several."""
 Spaces: TypeAlias = tuple[Space[object], Space[object]]
 """Observation space and action space."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Transition:
+    """The result of a frame for one environment, or for one agent of several."""
+
+    observation: object
+    """An element of the observation space."""
+    reward: float = 0.0
+    """Of this frame; 0.0 in the first frame of an episode."""
+    terminated: bool = False
+    """True if the episode terminated in this frame."""
+    truncated: bool = False
+    """True if the episode was truncated in this frame."""
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The info, a dict."""
+
+    @property
+    def ended(self) -> bool:
+        """True if the episode ended in this frame."""
+        return self.terminated or self.truncated
 
 
 class StepTimes:

@@ -167,6 +167,20 @@ class ResetRequest:
     """Which lanes are to be reset, bools `(lanes,)`; None: all of them."""
     restart: bool
     """In real time, whether running episodes end."""
+    lanes: int = 1
+    """The number of lanes."""
+
+    @property
+    def chosen(self) -> Array:
+        """Which lanes are to be reset, bools `(lanes,)`."""
+        return np.ones(self.lanes, np.bool_) if self.mask is None else self.mask
+
+    @property
+    def seeds(self) -> Sequence[int | None]:
+        """A seed for each lane; None: none."""
+        if isinstance(self.seed, list):
+            return self.seed
+        return [None] * self.lanes if self.seed is None else range(self.seed, self.seed + self.lanes)
 
 
 def read_reset(settings: Settings, known: Sequence[str], lanes: int | None) -> ResetRequest:
@@ -189,4 +203,4 @@ def read_reset(settings: Settings, known: Sequence[str], lanes: int | None) -> R
         options = _decoded(settings, "options")
         if not isinstance(options, (dict, type(None))):
             raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
-        return ResetRequest(seed, options, mask, bool(arrays.get("restart", True)))
+        return ResetRequest(seed, options, mask, bool(arrays.get("restart", True)), lanes or 1)

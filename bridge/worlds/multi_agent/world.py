@@ -28,7 +28,7 @@ from bridge.worlds.multi_agent.joint_steps import (
 )
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
-from bridge.worlds.settings import refuse_unknown
+from bridge.worlds.settings import read_reset, refuse_unknown
 from bridge.worlds.single import EnvAgent, EnvWorld
 
 __all__ = ["MultiAgent", "MultiAgentWorld"]
@@ -74,12 +74,12 @@ class MultiAgent(EnvAgent):
 
     def _tell(self, cut_off: bool) -> None:
         """Take what the Step at hand tells."""
-        told = self.participant
+        told = self.participant.told
         self._observation, self._info = told.observation, told.info
         self._terminated[...], self._truncated[...] = told.terminated, told.truncated
         if cut_off:
             super().interrupt()
-        self._reward[...], told.reward = told.reward, 0.0
+        self._reward[...], self.participant.reward = self.participant.reward, 0.0
 
     def interrupt(self) -> None:
         """End the sequence for this agent, with what it has seen last."""
@@ -168,9 +168,8 @@ class MultiAgentWorld(EnvWorld):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """End the sequence for all; the settings are for the next one."""
-        first = next(iter(self._members))
-        reader = MultiAgent(self, first, *self._members.spaces[first])
-        undo = self.table.prepare_reset(reader.read_settings(settings))
+        asked = read_reset(settings, MultiAgent.SETTINGS, None)
+        undo = self.table.prepare_reset((asked.seed, asked.options))
         self.scheduler.call_soon(self.advance)
         return undo
 
@@ -216,9 +215,9 @@ class MultiAgentWorld(EnvWorld):
         """Reset or step the environment, and tell the table."""
         if isinstance(call, ResetCall):
             observations, infos, alive = await self.env.reset(seed=call.seed, options=call.options)
-            self.table.began(
-                self._members.named(observations), self._members.named(infos), [str(agent) for agent in alive]
-            )
+            living = [str(agent) for agent in alive]
+            results = [observations, {}, {}, {}, infos]
+            self.table.began(self._members.transitions(results, living, living, lambda name: None))
             return
         actions = {}
         for name in call.agents:
@@ -230,7 +229,9 @@ class MultiAgentWorld(EnvWorld):
                 actions[agent] = await self.env.executor.run(in_environment, "step", choose)
         *results, alive = await self.env.step(actions)
         self.episodes += not alive
-        self.table.stepped([self._members.named(part) for part in results], [str(agent) for agent in alive])
+        living = [str(agent) for agent in alive]
+        names = [*self.table.alive, *living]
+        self.table.stepped(self._members.transitions(results, names, living, self.table.seen), living)
 
     def _carried_out(self, result: None, error: BaseException | None) -> None:
         if error is not None:

@@ -20,7 +20,6 @@ from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
 from bridge.worlds.realtime.loop import LoopAgent, Phase
-from bridge.worlds.settings import read_reset
 from bridge.worlds.single import EnvAgent
 
 if TYPE_CHECKING:
@@ -117,21 +116,10 @@ class RealtimeAgent(EnvAgent):
         self._partial = self._first_extra + 3 in uids
         self._acts_only = list(uids) == [self._first_extra + 2]
 
-    SETTINGS = ("seed", "options", "restart", "reset_mask")
-
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
-        self._real.ask_reset(self._loop_agent, *self.read_reset(settings))
+        self._real.ask_reset(self._loop_agent, self._real.read_reset(settings))
         self._ended = False
-
-    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], object, bool]:
-        """Return the lanes to reset, a seed for each, the options, and whether running episodes end."""
-        count, known = self._lanes or 1, self.SETTINGS if self._lanes else self.SETTINGS[:3]
-        asked = read_reset(settings, known, self._lanes)
-        seeds: Sequence[int | None] = asked.seed if isinstance(asked.seed, list) else [None] * count
-        if isinstance(asked.seed, int):
-            seeds = range(asked.seed, asked.seed + count)
-        return np.ones(count, np.bool_) if asked.mask is None else asked.mask, list(seeds), asked.options, asked.restart
 
     async def begin(self) -> int:
         """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""

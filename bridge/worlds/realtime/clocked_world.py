@@ -10,14 +10,13 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from bridge.clock import Clock
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
-from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -27,7 +26,7 @@ from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
-from bridge.worlds.settings import read_choice, refuse_unknown
+from bridge.worlds.settings import ResetRequest, read_choice, read_reset, refuse_unknown
 from bridge.worlds.single import EnvWorld
 
 __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
@@ -168,7 +167,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         self._turning: PendingResult[None] | None = None
         """Done once the frames are run for which a virtual clock was turned."""
         self._waiters: dict[Agent, _Waiter] = {}
-        self._ordered: tuple[Array, list[int | None], object] | None = None
+        self._ordered: ResetRequest | None = None
 
     @property
     def _over(self) -> bool:
@@ -237,28 +236,23 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
-        mask, seeds, options, _ = self._reset_reader().read_reset(settings)
+        asked = self.read_reset(settings)
         self.refuse_if_over()
-        self._ordered = mask, seeds, options
+        self._ordered = asked
         return self._withdraw
 
+    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> ResetRequest:
+        """Read the settings of a Reset or ResetWorld; raises RequestError."""
+        lanes = self.env.facts.num_envs
+        known = ("seed", "options", "restart", "reset_mask")
+        return read_reset(settings, known if lanes else known[:3], lanes)
+
     @abc.abstractmethod
-    def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: object, restart: bool = True
-    ) -> None:
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Carry out an agent's Reset: give up its episodes, and where it is a player see to new ones.
 
-        Args:
-            loop_agent: The agent.
-            mask: Which of its lanes are meant, bool, one element a lane.
-            seeds: A seed for each lane; None: none.
-            options: For the environment's reset.
-            restart: False: where an episode runs, the agent enters that.
+        Without `restart`, lanes that run stay as they are, and the agent enters the episodes that run there.
         """
-
-    @abc.abstractmethod
-    def _reset_reader(self) -> RealtimeAgent:
-        """Return an agent that is not in the world, to read the settings of a ResetWorld."""
 
     def _withdraw(self) -> None:
         self._ordered = None
@@ -274,9 +268,9 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Cut off what runs, as a ResetWorld ordered; again: nothing."""
         if self._ordered is None:
             return
-        (mask, seeds, options), self._ordered = self._ordered, None
-        for index in np.flatnonzero(mask).tolist():
-            self.loop.ask_reset(index, seeds[index], options)
+        asked, self._ordered = self._ordered, None
+        for index in np.flatnonzero(asked.chosen).tolist():
+            self.loop.ask_reset(index, asked.seeds[index], asked.options)
         self._changed()
 
     # Waiting

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.worlds.realtime.loop import Job, LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop, Transition
+from bridge.worlds.environment import Transition
+from bridge.worlds.realtime.loop import Job, LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop
 
 __all__ = ["DEFAULT", "JointLoop"]
 

@@ -15,9 +15,10 @@ from typing import Any
 from bridge.encoding.interventions import split_intervention
 from bridge.errors import SettingError
 from bridge.samples import Samples
+from bridge.worlds.environment import Transition
 from bridge.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
 
-__all__ = ["TRANSITIONS", "Job", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop", "Transition"]
+__all__ = ["TRANSITIONS", "Job", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
 
 
 class Phase(enum.Enum):
@@ -77,27 +78,6 @@ class Job:
     def actions(self) -> Mapping[str, object]:
         """The actions of several agents by name; of a reset there are none."""
         return self.action if isinstance(self.action, Mapping) else {}
-
-
-@dataclasses.dataclass(frozen=True)
-class Transition:
-    """The result of a frame for one environment, or for one agent of several."""
-
-    observation: object
-    """An element of the observation space."""
-    reward: float = 0.0
-    """Of this frame; 0.0 in the first frame of an episode."""
-    terminated: bool = False
-    """True if the episode terminated in this frame."""
-    truncated: bool = False
-    """True if the episode was truncated in this frame."""
-    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The info, a dict."""
-
-    @property
-    def ended(self) -> bool:
-        """True if the episode ended in this frame."""
-        return self.terminated or self.truncated
 
 
 @dataclasses.dataclass(eq=False)

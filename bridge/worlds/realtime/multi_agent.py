@@ -24,24 +24,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
-from bridge.encoding.tensors import Array, unpack_tensor
+from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.worlds.base import OTHER_WORLD, failures_in, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
-from bridge.worlds.environment import Environment
+from bridge.worlds.environment import Environment, Transition
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.policies import as_policy, by_name, policy_name
-from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
+from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
 from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, Transition
+from bridge.worlds.realtime.loop import Job, LoopAgent, Phase
 from bridge.worlds.scheduling import Scheduler
+from bridge.worlds.settings import ResetRequest
 
 __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
@@ -231,16 +231,10 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
     def _taken(self) -> list[str]:
         return [name for name in self.members if self.loop.player_of(name) is not None]
 
-    def _reset_reader(self) -> RealtimeMultiAgent:
-        name = next(iter(self.members))
-        return self._agent_of(name, LoopAgent([self.loop.parts[name]], False), WAITS[0])
-
-    def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: object, restart: bool = True
-    ) -> None:
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Take an agent's Reset: it leaves the running episode, which ends once no other player is in it."""
         self.refuse_if_over()
-        self.loop.ask(loop_agent, seeds[0], options, restart)
+        self.loop.ask(loop_agent, asked.seeds[0], asked.options, asked.restart)
         self._changed()
         self.start()
 
@@ -320,7 +314,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
         """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
         if job.kind == "reset":
             observations, infos, alive = await self.env.reset(seed=job.seed, options=job.options)
-            results: Sequence[Mapping[object, Any]] = (observations, {}, {}, {}, infos)
+            results = [observations, {}, {}, {}, infos]
         else:
             *results, alive = await self.env.step(await self._actions(job.actions))
         with failures_in(job.kind):
@@ -329,22 +323,14 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
             if unknown or (job.kind == "reset" and not living):
                 known = ", ".join(self.members)
                 raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
-            parts = [self.members.named(part) for part in results]
-            names = dict.fromkeys([*job.actions, *living])
-            return {name: self._transition(name, parts, name in living) for name in names}, living
+            return self.members.transitions(kept(results), [*job.actions, *living], living, self._seen), living
 
-    def _transition(self, name: str, parts: Sequence[Mapping[str, Any]], alive: bool) -> Transition:
-        observations, rewards, terminations, truncations, infos = parts
-        if name not in observations:
-            if alive and self.loop.parts[name].phase is not Phase.RUNNING:
-                raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
-            observation = self.loop.parts[name].observation
-        else:
-            observation = kept(observations[name])
-        terminated = bool(terminations.get(name, False))
-        # An agent that the environment drops without a word is truncated.
-        truncated = bool(truncations.get(name, False)) or (not alive and not terminated)
-        return Transition(observation, float(rewards.get(name, 0.0)), terminated, truncated, kept(infos.get(name, {})))
+    def _seen(self, name: str) -> object:
+        """Return what an agent saw last, for a frame without an observation of it."""
+        part = self.loop.parts[name]
+        if part.phase is not Phase.RUNNING:
+            raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
+        return part.observation
 
     async def _actions(self, chosen: Mapping[str, object]) -> dict[object, object]:
         """Return each agent's action by the environment's own ids; where there is none, a policy's or a default one."""
