@@ -352,23 +352,21 @@ class Calls:
                 if admission.requests >= admission.max_requests or admission.bytes + size > admission.max_bytes:
                     admission.check(size)
             except RequestError as error:
-                self._answer(call, [error_response(error)])
-                if call.requests:
-                    self.unblock(call)
+                self._finish(call, None, [error_response(error)])
                 return
             admission.requests += 1
             admission.bytes += size
-            began = time.perf_counter()
+            admitted = size, time.perf_counter()
             coroutine = call.session.handle(request)
             call.busy = True
             try:
                 pending = coroutine.send(None)
             except StopIteration as stop:
-                self._finish(call, size, began, stop.value)
+                self._finish(call, admitted, stop.value)
             except Exception as error:
-                self._finish(call, size, began, _fault(error))
+                self._finish(call, admitted, _fault(error))
             else:
-                self._go_on_later(call, size, began, coroutine, pending)
+                self._go_on_later(call, admitted, coroutine, pending)
 
     def _defer(self, call: Call, request: Request | None, *, first: bool) -> None:
         """Keep a request until those before it are answered, and the client has taken the answers."""
@@ -388,23 +386,41 @@ class Calls:
         if not call.busy:
             call.client.blocked_calls.add(call)
 
-    def _go_on_later(self, call: Call, size: int, began: float, coroutine: Any, pending: Any) -> None:
+    def _go_on_later(self, call: Call, admitted: tuple[int, float], coroutine: Any, pending: Any) -> None:
         """Finish a request that waits for a result once the result is there."""
 
         def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
-            self._finish(call, size, began, parts if error is None else _fault(error))
+            self._finish(call, admitted, parts if error is None else _fault(error))
             self._flush_later(call.client)
 
         Task(self._scheduler, coroutine, done).wait_for(pending)
 
-    def _finish(self, call: Call, size: int, began: float, parts: Any) -> None:
-        """Note that a request was served, and answer it."""
-        self._admission.requests -= 1
-        self._admission.bytes -= size
-        call.busy = False
-        if call.session.last_error or self.metrics is not None:
-            self._record(call, time.perf_counter() - began)
-        self._answer(call, parts)
+    def _finish(self, call: Call, admitted: tuple[int, float] | None, parts: Any) -> None:
+        """Answer a request; with whatever goes with it, the answer is sent by the next flush.
+
+        Args:
+            call: Its call.
+            admitted: Its size, and when it began to be served; None: it was refused before.
+            parts: The answer.
+        """
+        if admitted is not None:
+            size, began = admitted
+            self._admission.requests -= 1
+            self._admission.bytes -= size
+            call.busy = False
+            if call.session.last_error or self.metrics is not None:
+                self._record(call, time.perf_counter() - began)
+        if not call.over:
+            client, limit = call.client, self._limits.max_message_bytes
+            size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+            if size > limit:
+                text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
+                parts = [error_response(RequestError(Code.RESOURCE_EXHAUSTED, text))]
+                size = len(parts[0])
+            if not client.answer(call, parts, size):
+                call.blocked, call.unsent = True, size
+                client.hold(size)
+                client.blocked_calls.add(call)
         if call.requests:
             self.unblock(call)
 
@@ -421,22 +437,6 @@ class Calls:
                 self.metrics.refused(code)
         elif self.metrics is not None and session.last_step is not None:
             self.metrics.stepped(seconds)
-
-    def _answer(self, call: Call, parts: list[bytes | memoryview]) -> None:
-        """Give an answer to the client; with whatever goes with it, it is sent by the next flush."""
-        if call.over:
-            return
-        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if size > self._limits.max_message_bytes:
-            limit = self._limits.max_message_bytes
-            text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
-            parts = [error_response(RequestError(Code.RESOURCE_EXHAUSTED, text))]
-            size = len(parts[0])
-        client = call.client
-        if not client.answer(call, parts, size):
-            call.blocked, call.unsent = True, size
-            client.hold(size)
-            client.blocked_calls.add(call)
 
     def _conclude(self, call: Call) -> None:
         """Close the session of a call, and end the call."""
