@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -60,14 +58,6 @@ class VectorAgent(EnvAgent):
     def ended_lanes(self) -> Array | None:
         """Which lanes the next step resets, bools `(lanes,)`; None: it resets none."""
         return None if self._resets_at_once else super().ended_lanes
-
-    async def step(self, actions: Mapping[int, Array]) -> int:
-        """Step all lanes."""
-        return await self.apply(self._action(actions))
-
-    def decode(self, actions: Mapping[int, Array]) -> object:
-        """Return the lanes' actions."""
-        return self._action(actions)
 
     async def apply(self, action: object) -> int:
         """Step all lanes with actions of their own."""

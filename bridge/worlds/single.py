@@ -132,7 +132,12 @@ class EnvAgent(Agent):
         self._truncated[...] = True
         self._info = {}
 
-    def _action(self, actions: Mapping[int, Array]) -> object:
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Step the environment."""
+        return await self.apply(self.decode(actions))
+
+    def decode(self, actions: Mapping[int, Array]) -> object:
+        """Return the environment's action."""
         try:
             return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
         except KeyError as error:
@@ -227,16 +232,8 @@ class GymAgent(EnvAgent):
         first = self._first_flag
         self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
 
-    async def step(self, actions: Mapping[int, Array]) -> int:
-        """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
-        return await self.apply(self._action(actions))
-
-    def decode(self, actions: Mapping[int, Array]) -> object:
-        """Return the environment's action."""
-        return self._action(actions)
-
     async def apply(self, action: object) -> int:
-        """Step the environment with an action of its own."""
+        """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result

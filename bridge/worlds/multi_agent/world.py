@@ -11,7 +11,6 @@ from functools import partial
 from gymnasium import Space
 
 from bridge.encoding.properties import TEXT, Property, PropertyTree
-from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
@@ -60,9 +59,9 @@ class MultiAgent(EnvAgent):
         self._world.table.begin(self.participant, self._world.scheduler.now())
         return await self._answered()
 
-    async def step(self, actions: Mapping[int, Array]) -> int:
+    async def apply(self, action: object) -> int:
         """Hand in an action and wait for the joint step."""
-        self._world.table.act(self.participant, self._action(actions), self._world.scheduler.now())
+        self._world.table.act(self.participant, action, self._world.scheduler.now())
         return await self._answered()
 
     async def _answered(self) -> int:

@@ -173,13 +173,14 @@ class RealtimeAgent(EnvAgent):
     def _refuse_absence(self) -> None:
         """Raise where the running episode began without this agent, and it was not told so."""
 
-    async def step(self, actions: Mapping[int, Array]) -> int:
+    def decode(self, actions: Mapping[int, Array]) -> object:
+        """Return the environment's action; None: the last one goes on."""
+        return super().decode(actions) if actions else None
+
+    async def apply(self, action: object) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step."""
         received = self._real.now()
-        if not actions:  # the last one goes on
-            self._real.refuse_if_over()
-        else:
-            self.act(actions, received, [buffer.reading for buffer in self._loop_agent.buffers])
+        self.act(action, received, [buffer.reading for buffer in self._loop_agent.buffers])
         loop = self._real.loop
         if self._acts_only:
             self._timing[..., :2] = received, self._real.now()
@@ -201,20 +202,19 @@ class RealtimeAgent(EnvAgent):
         self._ended = bool(self._terminated or self._truncated)
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
 
-    def act(self, actions: Mapping[int, Array], received: float, episodes: Sequence[int]) -> None:
+    def act(self, action: object, received: float, episodes: Sequence[int]) -> None:
         """Leave an action for the next frames.
 
         Args:
-            actions: The action's tensors by UID.
+            action: The action; None: the last one goes on.
             received: When it came, seconds of the world's clock.
             episodes: Of each lane the number of the episode that it is for; 0: for none.
 
         Raises:
-            RequestError: INVALID_ARGUMENT, it is none; or the world is over.
+            RequestError: The world is over.
         """
-        action = self._action(actions)
         self._real.refuse_if_over()
-        if not self._loop_agent.player:
+        if action is None or not self._loop_agent.player:
             return
         for index, own in enumerate([action] if self._lanes is None else iterate(self._batched_actions, action)):
             if episodes[index]:
