@@ -21,7 +21,6 @@ from bridge.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec
 
 __all__ = [
     "ACTION_NAMES",
-    "LANES_HAVE_NO_KEYS",
     "checked_play_fps",
     "controls_of",
     "controls_of_space",
@@ -161,10 +160,6 @@ def checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
     return float(play_fps)
 
 
-LANES_HAVE_NO_KEYS = json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
-"""The controls of a vector environment."""
-
-
 def controls_of(env: GymEnv | Lanes) -> str:
     """Return what keys do in an environment, as JSON; a function of its own is asked.
 
@@ -172,7 +167,7 @@ def controls_of(env: GymEnv | Lanes) -> str:
         env: A Gymnasium environment, or a vector of them, in its own thread.
     """
     if isinstance(env, VectorEnv):
-        return LANES_HAVE_NO_KEYS
+        return json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
     own: dict[Any, Any] = {}
     names: list[str] | None = None
     with contextlib.suppress(Exception):  # whatever an environment's own function raises: it has no keys then

@@ -151,19 +151,14 @@ class EnvAgent(Agent):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
         first = self._first_flag
+        flags = (self._reward, 1.0 - self._terminated, self._terminated, self._truncated)  # D-21
         found: dict[int, Array] = {}
         for uid in uids:
             if uid < first:
                 found[uid] = self._leaf(uid)
-            elif uid == first:
-                found[uid] = self._reward
-            elif uid == first + 1:
-                found[uid] = 1.0 - self._terminated  # D-21
-            elif uid == first + 2:
-                found[uid] = self._terminated
-            elif uid == first + 3:
-                found[uid] = self._truncated
-            elif uid == first + 4:
+            elif uid < first + len(flags):
+                found[uid] = flags[uid - first]
+            else:
                 found[uid] = np.frombuffer(self._encode_info(), np.uint8)
         return found
 
@@ -206,7 +201,11 @@ class EnvAgent(Agent):
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read, write or list a property that the environment computes."""
         self._world.refuse_if_over()
-        return await self._world.env.answer_property(request)
+        env = self._world.env
+        # One of several agents draws what there is before its first reset, or fails in some way of its own.
+        if request.read_property.key == "world.frame" and env.facts.agents and not env.times.reset.count:
+            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
+        return await env.answer_property(request)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method of the environment, or read a public attribute, on some lanes."""

@@ -13,7 +13,6 @@ from gymnasium import Space
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 from bridge.worlds.base import OTHER_WORLD, Agent, in_environment
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.environment import Environment
@@ -95,12 +94,6 @@ class MultiAgent(EnvAgent):
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with this agent's spaces."""
         return self._world.agent_properties(self.name)
-
-    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Read, write or list a property for which code of the environment runs."""
-        if request.read_property.key == "world.frame" and self._world.table.sequence == 0:
-            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
-        return await super().answer_property(request)
 
 
 class MultiAgentWorld(EnvWorld):

@@ -345,16 +345,13 @@ class RealtimeAgent(EnvAgent):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
         first = self._first_extra
+        extras = {first: self._frames, first + 2: self._timing, first + 3: self._resetting}
         found = dict(super().observe([uid for uid in uids if uid < first]))
         for uid in uids:
-            if uid == first:
-                found[uid] = self._frames
+            if uid in extras:
+                found[uid] = extras[uid]
             elif uid == first + 1:
                 found[uid] = np.frombuffer(self._encoded_episodes(), np.uint8)
-            elif uid == first + 2:
-                found[uid] = self._timing
-            elif uid == first + 3:
-                found[uid] = self._resetting
         return found
 
     def _encoded_episodes(self) -> bytes:

@@ -30,7 +30,6 @@ from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 from bridge.worlds.base import OTHER_WORLD, failures_in, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.environment import Environment, Transition
@@ -102,12 +101,6 @@ class RealtimeMultiAgent(RealtimeAgent):
     def _world_properties(self) -> PropertyTree:
         return self._real.agent_properties(self.name)
 
-    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Read, write or list a property for which code of the environment runs."""
-        if request.read_property.key == "world.frame" and not self._real.has_begun:
-            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
-        return await super().answer_property(request)
-
 
 class PolicyPlayer:
     """An agent that a program of this process plays."""
@@ -176,11 +169,6 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
     def seats(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent of the environment."""
         return {name: self.loop.player_of(name) is not None for name in self.members}
-
-    @property
-    def has_begun(self) -> bool:
-        """True if the environment was ever reset."""
-        return any(part.episode for part in self.loop.parts.values())
 
     def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""
