@@ -23,7 +23,7 @@ from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
-from bridge.worlds.attributes import find_attribute, list_attributes
+from bridge.worlds.attributes import find_attribute, list_attributes, travels
 from bridge.worlds.base import failures_in
 from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
 from bridge.worlds.controls import controls_of
@@ -442,15 +442,7 @@ def _look_up(look: Callable[[], T], name: str) -> T:
 
 def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
     """Return the entries of a dict that the values codec can encode."""
-    return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
-
-
-def _plain(value: object) -> bool:
-    try:
-        values.to_value(value)
-    except TensorError:
-        return False
-    return True
+    return {key: value for key, value in data.items() if isinstance(key, str) and travels(value)}
 
 
 def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
@@ -465,4 +457,4 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
         "order_enforce": spec.order_enforce,
         "kwargs": _plain_dict(spec.kwargs),
     }
-    return {key: value for key, value in facts.items() if _plain(value)}
+    return {key: value for key, value in facts.items() if travels(value)}
