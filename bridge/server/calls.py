@@ -56,6 +56,10 @@ class Client(Protocol):
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer with the next flush; return whether the client has room for all of it."""
 
+    def flush(self) -> None:
+        """Send what waits in `outgoing`."""
+        return None
+
     def is_blocked(self, call: Call) -> bool:
         """True if the client does not take the answers of a call for now."""
         return False
@@ -153,7 +157,6 @@ class Calls:
         viewers: Admits calls of clients that may only watch: they take no places of those that act.
         admission: Admits requests.
         scheduler: Goes on with requests that wait.
-        flush: Sends what waits in a client's `outgoing`.
         cut: Closes the connection of a client after a fault of this server.
         charge: Counts the processor time of a request of a viewer or an operator.
         open_session: Makes what answers a call; None: a `Session`.
@@ -168,7 +171,6 @@ class Calls:
         viewers: ConnectionCount,
         admission: Admission,
         scheduler: Scheduler,
-        flush: Callable[[Any], None],
         cut: Callable[[Any], None],
         charge: Callable[[Any, float], None],
         open_session: Callable[[Hub, str, bool], ServedSession] | None = None,
@@ -182,7 +184,6 @@ class Calls:
         self._scheduler = scheduler
         self.failures = FailureLog(scheduler)
         """The log of the errors of environments."""
-        self._flush = flush
         self._cut = cut
         self._charge = charge
         self.metrics: Metrics | None = None
@@ -296,7 +297,7 @@ class Calls:
             now = time.monotonic()
             full = together >= _TOGETHER or now - since > _SOON or not client.joins_answers
             if full or not ready or ready[0][0].client is not client:
-                self._flush(client)
+                client.flush()
                 if now > until:
                     break
                 together, since = 0, now
@@ -310,12 +311,12 @@ class Calls:
 
     def _flush_all(self) -> None:
         while self._unflushed:
-            self._flush(self._unflushed.popitem()[0])
+            self._unflushed.popitem()[0].flush()
 
     def flush_served(self) -> None:
         """Send the answers that wait for one that takes long."""
         if self._served is not None:
-            self._flush(self._served)
+            self._served.flush()
 
     def _serve_limited(self, call: Call, request: Request | None) -> None:
         """Serve a request at the expense of its connection.
