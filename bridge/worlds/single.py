@@ -402,17 +402,11 @@ class EnvWorld(World):
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
-        return (
-            PropertyTree([self._name_leaf()]).merged(self.env.properties()).merged(PropertyTree([self._timing_leaf()]))
-        )
-
-    def _name_leaf(self) -> Property:
-        return Property("world.name", TEXT, "the world's name", lambda: self.name)
-
-    def _timing_leaf(self) -> Property:
-        """`count`, `p50`, `p90`, `p99` and `max` of the calls of `step` and of `reset`, in seconds."""
+        name = Property("world.name", TEXT, "the world's name", lambda: self.name)
+        # `count`, `p50`, `p90`, `p99` and `max` of each.
         text = "seconds in the environment's step and reset, a dict for each"
-        return Property("world.timing", ENCODED, text, lambda: self.env.times.summary())
+        timing = Property("world.timing", ENCODED, text, lambda: self.env.times.summary())
+        return PropertyTree([name]).merged(self.env.properties()).merged(PropertyTree([timing]))
 
 
 class GymWorld(EnvWorld):

@@ -243,7 +243,4 @@ class MultiAgentWorld(EnvWorld):
             "what is done where an agent is missing: wait, default or end",
             lambda: MissingAgent(self._options.missing_agent).value,
         )
-        own: PropertyTree = self.env.properties()
-        return own.merged(self._members.properties(name)).merged(
-            PropertyTree([self._name_leaf(), policy, self._timing_leaf()])
-        )
+        return self.properties().merged(self._members.properties(name)).merged(PropertyTree([policy]))

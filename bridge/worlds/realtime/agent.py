@@ -291,19 +291,18 @@ class RealtimeAgent(EnvAgent):
         infos: dict[int, Mapping[str, object]] = {}
         for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
             at = () if self._lanes is None else (index,)
-            self._resetting[at] = item is None
-            self._reward[at] = item.reward if item else 0.0  # U-5
-            self._terminated[at] = item is not None and item.terminated
-            self._truncated[at] = item is not None and item.truncated
-            self._frames[at] = item.frames if item else 0
             lane = self._loop_agent.lanes[index]
+            told = item or Taken(None, {}, np.nan, lane.episode, error=buffer.error)
+            self._resetting[at] = item is None
+            self._reward[at], self._frames[at] = told.reward, told.frames  # U-5
+            self._terminated[at], self._truncated[at] = told.terminated, told.truncated
             self._timing[at] = (
                 received,
                 now,
-                item.observed_at if item else np.nan,
+                told.observed_at,
                 loop.step_times.last,
                 lane.action_delay,
-                item.episode if item else lane.episode,
+                told.episode,
                 loop.frames,
                 loop.actions_applied,
                 loop.actions_replaced,
@@ -312,10 +311,9 @@ class RealtimeAgent(EnvAgent):
                 loop.dropped,
                 buffer.frames_skipped,
             )
-            infos[index] = item.info if item else {}
-            error = item.error if item else buffer.error
-            if error is not None and self._lanes is not None:
-                infos[index] = {**infos[index], "error": error}
+            infos[index] = told.info
+            if told.error is not None and self._lanes is not None:
+                infos[index] = {**told.info, "error": told.error}
                 buffer.error = None
         if self._lanes is None:
             first = taken[0]

@@ -482,11 +482,11 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Take note that an agent has left; the world goes on (D-16)."""
         self.loop.leave(loop_agent)
 
-    def clock_properties(self) -> PropertyTree:
-        """Return what the clock adds to the tree below `world`."""
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`, with the clock's."""
         fps = Property("world.fps", ENCODED, "frames a second", lambda: self.options.fps)
         statistics = Property("world.realtime", ENCODED, "the clock's counts and percentiles", self.loop.statistics)
-        return PropertyTree([fps, statistics])
+        return super().properties().merged(PropertyTree([fps, statistics]))
 
 
 def _log_failure(result: None, error: BaseException | None) -> None:

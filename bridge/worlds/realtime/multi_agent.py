@@ -366,7 +366,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
         """Return the tree below `world`, as one agent sees it."""
         players = Property("world.players", ENCODED, "the names of the agents that somebody plays", self._taken)
         own = self.members.properties(name).merged(PropertyTree([players]))
-        return self.properties().merged(own).merged(self.clock_properties())
+        return self.properties().merged(own)
 
 
 def check_default_action(function: object) -> None:

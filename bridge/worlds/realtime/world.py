@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bridge.encoding.properties import PropertyTree
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, failures_in
@@ -98,7 +97,3 @@ class RealtimeWorld(ClockedWorld[Transition]):
 
     def _stepped(self, job: Job, now: float, spent: float, outcome: Transition) -> None:
         self.loop.stepped(job, now, spent, outcome)
-
-    def properties(self) -> PropertyTree:
-        """Return the tree below `world`, with the clock's."""
-        return super().properties().merged(self.clock_properties())
