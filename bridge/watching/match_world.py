@@ -32,12 +32,12 @@ __all__ = ["MatchWorld"]
 class _SeatedAgent(RealtimeMultiAgent):
     """A client in a seat, or one that watches."""
 
-    _real: MatchWorld
+    world: MatchWorld
 
     async def begin(self) -> int:
         """Wait until a round runs that the seat has a part in, and enter it."""
         if not self.spectator:
-            self._real.refuse_unready(self.name)
+            self.world.refuse_unready(self.name)
         return await super().begin()
 
     def _world_properties(self) -> PropertyTree:
@@ -45,14 +45,14 @@ class _SeatedAgent(RealtimeMultiAgent):
         if self.spectator:
             return tree
         text = "whether this seat is ready for the next round: 1 or 0"
-        seat = self._real.match.seats[self.name]
+        seat = self.world.match.seats[self.name]
         ready = Property("world.ready", NUMBER, text, lambda: int(seat.ready), self._set_ready)
         return tree.merged(PropertyTree([ready]))
 
     def _set_ready(self, value: Any) -> None:
         if int(value) not in (0, 1):
             raise RequestError(Code.INVALID_ARGUMENT, f"expected world.ready to be 1 or 0, got {int(value)}")
-        self._real.set_ready(self.name, bool(value))
+        self.world.set_ready(self.name, bool(value))
 
 
 class MatchWorld(RealtimeMultiAgentWorld):

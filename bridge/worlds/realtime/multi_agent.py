@@ -69,7 +69,7 @@ class Frame:
 class RealtimeMultiAgent(RealtimeAgent):
     """One agent of the environment, as a client plays it or looks over its shoulder."""
 
-    _real: RealtimeMultiAgentWorld
+    world: RealtimeMultiAgentWorld
 
     def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent, wait: str) -> None:
         observation_space, action_space = world.members.spaces[name]
@@ -79,18 +79,18 @@ class RealtimeMultiAgent(RealtimeAgent):
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Take the agent's Reset. Of Resets with one number in `together`, the first one's seed and options count."""
-        super().reset(self._real.told_once(settings), running)
+        super().reset(self.world.told_once(settings), running)
 
     async def begin(self) -> int:
         """Wait until an episode runs that the agent has a part in, and enter it."""
-        self._real.resets.end(self)  # while it waits, no ResetWorld waits for it
+        self.world.resets.end(self)  # while it waits, no ResetWorld waits for it
         state = await super().begin()
-        self._real.resets.start(self)
+        self.world.resets.start(self)
         return state
 
     def _refuse_absence(self) -> None:
-        environment = self._real.loop.environment
-        if self._real.loop.has_part(self.name) or self._absent_from == environment.episode:
+        environment = self.world.loop.environment
+        if self.world.loop.has_part(self.name) or self._absent_from == environment.episode:
             return
         self._absent_from = environment.episode
         raise RequestError(
@@ -99,7 +99,7 @@ class RealtimeMultiAgent(RealtimeAgent):
         )
 
     def _world_properties(self) -> PropertyTree:
-        return self._real.agent_properties(self.name)
+        return self.world.agent_properties(self.name)
 
 
 class PolicyPlayer:
