@@ -64,10 +64,14 @@ class Source(abc.ABC, Generic[Request]):
 
     Args:
         recipe: Makes the environments.
+        kind: Makes a world of an environment.
         realtime: The settings of real-time worlds; None: lock-step.
         thread_safe: Each world has a thread of its own.
         isolation: The limits of each world's process; None: environments run in this process.
         traits: What a page shows of all its worlds.
+
+    Raises:
+        SettingError: The recipe cannot be sent to another process, and should be.
     """
 
     SETTINGS: tuple[str, ...]
@@ -76,6 +80,7 @@ class Source(abc.ABC, Generic[Request]):
     def __init__(
         self,
         recipe: Recipe[Request],
+        kind: WorldKind,
         realtime: RealtimeOptions | None,
         thread_safe: bool,
         isolation: Isolation | None,
@@ -83,6 +88,7 @@ class Source(abc.ABC, Generic[Request]):
     ) -> None:
         self.recipe = recipe
         """How its environments are made."""
+        self._kind = kind
         self._realtime = realtime
         self._thread_safe = thread_safe
         self._isolation = isolation
@@ -92,6 +98,8 @@ class Source(abc.ABC, Generic[Request]):
         """Done once an environment has been made ahead, or could not be."""
         self._made: tuple[Request, Environment] | None = None
         """The request that an environment was made ahead for, and the environment."""
+        if isolation is not None:
+            isolation.check(recipe.title, lambda: recipe.pickled(None))
 
     @property
     def fps(self) -> float | None:
@@ -196,17 +204,13 @@ class Source(abc.ABC, Generic[Request]):
     async def _world_of(self, name: str, env: Environment, runtime: Runtime) -> World:
         """Return a world of an environment, which is closed where it cannot be served."""
         try:
-            return self._new_world(name, env, runtime.scheduler)
+            return self._kind(name, env, runtime.scheduler)
         except SettingError as error:
             await env.close()
             raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
         except BaseException:
             await env.close()
             raise
-
-    @abc.abstractmethod
-    def _new_world(self, name: str, env: Environment, scheduler: Scheduler) -> World:
-        """Return a world of an environment; raises SettingError."""
 
 
 def _equal(one: object, other: object) -> bool:
@@ -276,11 +280,10 @@ class EnvSource(Source[WorldSettings]):
             max_lanes=max_lanes,
             adapters=tuple(adapters),
         )
-        super().__init__(recipe, realtime, thread_safe, isolation, traits)
+        if realtime is not None:
+            kind = partial(RealtimeWorld, options=realtime)
+        super().__init__(recipe, kind or _in_lock_step, realtime, thread_safe, isolation, traits)
         self._factories = allow_env_factories
-        self._kind = kind
-        if isolation is not None:
-            isolation.check(self.title, lambda: self.recipe.pickled(None))
 
     @property
     def env_ids(self) -> list[str]:
@@ -327,12 +330,6 @@ class EnvSource(Source[WorldSettings]):
         world.title = request.env_id
         return world
 
-    def _new_world(self, name: str, env: Environment, scheduler: Scheduler) -> World:
-        if self._realtime is not None:
-            return RealtimeWorld(name, env, scheduler, self._realtime)
-        kind = self._kind or (GymWorld if env.facts.num_envs is None else VectorWorld)
-        return kind(name, env, scheduler)
-
     async def _make_env(
         self,
         name: str,
@@ -378,6 +375,11 @@ class EnvSource(Source[WorldSettings]):
         if tensor.WhichOneof("payload") != "uint8s":
             raise RequestError(Code.INVALID_ARGUMENT, "expected the setting 'env_factory' as uint8 bytes of a pickle")
         return tensor.uint8s.array
+
+
+def _in_lock_step(name: str, env: Environment, scheduler: Scheduler) -> World:
+    """Return a world in which one agent steps the environment, or all lanes."""
+    return (GymWorld if env.facts.num_envs is None else VectorWorld)(name, env, scheduler)
 
 
 def _factory_of_client(**kwargs: object) -> object:

@@ -124,8 +124,6 @@ class ParallelSource(Source[Mapping[str, object]]):
             realtime.check()
             check_default_action(realtime.default_action)
             check_policies("agents", realtime.agents)
-        self._kind = kind
-        self._options = options or MultiAgentOptions()
         self._only: list[ParallelEnv] = []
         """The environment that was made already, until its one world takes it."""
         self._env_id = env if isinstance(env, str) else ""
@@ -146,16 +144,19 @@ class ParallelSource(Source[Mapping[str, object]]):
                 "expected an id, a callable that returns a PettingZoo environment, a PettingZoo module, or an "
                 f"environment; got {env!r:.80} of type {type(env).__name__}"
             )
-        super().__init__(
-            ParallelRecipe(factory, title, dict(env_kwargs or {})), realtime, thread_safe, isolation, traits
-        )
-        if isolation is not None:
-            if factory is None:
-                raise SettingError(
-                    f'isolation="process" makes each environment in a process of its own, and {title} is made '
-                    "already; give serve_parallel a callable that makes it"
-                )
-            isolation.check(title, lambda: self.recipe.pickled(None))
+        if isolation is not None and factory is None:
+            raise SettingError(
+                f'isolation="process" makes each environment in a process of its own, and {title} is made already; '
+                "give serve_parallel a callable that makes it"
+            )
+
+        def make(name: str, env: Environment, scheduler: Scheduler) -> World:
+            if realtime is not None:
+                return kind(name, env, scheduler, realtime)
+            return MultiAgentWorld(name, env, scheduler, options or MultiAgentOptions())
+
+        recipe = ParallelRecipe(factory, title, dict(env_kwargs or {}))
+        super().__init__(recipe, make, realtime, thread_safe, isolation, traits)
 
     @property
     def single(self) -> bool:
@@ -195,11 +196,6 @@ class ParallelSource(Source[Mapping[str, object]]):
             recipe = self._hand_over(settings) if self.single else self.recipe
             env = await self._make_env(name, recipe, kwargs, runtime)
         return await self._world_of(name, env, runtime)
-
-    def _new_world(self, name: str, env: Environment, scheduler: Scheduler) -> World:
-        if self._realtime is not None:
-            return self._kind(name, env, scheduler, self._realtime)
-        return MultiAgentWorld(name, env, scheduler, self._options)
 
     async def _make_env(
         self,
