@@ -285,7 +285,8 @@ class EnvWorld(World):
         """Episodes that ended, counted for each lane."""
         self._agent: EnvAgent | None = None
         self._closed = False
-        self._carried: tuple[object, object] = (None, None)
+        self.pending: tuple[object, object] = (None, None)
+        """Seed and options of the first sequence of the next agent."""
 
     @property
     def alive(self) -> bool:
@@ -307,7 +308,7 @@ class EnvWorld(World):
                 f"the world {self.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or {OTHER_WORLD}",
             )
         self._agent = self.make_agent()
-        self._agent.pending, self._carried = self._carried, (None, None)
+        self._agent.pending, self.pending = self.pending, (None, None)
         return self._agent
 
     def applied_by(self, lane: int) -> object:
@@ -373,17 +374,13 @@ class EnvWorld(World):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
-        pending = self.make_agent().read_settings(settings)
-        agent = self._agent
-        before = self._carried if agent is None else agent.pending
-        self._set_pending(agent, pending)
-        return lambda: self._set_pending(agent, before)
+        holder: EnvAgent | EnvWorld = self._agent or self
+        before, holder.pending = holder.pending, self.make_agent().read_settings(settings)
 
-    def _set_pending(self, agent: EnvAgent | None, pending: tuple[object, object]) -> None:
-        if agent is None:
-            self._carried = pending
-        else:
-            agent.pending = pending
+        def undo() -> None:
+            holder.pending = before
+
+        return undo
 
     def make_agent(self, world: AgentsWorld | None = None) -> EnvAgent:
         """Return an agent that is not in; `world` stands for this world where it is to see another environment."""
