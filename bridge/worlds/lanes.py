@@ -37,7 +37,7 @@ class VectorAgent(EnvAgent):
         asked = read_reset(settings, self.SETTINGS, self._count)
         with reading("Reset"):
             seed, options = self._seed_of(asked.seed), asked.options
-            if asked.mask is None or asked.mask.all():
+            if asked.mask.all():
                 return seed, options
             if not self._separable:
                 raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")

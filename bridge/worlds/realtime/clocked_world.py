@@ -269,7 +269,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         if self._ordered is None:
             return
         asked, self._ordered = self._ordered, None
-        for index in np.flatnonzero(asked.chosen).tolist():
+        for index in np.flatnonzero(asked.mask).tolist():
             self.loop.ask_reset(index, asked.seeds[index], asked.options)
         self._changed()
 

@@ -69,7 +69,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Give up an agent's episodes, and where it is the player have the lanes begin new ones."""
         self.refuse_if_over()
-        for index in np.flatnonzero(asked.chosen).tolist():
+        for index in np.flatnonzero(asked.mask).tolist():
             loop_agent.buffers[index].abandon()
             lane, seed = self.loop.lanes[index], asked.seeds[index]
             plain = seed is None and not asked.options
