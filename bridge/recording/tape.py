@@ -39,7 +39,7 @@ _new_row: Any = tuple.__new__
 
 
 class Tape:
-    """Hands rows to the writer; what does not fit into its queue, or comes while it is switched off, is counted.
+    """Hands rows to the writer. It numbers the calls: of what is left out, or does not fit, a gap in the numbers tells.
 
     Args:
         journal: The writer.
@@ -49,7 +49,9 @@ class Tape:
     def __init__(self, journal: Journal, encoder: Encoder) -> None:
         self._journal = journal
         self._encoder = encoder
-        self._lost = 0
+        self._next = 0
+        """The number of the next reset or step."""
+        self._fits = True
         self._ended = False
         self.infos, self.unattended = journal.options.infos, journal.options.unattended
         """True if infos are recorded, and episodes of a real-time world that nobody plays."""
@@ -58,23 +60,20 @@ class Tape:
 
     def add(self, row: Row, size: int = 0) -> None:
         """Hand over a row of about so many bytes."""
-        if not self.on and row.kind < Kind.LOST:
-            self.skip()
-            return
-        if self._lost:
-            lost = Row(Kind.LOST, row.time, action=self._lost)
-            if not self._journal.offer(self._encoder, lost, _OVERHEAD):
-                self._lost += row.kind < Kind.LOST
+        number, is_note = self._next, row.kind >= Kind.CALL
+        if not is_note:
+            self._next += 1
+            if not self.on:
                 return
-            self._lost = 0
-        if not self._journal.offer(self._encoder, row, size + _OVERHEAD):
-            if not self._lost:
+        before, self._fits = self._fits, self._journal.offer(self._encoder, (number, row), size + _OVERHEAD)
+        if not self._fits:
+            self._next += is_note  # a gap tells of this one, too
+            if before:
                 _log.warning("a recording lacks rows, for they come faster than they are written")
-            self._lost += 1
 
     def skip(self) -> None:
-        """Leave a reset or a step out, and count it."""
-        self._lost += 1
+        """Leave a reset or a step out."""
+        self._next += 1
 
     def end(self) -> None:
         """The environment was closed. Again: nothing."""
@@ -155,7 +154,9 @@ class _RecordedLane:
         by = self._applied_by(self._lane)
         if self._world.taken_over:
             by = self._acting(by)
-        given = action if type(action) in _IMMUTABLE else self._copy(action)
+        given = action
+        if type(action) not in _IMMUTABLE:
+            given = kept(dict(action) if self.facts.agents else action)  # type: ignore[call-overload]
         moment = None if self._moment is None else self._moment()
         try:
             result = await self._env.step(action)
@@ -182,10 +183,6 @@ class _RecordedLane:
             return [people.get(str(lane), by) for lane in range(lanes)]
         return {**by, **people} if isinstance(by, Mapping) else next(iter(people.values()))
 
-    def _copy(self, action: Any) -> Any:
-        """Return an action as it is recorded, whatever the environment does with it."""
-        return kept(action)
-
     def _record(
         self,
         kind: int,
@@ -198,10 +195,16 @@ class _RecordedLane:
         options: Any = None,
     ) -> None:
         """Hand over what came of a call; nothing of this concerns the world."""
+        reward, terminated, truncated, alive = 0.0, False, False, ()
         try:
-            observation, reward, terminated, truncated, info, alive = self._parts(kind, result)
+            if self.facts.agents:
+                *result, alive = result
+            if kind == Kind.STEP:
+                observation, reward, terminated, truncated, info = result
+            else:
+                observation, info = result
         except (TypeError, ValueError):  # it did not return what it must, which the world says
-            self._tape.add(Row(Kind.LOST, time.time(), action=1))
+            self._tape.skip()
             return
         seen, told = kept(observation), kept(info) if self._keeps_infos else None
         flags = kept(terminated), kept(truncated)
@@ -209,14 +212,6 @@ class _RecordedLane:
         row = _new_row(Row, (kind, time.time(), by, action, seen, kept(reward), *flags, alive, seed, options, "",
                              moment, frame, told))  # fmt: skip
         self._tape.add(row, size_of(seen) + size_of(frame))
-
-    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-        """Return observation, reward, flags, info and who goes on."""
-        if kind == Kind.STEP:
-            observation, reward, terminated, truncated, info = result
-            return observation, reward, terminated, truncated, info, ()
-        observation, info = result
-        return observation, 0.0, False, False, info, ()
 
 
 class _Recorded(EnvironmentProxy):
@@ -287,21 +282,6 @@ class RecordedEnv(_RecordedLane, _Recorded):
         return response
 
 
-class RecordedParallelEnv(RecordedEnv):
-    """A PettingZoo environment whose resets and steps are recorded."""
-
-    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-        if kind == Kind.RESET:
-            observations, info, alive = result
-            return _named(observations), None, None, None, _named(info), [str(agent) for agent in alive]
-        *parts, alive = result
-        observations, rewards, terminated, truncated, info = map(_named, parts)
-        return observations, rewards, terminated, truncated, info, [str(agent) for agent in alive]
-
-    def _copy(self, action: Any) -> Any:
-        return _named(kept(dict(action)))
-
-
 class RecordedLanes(_Recorded):
     """Lanes that are stepped one by one, each of which is recorded.
 
@@ -360,8 +340,7 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
     kind = "agents" if facts.agents else "env" if facts.num_envs is None else "lanes"
     header = describe_world(journal, world, kind, made_by)
     tape = Tape(journal, Encoder(header, same_step=facts.autoreset is AutoresetMode.SAME_STEP))
-    make = RecordedParallelEnv if facts.agents else RecordedEnv
-    world.env = make(env, tape, world, frames)
+    world.env = RecordedEnv(env, tape, world, frames)
 
 
 def _moment_of(world: EnvWorld, lane: int) -> Callable[[], Any] | None:
@@ -421,10 +400,6 @@ class _Frames:
     def _stop(self, why: str) -> None:
         self._over = True
         _log.warning("no frames are recorded: %s", why)
-
-
-def _named(part: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(agent): value for agent, value in part.items()}
 
 
 def size_of(value: Any) -> int:
