@@ -448,7 +448,7 @@ class Comparison:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         header = {**stream.header, "infos": False, "frames": False}
-        self._encoder = Encoder(header, same_step=bool(stream.header.get("same_step")))
+        self._encoder = Encoder(header)
         schema = self._encoder.schema.names
         sampled = [
             name for name in schema if name.partition(":")[2].startswith("observation") or name.startswith("obs")

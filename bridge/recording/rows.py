@@ -258,14 +258,14 @@ class Encoder:
 
     Args:
         header: The metadata of the files, as `facts_of` makes it.
-        same_step: Whether lanes that end begin anew in the same step; otherwise they do in the next.
     """
 
-    def __init__(self, header: Mapping[str, Any], *, same_step: bool = False) -> None:
+    def __init__(self, header: Mapping[str, Any]) -> None:
         self.columns = Columns(header)
         self.stream = int(header["stream"])
         width = self.columns.width
-        self._same_step = same_step
+        self._same_step = bool(header.get("same_step"))
+        """True if lanes that end begin anew in the same step; otherwise they do in the next."""
         self._call = 0
         self._begun = np.zeros(width, np.int64)
         self._t = np.zeros(width, np.int64)
