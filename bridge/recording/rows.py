@@ -112,12 +112,11 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
     Raises:
         TensorError: It is not of the space.
     """
+    if layout.single and type(sample) is np.ndarray and sample.flags.c_contiguous:
+        spec = layout.specs[0]
+        if sample.dtype == spec.dtype and sample.shape == spec.shape and spec.dtype.kind in "biuf":
+            return hashlib.blake2b(sample.data, digest_size=_HASH_BYTES).digest()
     digest = hashlib.blake2b(digest_size=_HASH_BYTES)
-    spec = layout.specs[0]
-    plain = layout.single and is_fixed(spec) and type(sample) is np.ndarray and sample.flags.c_contiguous
-    if plain and sample.dtype == spec.dtype and sample.shape == spec.shape:
-        digest.update(sample.data)
-        return digest.digest()
     for array, each in zip(layout.pack(sample, rounding=True), layout.specs, strict=True):
         little = array.dtype.newbyteorder("<")
         digest.update(np.ascontiguousarray(array, little).tobytes() if is_fixed(each) else values.encode(array))
@@ -539,7 +538,7 @@ class _Batch:
         return pa.array(found[self.masks].tolist(), kind)
 
     def _events(self) -> pa.Array:
-        texts = [_event(row) for row in self.rows]
+        texts = [_event(row) if row.error or row.kind in (Kind.RESET, Kind.FAILED_RESET) else None for row in self.rows]
         if not any(texts):
             return pa.nulls(int(self.masks.sum()), pa.string())
         first = np.argmax(self.masks, axis=1)  # the lane that says it
@@ -618,7 +617,7 @@ def mask_of(row: Row) -> Any:
 def _event(row: Row) -> str | None:
     """Return what else there is to say of a call, as JSON: the arguments of a reset, or what was raised."""
     if row.kind in (Kind.FAILED_STEP, Kind.STEP):
-        return json.dumps({"error": row.error}) if row.error else None
+        return json.dumps({"error": row.error})
     found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}
     if row.error == "autoreset":
         return None

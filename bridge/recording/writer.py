@@ -243,8 +243,9 @@ class _Files:
 
     def _append(self, segment: Segment, batches: list[pa.RecordBatch]) -> bool:
         data = segment.pack(batches)
-        if not self._make_room(len(data) + 100):
-            self._problem = f"{len(data)} bytes do not fit into the limit of {self._most}"
+        size = sum(map(len, data))
+        if not self._make_room(size + 100):
+            self._problem = f"{size} bytes do not fit into the limit of {self._most}"
             return False
         try:
             segment.append(data, sum(len(batch) for batch in batches))
