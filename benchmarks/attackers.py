@@ -282,7 +282,7 @@ def million_keys() -> bytes:
 
 @functools.lru_cache
 def nested_values() -> bytes:
-    """Return a Reset whose options have 100,000 lists, each nested in 30 others."""
+    """Return a Reset whose options have 3,000 lists, each nested in 30 others."""
     value = bridge_pb2.Value()
     for _ in range(30):
         outer = bridge_pb2.Value()

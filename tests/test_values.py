@@ -329,16 +329,16 @@ def test_nothing_is_ever_unpickled():
 
 @pytest.mark.parametrize(
     "value",
-    [{str(number): 0 for number in range(100_000)}, {"a": [[0] * 50_000, (0,) * 50_000]}, [set(range(100_000))]],
+    [{str(number): 0 for number in range(10_000)}, {"a": [[0] * 5_000, (0,) * 5_000]}, [set(range(10_000))]],
     ids=["keys", "lists", "set"],
 )
 def test_what_a_client_sends_holds_no_more_values_than_are_soon_read(value):
     data = values.encode(value)
     assert same(values.decode(data), value)
-    with pytest.raises(TensorError, match="expected at most 100000 values, got more; send numbers as NumPy arrays"):
+    with pytest.raises(TensorError, match="expected at most 10000 values, got more; send numbers as NumPy arrays"):
         values.decode_request(data)
 
 
 def test_numbers_in_an_array_are_one_value():
-    value = {"a": np.zeros(200_000), "b": list(range(99_000))}
+    value = {"a": np.zeros(200_000), "b": list(range(9_900))}
     assert same(values.decode_request(values.encode(value)), value)

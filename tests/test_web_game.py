@@ -196,11 +196,11 @@ def test_the_example_trains_a_policy_on_four_tabs_at_once(opened: Any) -> None:
         [*command, "--listen", f"listen://127.0.0.1:{port}"], stdout=subprocess.PIPE, text=True, encoding="utf-8"
     )
     try:
-        tabs = [opened(port) for _ in range(4)]
+        for _ in range(4):
+            opened(port)
         lines: list[str] = []
         reading = threading.Thread(target=lambda: lines.extend(process.stdout or []))
         reading.start()
-        tabs[0].wait_for_function("() => document.getElementById('status').textContent.startsWith('plays')")
         process.wait(240)
         reading.join()
     finally:
