@@ -15,7 +15,7 @@
 # make zoo     play third-party environments on a server beside local ones, and write the table of docs/environments.md
 # make proto   generate bridge/pb from proto
 # make pictures   draw docs/readme.png
-# make docs    build the documentation as a site in build/site; a broken link is an error
+# make docs    build the documentation as a site in build/site; a broken link is an error, and so is a search that misses the reference
 # make test-trainers     run the tests that need PyTorch, with the trainers themselves
 # make test-peers        run the tests against servers of other packages, which need older versions of what we use
 # make test-openenv      run the tests with the client, the server and the validator of OpenEnv
@@ -219,6 +219,7 @@ proto: $(VENV)/.installed-check
 docs: $(DOCS)/.installed-docs
 	rm -rf build/api && $(DOCS)/bin/python -m pip install --quiet --no-deps --target build/api . # as it is installed, with bridge.wrappers
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+	if command -v node > /dev/null; then node docs/check_search.mjs build/site; else echo "node is not installed: the search was not tried"; fi
 
 pictures: $(VENV)/.installed-test
 	$(BIN)/python docs/pictures.py

@@ -66,7 +66,7 @@ _PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is attacked."""
+    """The server that is attacked."""
 
     port: int
     served: bool = True
@@ -329,7 +329,7 @@ class Honest:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one attack on one server did."""
+    """The effects of one attack on one server."""
 
     grown: float
     """MiB that the server took more than with the honest client alone."""

@@ -32,12 +32,12 @@ from bridge import RemoteVectorEnv, make_vec_remote
 from bridge.client.slots.slot import SlotState
 
 ENVIRONMENTS = {"random": "counting", "ppo": "CartPole-v1"}
-"""What is served for each policy."""
+"""The environment that is served for each policy."""
 
 
 @dataclasses.dataclass
 class Report:
-    """What a run gave."""
+    """The result of a run."""
 
     seconds: float
     policy: str
@@ -80,7 +80,7 @@ class Report:
     returns: tuple[float, float] = (0.0, 0.0)
     """PPO's mean return over the first and the last tenth of the episodes."""
     left: dict[str, int] = dataclasses.field(default_factory=dict)
-    """What is left at the end, by kind."""
+    """The numbers of leftovers at the end, by kind."""
     problems: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -244,7 +244,7 @@ def run(
 
 
 def _held() -> dict[str, int]:
-    """What this process holds that a run may leave behind."""
+    """The resources of this process that a run may leave behind."""
     process = psutil.Process()
     return {
         "threads": sum(thread.name.startswith(("bridge", "chaos")) for thread in threading.enumerate()),

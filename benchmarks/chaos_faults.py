@@ -1,4 +1,4 @@
-"""What goes wrong in the chaos: server processes are killed and stopped, links are cut, slow and half open."""
+"""The faults of the chaos: server processes are killed and stopped, links are cut, slow and half open."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Host:
 
     @property
     def served(self) -> dict[str, int]:
-        """What its processes have served, all of them together."""
+        """The totals of all its processes together."""
         return dict(zip(TALLY, self._tally.tolist(), strict=True))
 
     def start(self) -> None:

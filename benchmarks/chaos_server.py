@@ -19,7 +19,7 @@ from bridge.testing import CountingEnv
 EPISODE = 200
 """Steps of an episode, at most."""
 TALLY = ("steps", "episodes_begun", "episodes_ended")
-"""What the file counts, an int64 each."""
+"""The counters of the file, an int64 each."""
 
 
 def open_tally(path: Path | str) -> NDArray[np.int64]:

@@ -31,7 +31,7 @@ from bridge.worlds.source import EnvSource
 
 @dataclasses.dataclass
 class Report:
-    """What a run gave."""
+    """The result of a run."""
 
     requests: int
     seconds: float

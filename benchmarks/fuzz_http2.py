@@ -58,7 +58,7 @@ _OTHER_FIELDS = (
 
 @dataclasses.dataclass
 class Report:
-    """What a run gave."""
+    """The result of a run."""
 
     frames: int
     seconds: float

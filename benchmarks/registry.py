@@ -1,4 +1,4 @@
-"""What is measured, and against what.
+"""The measurements, and what each is compared with.
 
 A *subject* is one thing that does some work. Its function is a context manager that sets it up (servers in processes
 of their own, worlds joined) and gives a function `measure(seconds)`: it works for about that long and returns one

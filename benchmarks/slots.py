@@ -1,4 +1,4 @@
-"""What a slot costs as their number grows: `python -m benchmarks.slots` joins 64 to 4,096 of them over 32 servers.
+"""The cost of a slot as their number grows: `python -m benchmarks.slots` joins 64 to 4,096 of them over 32 servers.
 
 The environments do nothing, so what is timed is what carries them. Servers are processes of this machine, and known by
 a directory, as those of a cluster are.
@@ -35,7 +35,7 @@ SERVERS = 32
 
 @dataclass(frozen=True)
 class Cost:
-    """What one vector environment took."""
+    """The time and memory of one vector environment."""
 
     slots: int
     connect: float

@@ -23,7 +23,7 @@ __all__ = ["Sample", "main", "soak"]
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one process holds."""
+    """The resources that one process holds."""
 
     memory: int
     threads: int

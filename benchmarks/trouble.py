@@ -117,7 +117,7 @@ class Machine:
 
 @dataclasses.dataclass
 class Report:
-    """What a run gave."""
+    """The result of a run."""
 
     seconds: float
     steps: int = 0

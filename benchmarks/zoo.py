@@ -40,7 +40,8 @@ from tests.support import assert_identical
 __all__ = ["ZOO", "Entry", "main", "play"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "environments.md"
-COLUMNS = ("python", "vector", "lanes", "frames", "cli")
+COLUMNS = {"python": "300 steps", "vector": "vector", "lanes": "4 lanes", "frames": "frames", "cli": "CLI"}
+"""The comparisons, and the name of each in the table."""
 TIMEOUT = 60.0
 ENTRY_TIMEOUT = 150.0
 OK, NONE = "ok", "–"
@@ -69,7 +70,7 @@ class Entry:
     repeatable: bool = True
     """True if two local ones agree after a reset without a seed."""
     refused: str = ""
-    """What the refusal says where it cannot be served so."""
+    """The text of the refusal where it cannot be served so."""
     note: str = ""
     """For the table."""
 
@@ -81,7 +82,7 @@ ZOO = (
         "highway_env",
         "intersection-multi-agent-v1",
         refused="serve_parallel",
-        note="rewards of several agents: refused with the remedy",
+        note="rewards of several agents; the error says what to do",
     ),
     Entry("mo-gymnasium", "mo_gymnasium", "deep-sea-treasure-v0", note="array rewards; lanes beside MOSyncVectorEnv"),
     Entry("mo-gymnasium", "mo_gymnasium", "mo-mountaincar-v0", note="array rewards"),
@@ -111,8 +112,8 @@ ZOO = (
     ),
     Entry("gym-anytrading", "gym_anytrading", "stocks-v0", frames=False, note="an Enum in the infos"),
     Entry("minigrid", "minigrid", "MiniGrid-DoorKey-5x5-v0", note="the mission is a Text without `register_space`"),
-    Entry("lbforaging", "lbforaging", "Foraging-8x8-2p-1f-v3", refused="serve_parallel", note="list rewards, likewise"),
-    Entry("rware", "rware", "rware-tiny-2ag-v2", refused="serve_parallel", note="list rewards, likewise"),
+    Entry("lbforaging", "lbforaging", "Foraging-8x8-2p-1f-v3", refused="serve_parallel", note="list rewards; likewise"),
+    Entry("rware", "rware", "rware-tiny-2ag-v2", refused="serve_parallel", note="list rewards; likewise"),
     Entry(
         "crafter",
         "benchmarks.zoo_envs",
@@ -358,21 +359,22 @@ def play_apart(entry: Entry) -> dict[str, str]:
 
 def table(rows: Sequence[tuple[Entry, dict[str, str]]]) -> str:
     """Write the outcomes as a table, with what went wrong below it."""
-    lines = [
-        "| package | environment | Python, 300 steps | vector | 4 lanes | frames | CLI | note |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| package | environment | result |", "|---|---|---|"]
     footnotes = []
     for entry, outcomes in rows:
-        cells = []
-        for column in COLUMNS:
-            outcome = outcomes[column]
-            if outcome not in (OK, NONE, "refused", "not installed"):
-                footnotes.append(f"{len(footnotes) + 1}. {entry.env_id or entry.module}, {column}: {outcome}")
-                outcome = f"**no** ({len(footnotes)})"
-            cells.append(outcome)
         name = entry.env_id or entry.module
-        lines.append(f"| {entry.package} {installed(entry)} | {name} | {' | '.join(cells)} | {entry.note} |")
+        wrong = []
+        for column, outcome in outcomes.items():
+            if outcome not in (OK, NONE, "refused", "not installed"):
+                footnotes.append(f"{len(footnotes) + 1}. {name}, {column}: {outcome}")
+                wrong.append(f"**{COLUMNS[column]} failed** ({len(footnotes)})")
+        lacking = [COLUMNS[column] for column, outcome in outcomes.items() if outcome == NONE]
+        first = next(iter(outcomes.values()))
+        if first in ("refused", "not installed"):
+            result = first
+        else:
+            result = ", ".join(wrong or [OK]) + (f", no {', '.join(lacking)}" if lacking else "")
+        lines.append(f"| {entry.package} {installed(entry)} | {name} | {result}{entry.note and f': {entry.note}'} |")
     return "\n".join([*lines, *(["", *footnotes] if footnotes else [])])
 
 

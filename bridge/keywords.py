@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, UsageError
+from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, SettingError, UsageError
 
-__all__ = ["flat_names", "grouped", "unknown_keyword"]
+__all__ = ["check_counts", "flat_names", "grouped", "unknown_keyword"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -109,3 +109,10 @@ def _with_texts(doc: str, of_options: str) -> str:
     section = re.search(r"^Args:\n((?: .*\n|\n)*)", of_options + "\n", re.MULTILINE)
     texts = section.group(1).rstrip() if section else ""
     return re.sub(r"^    keywords: .*(?:\n        .*)*", lambda _: texts, doc, count=1, flags=re.MULTILINE)
+
+
+def check_counts(**numbers: Any) -> None:
+    """Raise SettingError where the value of a keyword is no positive integer."""
+    for name, value in numbers.items():
+        if type(value) is not int or value < 1:
+            raise SettingError(f"expected {name} to be a positive integer, got {value!r}")

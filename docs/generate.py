@@ -15,7 +15,7 @@ from bridge.client.slots import endpoint as endpoints
 from bridge.client.slots import slot as slots
 from bridge.client.world import session as client_session
 from bridge.encoding import names
-from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
+from bridge.server.session import TRANSITIONS, SessionState
 from bridge.worlds.lanes import VectorAgent
 from bridge.worlds.multi_agent.joint_steps import MissingAgent
 from bridge.worlds.multi_agent.source import ParallelSource
@@ -27,11 +27,6 @@ FOLDER = Path(__file__).resolve().parent
 def states() -> str:
     """Draw the server's table of transitions as a diagram."""
     return diagram(TRANSITIONS, SessionState.UNJOINED, SessionState.CLOSED)
-
-
-def transitions() -> str:
-    """Write the server's table of transitions as a table."""
-    return transition_table(TRANSITIONS, SessionState, SessionEvent)
 
 
 def client_states() -> str:
@@ -53,8 +48,13 @@ def slot_states() -> str:
 
 
 def endpoint_transitions() -> str:
-    """Write the table of an endpoint's states."""
-    return transition_table(endpoints.TRANSITIONS, endpoints.EndpointState, endpoints.EndpointEvent)
+    """Write the table of an endpoint's states: a row for each event, a column for each state."""
+    states, transitions = endpoints.EndpointState, endpoints.TRANSITIONS
+    rows = [
+        [event.value, *(transitions[state, event].value if (state, event) in transitions else "" for state in states)]
+        for event in endpoints.EndpointEvent
+    ]
+    return table(["event", *(state.value for state in states)], rows)
 
 
 def diagram(table: Mapping[tuple[Enum, Enum], Enum], first: Enum, last: Enum) -> str:
@@ -67,15 +67,6 @@ def diagram(table: Mapping[tuple[Enum, Enum], Enum], first: Enum, last: Enum) ->
         if following is not last:
             lines.append(f"    {state.value} --> {following.value}: {' / '.join(events)}")
     return "\n".join([*lines, "```"])
-
-
-def transition_table(transitions: Mapping[tuple[Enum, Enum], Enum], states: type[Enum], events: type[Enum]) -> str:
-    """Write a table of transitions: a row for each event, a column for each state."""
-    rows = [
-        [event.value, *(transitions[state, event].value if (state, event) in transitions else "" for state in states)]
-        for event in events
-    ]
-    return table(["event", *(state.value for state in states)], rows)
 
 
 def extensions() -> str:
@@ -127,7 +118,6 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "protocol.md": {
         "states": states,
-        "transitions": transitions,
         "extensions": extensions,
         "settings": settings,
         "policies": policies,

@@ -1,4 +1,4 @@
-"""What all tests share: a quiet display, loopback only, and a look at what each test leaves behind."""
+"""Fixtures of all tests: a quiet display, loopback only, and a check for what each test leaves behind."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import socket
 
 
 class PlainClient:
-    """What somebody would write who has read the draft and nothing else."""
+    """A peer as somebody would write it who has read the draft and nothing else."""
 
     def __init__(self, port, header, key, tag):
         self.lobby, self.header, self.key, self.tag = ("127.0.0.1", port), header, key, tag

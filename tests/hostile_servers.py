@@ -312,7 +312,7 @@ HOSTILE = {
     "answers to nothing": lambda: SocketServer(unasked_answers),
     "frames of no meaning": lambda: SocketServer(endless_frames),
 }
-"""What makes each of them: a context manager with `url`."""
+"""The maker of each of them: a context manager with `url`."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is behind the public objects of a server and a client: the one place of the tests that knows.
+"""The private objects behind the public ones of a server and a client: the only test module that names them.
 
 A test asks here where no public interface shows what it must see or change. A rebuild of `bridge/client/` or
 `bridge/server/` then changes this file, and not the tests.
@@ -88,12 +88,12 @@ class Call:
 
 
 def pool_of(envs: Any) -> Any:
-    """What drives the slots of a vector environment."""
+    """The object that drives the slots of a vector environment."""
     return slots_of(envs).pool
 
 
 def stepper_of(envs: Any) -> Any:
-    """What steps the slots of a vector environment."""
+    """The object that steps the slots of a vector environment."""
     return slots_of(envs).stepper
 
 

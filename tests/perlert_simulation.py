@@ -39,7 +39,7 @@ def guard_of(config: GuardConfig | None = None, secret: bytes | None = None) -> 
 
 
 def result(observation: Any, reward: float, *, terminated: bool = False, truncated: bool = False) -> Transition:
-    """What a frame of a world tells of one agent, for `Rollout.frame`."""
+    """A frame of a world as one agent sees it, for `Rollout.frame`."""
     return Transition(observation, reward, terminated=terminated, truncated=truncated)
 
 

@@ -92,7 +92,7 @@ class ManiSkillDouble(_Spaces, VectorEnv[Any, Any, Any]):
 
     @property
     def unwrapped(self) -> Any:
-        """What ManiSkill's class gives here is no VectorEnv either."""
+        """Like ManiSkill's own class, this returns no VectorEnv."""
         return self.physics
 
     def _told(self) -> Any:

@@ -1,4 +1,4 @@
-"""What several test files use: exact comparison, zoo environments, servers in processes of their own."""
+"""Helpers of several test files: exact comparison, zoo environments, servers in processes of their own."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def typed_discrete(n: int, start: int, dtype: Any) -> spaces.Discrete:
 
 
 def lane_info(info: Any, lane: int) -> dict[str, Any]:
-    """What Gymnasium's infos of lanes say of one of them: keys whose mask `_key` has it."""
+    """One lane's part of Gymnasium's infos of lanes: the keys whose mask `_key` has it."""
     if isinstance(info, list):
         return dict(info[lane])
     own = {key: value for key, value in info.items() if not key.startswith("_") and info[f"_{key}"][lane]}

@@ -667,7 +667,7 @@ def test_info_shows_what_an_environment_raised_in_one_line(capsys: pytest.Captur
 
 
 OBEYED = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
-"""What clears a terminal, names its window, colours it, and turns the direction of a line."""
+"""Control characters that clear a terminal, name its window, colour it, and turn the direction of a line."""
 
 
 class Plain(ScriptedServer):

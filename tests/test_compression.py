@@ -51,7 +51,7 @@ class Pictures(gymnasium.Env[Any, Any]):
 
 
 def played(env: gymnasium.Env[Any, Any]) -> list[Any]:
-    """What an episode gives."""
+    """The results of an episode."""
     found: list[Any] = [env.reset(seed=3)]
     while len(found) == 1 or not (found[-1][2] or found[-1][3]):
         found.append(env.step(env.unwrapped.action_space.n - 1))

@@ -1,4 +1,4 @@
-"""What environments return that their spaces do not say: it arrives as it is locally, or the client is told once."""
+"""Values outside of an environment's declared spaces arrive as they are locally, or the client is warned once."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""What is deployed: manifests against the schemas of Kubernetes, and what the image is built of. No pod is run."""
+"""Manifests against the schemas of Kubernetes, and the files of the image. No pod is run."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def dockerfile() -> list[str]:
 
 
 def copied() -> list[str]:
-    """What the image is built of."""
+    """The files that the image is built of."""
     found: list[str] = []
     for line in dockerfile():
         words = line.split()

@@ -32,7 +32,7 @@ DOCS = ROOT / "docs"
 DEADLINE = 60.0
 
 Terminal = Callable[[], AbstractContextManager[Mapping[str, str]]]
-"""What runs in the page's other terminal; gives what stands for the names in braces of `Block.replace`."""
+"""Runs the page's other terminal, and returns values for the names in braces of `Block.replace`."""
 
 
 @contextlib.contextmanager

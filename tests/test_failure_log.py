@@ -1,4 +1,4 @@
-"""What environments raise, in the server's log."""
+"""The server's log has the exceptions of environments."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What goes wrong gives an error that says what was expected, what came and what to do; everything else goes on."""
+"""A failure gives an error that says what was expected, what came and what to do; everything else goes on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StuckEnv(CountingEnv):
 
 @pytest.fixture
 def release() -> Iterator[threading.Event]:
-    """What a stuck environment waits for; set at the end, whatever happens."""
+    """The event that a stuck environment waits for; set at the end, whatever happens."""
     event = threading.Event()
     yield event
     event.set()

@@ -242,7 +242,7 @@ def charged_for(body):
 
 
 def test_a_compressed_request_that_is_refused_is_charged():
-    """What inflates it is another thread: bombs would be free else."""
+    """Another thread decompresses requests; its time is charged too, or bombs would be free."""
     bomb = gzip.compress(bytes(64 << 20))
     # What cannot be inflated at all costs its reception, which was measured to be a tenth of what the bomb costs.
     assert charged_for(bomb) > 2 * charged_for(bytes(len(bomb)))

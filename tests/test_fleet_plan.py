@@ -1,4 +1,4 @@
-"""What a fleet does next: how few servers are enough, and which are given up."""
+"""The plan of a fleet: how few servers are enough, and which are given up."""
 
 from __future__ import annotations
 

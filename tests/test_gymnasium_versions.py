@@ -1,4 +1,4 @@
-"""What differs between the versions of Gymnasium is not seen by a user of this package."""
+"""A user of this package sees no difference between the versions of Gymnasium."""
 
 from __future__ import annotations
 

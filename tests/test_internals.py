@@ -1,4 +1,4 @@
-"""What tests know of the inside is counted, and the counts only fall."""
+"""Uses of private names in tests are counted, and the counts only fall."""
 
 import ast
 import textwrap

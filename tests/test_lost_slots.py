@@ -1,4 +1,4 @@
-"""What a loop sees of an environment that only fails, and of a server that goes: raise, wait, or go on."""
+"""A training loop with an environment that only fails, and with a server that goes: raise, wait, or go on."""
 
 import re
 import threading

@@ -105,14 +105,14 @@ class Riddle(gymnasium.Env[str, str]):
 
 
 def openenv(*arguments: str) -> Any:
-    """What a script prints that runs with OpenEnv."""
+    """The output of a script that runs with OpenEnv."""
     done = subprocess.run([str(PYTHON), "-c", *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def expected(env: gymnasium.Env[Any, Any], actions: list[Any]) -> list[Any]:
-    """What `PLAY` prints, of the local environment."""
+    """The output of `PLAY` for the local environment."""
     told: list[Any] = []
     steps = 0
     for episode in range(2):

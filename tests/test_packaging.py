@@ -1,4 +1,4 @@
-"""What is installed and what imports what: names, the wheel, one direction of imports, two libraries in one process."""
+"""The installed package: names, the wheel, one direction of imports, two libraries in one process."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def top_names(tree: ast.Module) -> set[str]:
 
 @functools.cache
 def taken_names() -> dict[str, set[str]]:
-    """What modules of ours import from each module."""
+    """The names that modules of ours import from each module."""
     taken: dict[str, set[str]] = {}
     for other in OURS:
         for node in ast.walk(tree_of(other)):
@@ -213,7 +213,7 @@ LAZILY |= {("worlds", "policies")}
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is imported."""
+    """The statements that run when a module is imported."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield node

@@ -29,7 +29,7 @@ class Recorded(Rollout):
         super().__init__(*arguments, self._keep, **settings)
 
     def receive(self, datagram, sender, now):
-        """What a host does before: the book of bytes, and the grammar."""
+        """Do what a host does first: count the bytes, and parse the datagram."""
         return self.handle(parse_client(datagram), sender, now) if self.guard.heard(sender, datagram, now) else []
 
     def _keep(self, key, text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import msgpack
@@ -161,6 +163,19 @@ def test_an_error_of_the_policy_is_told_and_the_connection_serves_on():
         with pytest.raises(RefusedError, match="the policy failed: no CUDA"):
             policy(np.zeros(1))
         assert policy(np.zeros(1)).tolist() == [1.0]
+
+
+def test_a_policy_that_was_never_closed_does_not_hold_up_the_end_of_the_program():
+    program = """
+import sys
+import numpy as np
+from bridge.policies import RemotePolicy
+policy = RemotePolicy(sys.argv[1])
+policy(np.zeros(1))
+policy.cycle = policy
+"""
+    with served(chunks_of([])) as url:
+        subprocess.run([sys.executable, "-c", program, url], check=True, timeout=30)
 
 
 def test_a_silent_policy_is_given_up_and_its_late_answer_is_never_taken():

@@ -74,7 +74,7 @@ class Server:
 
 
 class Remote:
-    """What the policy sees of a remote."""
+    """A remote as the policy sees it."""
 
     def __init__(self, server: Server, record: RemoteRecord) -> None:
         self.server, self.record = server, record

@@ -62,7 +62,7 @@ def test_the_only_socket_of_a_poller_is_waited_for_by_its_own_recv() -> None:
 
 
 def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
-    """What the socket does not take is kept, and sent while answers are received."""
+    """Bytes that the socket does not take are kept, and sent while answers are received."""
     got: list[Any] = []
     http = Http2(client=False, stream_window=1 << 26)
     with socket.create_server(("127.0.0.1", 0)) as listener:

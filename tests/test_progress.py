@@ -1,4 +1,4 @@
-"""What a call that waits says to a person at a terminal, and to nobody else."""
+"""A call that waits reports its progress to a person at a terminal, and to nobody else."""
 
 from __future__ import annotations
 

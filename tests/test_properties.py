@@ -14,7 +14,7 @@ from bridge.pb import properties_pb2
 
 
 class Store:
-    """What the properties below read and write."""
+    """The values that the properties below read and write."""
 
     def __init__(self):
         self.speed, self.title, self.facts, self.attributes = 3, "a title", {"k": [1, None]}, {"gravity": 9.8}

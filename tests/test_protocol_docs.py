@@ -71,7 +71,7 @@ def test_a_page_without_a_mark_is_an_error(generate):
 
 def test_the_check_tells_a_stale_page(generate, tmp_path, monkeypatch):
     stale = tmp_path / "protocol.md"
-    stale.write_text(PAGE.read_text(encoding="utf-8").replace("| LeaveWorld |", "| Leave |"), encoding="utf-8")
+    stale.write_text(PAGE.read_text(encoding="utf-8").replace("joined: JoinWorld", "joined: Join"), encoding="utf-8")
     shutil.copy(ROOT / "docs" / "how-it-works.md", tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
     with pytest.raises(SystemExit, match="not current"):

@@ -63,14 +63,14 @@ def commands() -> list[list[str]]:
 
 
 def serve_command(*, wide: bool) -> list[str]:
-    """Return what follows `bridge serve`: of the server for this machine, or of the one for others (`wide`)."""
+    """Return what follows `gymnasium-bridge serve`: for this machine, or for others (`wide`)."""
     (words,) = [words for words in commands() if words[1] == "serve" and ("--host" in words) == wide]
     return words[2:]
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """What the README's first `bridge serve` starts, on a free port instead of the one that is written there."""
+    """The server of the README's first command, on a free port instead of the one that is written there."""
     words = serve_command(wide=False)
     assert words[-2:] == ["--port", "50051"]
     with ServerProcess(*words[:-2]) as server:

@@ -70,7 +70,7 @@ def join(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
 
 
 class LocalWorld:
-    """What a real-time world of a local environment is to give: written from the words of docs/realtime.md."""
+    """A model of a real-time world of a local environment, written from docs/realtime.md."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -99,7 +99,7 @@ class LocalWorld:
             self.seen = self.env.reset()[0]
 
     def step(self, actions: dict[str, Any]) -> dict[str, Any]:
-        """What a step of each of these agents returns, before the frames that use the actions."""
+        """Return each agent's step, before the frames that use the actions."""
         told = {agent: self.told[agent] for agent in actions}
         self.actions.update(actions)
         for agent, (seen, _, terminated, truncated, info, _) in told.items():

@@ -36,7 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(found: Folder) -> dict[str, Any]:
-    """What a folder says of each episode."""
+    """The description of each episode in a folder."""
     told = {}
     for stream in found.streams:
         for episode in stream.episodes():

@@ -1,4 +1,4 @@
-"""What a server records, read by a reader that was written from the documentation alone, and damaged files."""
+"""A server's recordings, read by a reader that was written from the documentation alone, and damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page's Record and Replay ask of a server: the switch, the list of episodes, and worlds that show them."""
+"""The server's side of the page's Record and Replay: the switch, the list of episodes, and worlds that show them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 
 class Page(Stream):
-    """What the page sends."""
+    """A request as the page sends it."""
 
     def read(self, key: str) -> str:
         request = properties_pb2.PropertyRequest()

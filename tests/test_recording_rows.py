@@ -1,4 +1,4 @@
-"""What a recording holds, happened: its episodes are those that the environments wrote down themselves."""
+"""The episodes of a recording are those that the environments wrote down themselves."""
 
 from __future__ import annotations
 

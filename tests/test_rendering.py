@@ -1,4 +1,4 @@
-"""What a served environment draws equals what it draws locally, whichever of its calls are slow.
+"""A served environment draws what it draws locally, whichever of its calls are slow.
 
 OpenGL contexts belong to one thread. The local environment draws in a process that does nothing else. Drawing without
 a screen needs EGL with Mesa's software renderer; on Debian: libegl1 libopengl0 libgl1 libglu1-mesa libgl1-mesa-dri.
@@ -58,7 +58,7 @@ def trouble_with_drawing(name: str) -> str:
 
 
 def local(name: str, folder: Path) -> Any:
-    """What the local environment shows, one array for all."""
+    """The local environment's frames, one array for all."""
     if trouble := trouble_with_drawing(name):
         pytest.skip(f"{name} cannot draw on this machine: {trouble}")
     path = folder / "local.npy"

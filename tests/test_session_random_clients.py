@@ -50,7 +50,7 @@ class Touchy(CountingEnv):
 
 @dataclasses.dataclass
 class Place:
-    """What the model knows of a world."""
+    """A world of the model."""
 
     name: str
     owner: int | None = None
@@ -64,7 +64,7 @@ class Place:
 
 @dataclasses.dataclass
 class Client:
-    """What the model knows of a connection."""
+    """A connection of the model."""
 
     session: Any
     state: SessionState = SessionState.UNJOINED

@@ -160,7 +160,7 @@ class CallableLanes(DuckLanes):
 
 @pytest.mark.parametrize("isolation", [None, "process"])
 def test_a_simulator_is_asked_for_all_lanes_at_once(isolation: str | None) -> None:
-    """What has an item for each lane is a batch; a number or a text is every lane's."""
+    """A value with an item for each lane is a batch; a number or a text is every lane's."""
     with serve_gym(CallableLanes, isolation=isolation) as server:
         envs = make_vec_remote(server.url)
         assert envs.get_attr("heights") == (1.0, 2.0, 3.0, 4.0)

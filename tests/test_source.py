@@ -42,7 +42,7 @@ def lanes_of(world):
 
 @pytest.fixture
 def made(monkeypatch):
-    """What Gymnasium makes."""
+    """The environment that Gymnasium makes."""
     factory, found = keeping(gymnasium.make)
     monkeypatch.setattr(gymnasium, "make", factory)
     return found

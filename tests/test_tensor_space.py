@@ -8,7 +8,7 @@ from bridge.encoding.tensors import Spec
 
 
 def test_tensor_spaces_are_equal_where_their_specs_are_and_fit_in_dicts():
-    """What a foreign server's variable dimensions become."""
+    """The space that a foreign server's variable dimensions become."""
     one, same = (TensorSpace(Spec.number("a", (2, -1), np.int32, np.array(0), np.array(5))) for _ in range(2))
     other = TensorSpace(Spec.number("a", (2, -1), np.int32, np.array(0), np.array(6)))
     assert one == same

@@ -49,7 +49,7 @@ QUICK = 110
 THREADS = ["bridge-deputy", "bridge-serving"]
 """All threads of a server in the default mode."""
 LIFE = {"__init__", "reset", "step", "render", "read", "call", "close", "__del__"}
-"""What every recording environment of a test goes through."""
+"""The calls that every recording environment of a test gets."""
 
 
 def server_threads() -> list[str]:

@@ -59,7 +59,7 @@ ENVIRONMENTS: dict[str, tuple[EnvFn, int]] = {
 
 
 class Expected:
-    """What a vector of environments gives, worked out one environment at a time."""
+    """A model of a vector environment, worked out one environment at a time."""
 
     def __init__(self, function: EnvFn, mode: AutoresetMode) -> None:
         self.envs = [function() for _ in range(SLOTS)]

@@ -97,7 +97,7 @@ def test_a_viewer_that_steps_without_end_is_read_later(web):
 
 
 def requests():
-    """What a client that watches may not ask for."""
+    """Requests that a client with the watch token may not send."""
     yield pb.EnvironmentRequest(create_world=pb.CreateWorldRequest())
     yield pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest())
     yield pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest())

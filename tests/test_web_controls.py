@@ -1,4 +1,4 @@
-"""What a person presses is what is executed: twelve environments by keys and fingers, a gamepad, the mouse."""
+"""The environment executes what a person presses: twelve environments by keys and fingers, a gamepad, the mouse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users of Windows do, each part a process of its own without what CPython lacks there: a simulation.
+"""A simulation of Windows: each part a process of its own, without what CPython lacks there.
 
 `tests/windows/simulated_windows.py` lists what is missing. The clients that these tests use themselves are not
 simulated.

@@ -70,7 +70,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 class _Recording:
-    """What both kinds of recording environments do."""
+    """The part that both kinds of recording environments share."""
 
     log: Log
 

@@ -20,7 +20,7 @@ KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
 
 class WebSocketChannel:
-    """What the public dm_env_rpc library takes for a gRPC channel: its calls go over the public WebSocket library."""
+    """A channel for the public dm_env_rpc library, whose calls go over the public WebSocket library."""
 
     def __init__(self, port):
         self._port = port

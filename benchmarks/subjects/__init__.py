@@ -1,1 +1,1 @@
-"""What is measured: a module a kind of work."""
+"""The subjects of measurements: a module for each kind of work."""

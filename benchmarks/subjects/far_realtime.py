@@ -85,7 +85,7 @@ LINKS = {"steady": (ROUND_TRIP / 2, 0.0, 0.0, 0.0), "rough": (ROUND_TRIP / 2 - 0
 
 
 class Play:
-    """What a client measures while it plays, over all lanes: each step leaves an action of its own."""
+    """The client's measurements while it plays, over all lanes: each step leaves an action of its own."""
 
     def __init__(self, envs: Any) -> None:
         self._envs = envs

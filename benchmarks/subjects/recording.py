@@ -1,4 +1,4 @@
-"""What recording costs: lanes and one environment, with a server that records beside one that does not."""
+"""The cost of recording: lanes and one environment, with a server that records beside one that does not."""
 
 from __future__ import annotations
 

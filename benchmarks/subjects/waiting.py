@@ -15,7 +15,7 @@ from benchmarks.subjects.cartpole import ENV_ID, LANES
 from benchmarks.subjects.lanes import sending
 
 DELAY_MS = 20.0
-"""What each link adds to a round trip."""
+"""The milliseconds that each link adds to a round trip."""
 SLOW = 4
 # `select` waits for fractions of a millisecond, which `epoll` rounds up: the link is to take its time and no more.
 PROXY = """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+import textwrap
 from typing import Any
 
 from bridge.cli.program import OK, positive, say
@@ -56,34 +58,35 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print."""
     from bridge.policies import Comparison, evaluate  # they need an extra, which `--help` does not
 
-    urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
-    given = {
-        name: getattr(arguments, name) for name in ("episodes", "seed", "num_envs", "timeout", "record", "web_port")
-    }
+    names = ("episodes", "seed", "num_envs", "timeout", "record", "web_port")
+    given = {name: getattr(arguments, name) for name in names}
     given.update(credential_keywords(arguments), progress=_progress if sys.stderr.isatty() else None)
     if arguments.web_port is not None:
         print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
-    found = [evaluate(urls, _policy(text, arguments), **given) for text in arguments.compare or [arguments.policy]]
-    compared = Comparison(*found) if len(found) == 2 else None
+    urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
+    texts = arguments.compare or [arguments.policy]
+    found = []
+    for text in texts:
+        with _policy(text, arguments) as policy:
+            found.append(evaluate(urls, policy, **given))
+    whole = Comparison(*found) if arguments.compare else found[0]
     if arguments.json:
-        say(json.dumps(found[0].summary() if compared is None else compared.summary()))
+        say(json.dumps(whole.summary()))
         return OK
-    for text, evaluation in zip(arguments.compare or [arguments.policy], found, strict=True):
-        say(f"{text}:")
-        for line in str(evaluation).splitlines():
-            say(f"  {line}")
-    if compared is not None:
-        say(str(compared))
+    for text, evaluation in zip(texts, found, strict=True):
+        say(f"{text}:\n{textwrap.indent(str(evaluation), '  ')}")
+    if arguments.compare:
+        say(str(whole))
     return OK
 
 
-def _policy(text: str, arguments: argparse.Namespace) -> Any:
+def _policy(text: str, arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
     from bridge.policies import RemotePolicy, by_rows
 
     if "://" in text:
         return RemotePolicy(text, execution_horizon=arguments.execution_horizon)
     function = find_policies([text])
-    return by_rows(function) if arguments.rows else function
+    return contextlib.nullcontext(by_rows(function) if arguments.rows else function)
 
 
 def _progress(done: int, total: int) -> None:

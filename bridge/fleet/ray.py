@@ -34,7 +34,7 @@ from bridge.facade.process_group import registered_specs
 from bridge.facade.serve import serve_gym
 from bridge.fleet.plan import FleetStatus, ports_clash
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
-from bridge.keywords import grouped
+from bridge.keywords import check_counts, grouped
 from bridge.progress import Progress
 from bridge.server.auth import Auth
 from bridge.server.limits import Limits
@@ -98,9 +98,9 @@ def launch(
             cannot start; nothing is left behind then.
         RemoteTimeoutError: The cluster has no room for all servers within `timeout` seconds; nothing is left behind.
     """
-    _check_numbers(servers=servers, num_envs=num_envs)
+    check_counts(servers=servers, num_envs=num_envs)
     slots = num_envs if slots_per_server is None else slots_per_server
-    _check_numbers(slots_per_server=slots)
+    check_counts(slots_per_server=slots)
     if slots % num_envs:
         raise SettingError(f"expected slots_per_server to be a multiple of num_envs={num_envs}, got {slots}")
     limits = Limits(drain_timeout=600.0) if limits is None else limits
@@ -195,7 +195,7 @@ class Fleet:
         Raises:
             SettingError: The clients need more servers.
         """
-        _check_numbers(servers=servers)
+        check_counts(servers=servers)
         refused = self._ask("scale", servers, bool(force))
         if refused:
             raise SettingError(refused)
@@ -308,12 +308,6 @@ def _require(name: str) -> Any:
         there = sorted(name for name in _names() if "/" not in name)
         raise SettingError(f"there is no fleet {name!r} on this Ray cluster; there are: {', '.join(there) or 'none'}")
     return handle
-
-
-def _check_numbers(**numbers: Any) -> None:
-    for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise SettingError(f"expected {name} to be a positive integer, got {value!r}")
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class ServerActor:
         self._server.stop()
 
 
-class _Server:
+class _FleetServer:
     """A server, as the supervisor knows it."""
 
     def __init__(self, name: str, handle: Any, slots: int, now: float) -> None:
@@ -189,7 +189,7 @@ class Supervisor:
     def __init__(self, settings: FleetSettings, wanted: int, *pieces: bytes) -> None:
         self._settings = settings
         self._pieces = pieces
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _FleetServer] = {}
         self._memory = {"version": 0, "wanted": wanted, "slots": settings.slots_per_server, "next": 0}
         self._lock = threading.RLock()
         self._checks = ThreadPoolExecutor(8, thread_name_prefix="bridge-fleet-health")
@@ -269,7 +269,7 @@ class Supervisor:
                 handle = ray.get_actor(name, namespace=NAMESPACE)
             except ValueError:  # it went meanwhile
                 continue
-            self._servers[name] = _Server(name, handle, self._settings.slots_per_server, now)
+            self._servers[name] = _FleetServer(name, handle, self._settings.slots_per_server, now)
         asked = [server.handle.status.remote() for server in self._servers.values()]
         if not asked:
             return
@@ -329,7 +329,7 @@ class Supervisor:
             else:
                 self._answered(server, said, now)
 
-    def _unavailable(self, server: _Server, why: str) -> None:
+    def _unavailable(self, server: _FleetServer, why: str) -> None:
         """Take note that a server does not answer, which Ray starts anew."""
         with self._lock:
             if server.url:
@@ -339,7 +339,7 @@ class Supervisor:
             if server.state == "serving":
                 server.state = "starting"
 
-    def _dead(self, server: _Server, error: Exception, now: float) -> None:
+    def _dead(self, server: _FleetServer, error: Exception, now: float) -> None:
         """Take note that a server is gone for good: it could not be made, or was killed by somebody else."""
         with self._lock:
             self._servers.pop(server.name, None)
@@ -351,7 +351,7 @@ class Supervisor:
             self._start_after = now + pause
         _log.error("fleet %s: %s is gone: %s", self._settings.name, server.name, self._problem)
 
-    def _answered(self, server: _Server, said: dict[str, Any], now: float) -> None:
+    def _answered(self, server: _FleetServer, said: dict[str, Any], now: float) -> None:
         with self._lock:
             if said["url"] != server.last_url:
                 if server.last_url:
@@ -383,7 +383,7 @@ class Supervisor:
                 server.checked_at = now
                 server.check = self._checks.submit(_health, server.url)
 
-    def _checked(self, server: _Server, check: Future[str], now: float) -> None:
+    def _checked(self, server: _FleetServer, check: Future[str], now: float) -> None:
         problem = check.result()
         if not problem or server.state != "serving":
             server.checks += not problem
@@ -421,11 +421,11 @@ class Supervisor:
         name = f"{server_prefix(self._settings.name)}{number}"
         options = actor_options(name, scheduling_strategy="SPREAD", **self._settings.actor_options)
         handle: Any = ray.remote(ServerActor).options(**options)
-        self._servers[name] = _Server(
+        self._servers[name] = _FleetServer(
             name, handle.remote(name, self._settings.token, *self._pieces), self._memory["slots"], now
         )
 
-    def _drain(self, server: _Server, now: float, *, ask: bool = True) -> None:
+    def _drain(self, server: _FleetServer, now: float, *, ask: bool = True) -> None:
         timeout = self._settings.drain_timeout
         server.deadline = now + timeout + _DRAIN_MARGIN
         if server.state == "starting" and not server.said:
@@ -448,7 +448,7 @@ class Supervisor:
             elif server.state == "stopping" and (now >= server.deadline or _is_done(server.stopping)):
                 self._end(server)
 
-    def _end(self, server: _Server) -> None:
+    def _end(self, server: _FleetServer) -> None:
         ray.kill(server.handle, no_restart=True)
         with self._lock:
             self._servers.pop(server.name, None)

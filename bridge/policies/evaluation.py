@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from bridge.client.make import make_vec_remote
+from bridge.encoding.tensors import Array
 from bridge.errors import EnvironmentFailedError, InvalidActionError, RemoteError, SettingError
+from bridge.keywords import check_counts
+from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import take
 from bridge.transport.credentials import ClientCredentials
 
@@ -25,8 +29,9 @@ _RESAMPLES = 10_000
 _ATTEMPTS = 5
 """How often an episode is begun before its losses end the evaluation."""
 _OBSERVATIONS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict)
-
-_MEANS = (("mean return", "total"), ("length", "length"))
+_FREE = -1
+"""Stands for the number of an episode, in a slot that plays none."""
+_INFOS = ("error", "moved", "intervention", "is_success", "success")
 
 
 class Interval(NamedTuple):
@@ -66,7 +71,7 @@ class Evaluation:
     seconds: float
     """How long it took."""
     seconds_in_policy: float
-    """How long the loop was in the policy, its network included."""
+    """How long the policy's calls took, its network included."""
     seconds_in_policy_network: float
     """The part of these that a served policy's function did not take."""
     seconds_waiting: float
@@ -77,15 +82,13 @@ class Evaluation:
     """Each episode that was begun again: its number and seed, and why."""
 
     @property
-    def returns(self) -> np.ndarray[Any, Any]:
+    def returns(self) -> Array:
         """The return of each episode: float64 `(episodes,)`."""
-        return np.array([episode.total for episode in self.episodes])
+        return _measures(self.episodes)["return"]
 
     def intervals(self) -> dict[str, Interval]:
         """Return the mean return, length and, where infos tell it, success, with their bootstrap intervals."""
-        found = {"return": _interval(self.returns), "length": _interval(np.array([e.length for e in self.episodes]))}
-        told = [episode.success for episode in self.episodes if episode.success is not None]
-        return {**found, "success": _interval(np.array(told, np.float64))} if told else found
+        return {name: _interval(values) for name, values in _measures(self.episodes).items()}
 
     def summary(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
@@ -141,7 +144,17 @@ class Comparison:
         return f"the second less the first, seed by seed: {self.difference}: {verdict}"
 
 
-def _interval(values: np.ndarray[Any, Any]) -> Interval:
+def _measures(episodes: Sequence[EvaluatedEpisode]) -> dict[str, Array]:
+    """Return what is measured of each episode, float64; without success where no info told it."""
+    found = {
+        "return": [episode.total for episode in episodes],
+        "length": [episode.length for episode in episodes],
+        "success": [episode.success for episode in episodes if episode.success is not None],
+    }
+    return {name: np.array(values, np.float64) for name, values in found.items() if values}
+
+
+def _interval(values: Array) -> Interval:
     """Return a mean and its interval by the percentile bootstrap, always the same for the same values."""
     generator = np.random.default_rng(0)
     # Value by value of a small block: 10,000 resamples of a long evaluation at once would take gigabytes.
@@ -152,181 +165,204 @@ def _interval(values: np.ndarray[Any, Any]) -> Interval:
     return Interval(float(values.mean()), float(low), float(high))
 
 
-@dataclasses.dataclass
-class _Run:
-    """An episode that a slot plays, or that waits for one."""
-
-    number: int
-    attempts: int = 0
-    total: float = 0.0
-    length: int = 0
-    corrected: int = 0
-
-
 class _Part:
     """Some slots, which step together: while one part's environments step, the policy acts for the other part."""
 
-    def __init__(self, envs: Any, first: int, work: _Work, *, recorded: bool) -> None:
-        self.envs, self.work, self.recorded = envs, work, recorded
+    def __init__(self, envs: Any, first: int, work: _Work) -> None:
+        self.envs, self.work = envs, work
         self.slots = np.arange(first, first + envs.num_envs)
-        self.runs: list[_Run | None] = [None] * envs.num_envs
+        self.episodes = np.full(envs.num_envs, _FREE)
+        self.totals, self.lengths, self.corrected = np.zeros((3, envs.num_envs))
         self.filler = np.stack([envs.single_action_space.sample()] * envs.num_envs)
-        self.observations: Any = None
 
-    def start(self) -> None:
-        """Begin the first episodes; slots for which there is none are reset without a seed."""
-        self._reset(np.ones(len(self.slots), np.bool_))
-        self._act()
+    def play(self) -> Iterator[None]:
+        """Play episodes, and yield for the other part's turns; slots without an episode are stepped, too."""
+        self._begin(np.ones(len(self.slots), np.bool_))
+        while True:
+            self._ask()
+            # A served policy works on its own: the other part's turn is its time to answer, and by then that part has
+            # asked, too, so that the policy never waits. A function works in `_ask`, and the other part's turn, with
+            # its call, is the time in which this part's environments step.
+            if self.work.is_served:
+                yield
+                self._act()
+            else:
+                self._act()
+                yield
+            self._observe()
 
-    def turn(self) -> None:
-        """Take the results of the last step, begin episodes, and send the next step."""
-        self._gather()
-        self._assign()
-        self._act()
-
-    def _assign(self) -> None:
-        """Begin episodes that wait, in slots that are free; others begin episodes by themselves, which do not count."""
-        free = np.array([run is None for run in self.runs]) & self.usable
-        chosen = np.flatnonzero(free)[: len(self.work.queue)]
-        if len(chosen):
-            mask = np.zeros(len(self.slots), np.bool_)
-            mask[chosen] = True
-            self._reset(mask)
-
-    def _reset(self, mask: np.ndarray[Any, Any]) -> None:
+    def _begin(self, chosen: Array) -> None:
+        """Reset slots, for episodes that wait with their seeds."""
         seeds: list[int | None] = [None] * len(self.slots)
-        for row in np.flatnonzero(mask).tolist():
-            if self.work.queue:
-                run = self.work.queue.popleft()
-                self.runs[row] = _Run(run.number, run.attempts + 1)
-                seeds[row] = self.work.seed + run.number
+        for row in np.flatnonzero(chosen)[: len(self.work.queue)].tolist():
+            self.episodes[row] = number = self.work.queue.popleft()
+            seeds[row] = self.work.seed + number
+        self.totals[chosen] = self.lengths[chosen] = self.corrected[chosen] = 0
         began = time.perf_counter()
-        observations, infos = self.envs.reset(seed=seeds, options={"reset_mask": mask})
-        self.work.waiting += time.perf_counter() - began
-        self.observations = observations if mask.all() else _replaced(self.observations, observations, mask)
-        self.usable = np.asarray(infos["valid"])
-        self.work.reset_policy(self.slots[mask])
-        for row in np.flatnonzero(mask & ~self.usable).tolist():
+        self.observations, infos = self.envs.reset(seed=seeds, options={"reset_mask": chosen})
+        self.work.waited_since(began)
+        self.fresh, self.usable = self.slots[chosen], np.asarray(infos["valid"])
+        for row in np.flatnonzero((self.episodes != _FREE) & ~self.usable).tolist():
             self.lose(row, "the server went while it was reset")
+
+    def _ask(self) -> None:
+        """Ask the policy for the actions of slots with an episode."""
+        self.active = np.flatnonzero(self.episodes != _FREE)
+        if len(self.active):
+            slots = self.slots[self.active].tolist()
+            self.answer = self.work.ask(take(self.observations, self.active), slots, self.fresh.tolist())
 
     def _act(self) -> None:
         """Send actions: of the policy for slots with an episode, any for the others."""
-        active = [row for row, run in enumerate(self.runs) if run is not None]
         actions = self.filler.copy()
-        if active:
-            given = self.work.ask(take(self.observations, active), self.slots[active])
-            if given.shape != actions[active].shape or not np.can_cast(given.dtype, actions.dtype, "same_kind"):
+        if len(self.active):
+            given, replaced = np.asarray(self.answer()), actions[self.active]
+            if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
                 raise InvalidActionError(
-                    f"expected the policy to return {actions.dtype} actions of {actions[active].shape} for "
-                    f"{len(active)} observations, got {given.dtype} of {given.shape}"
+                    f"expected the policy to return {replaced.dtype} actions of {replaced.shape} for "
+                    f"{len(self.active)} observations, got {given.dtype} of {given.shape}"
                 )
-            actions[active] = given
-        if self.recorded:
-            self.actions = actions  # it records whole steps, so that nothing overlaps
-        else:
-            self.envs.step_async(actions)
+            actions[self.active] = given
+        self.envs.step_async(actions)
 
-    def _gather(self) -> None:
-        """Take the results of the step."""
+    def _observe(self) -> None:
+        """Take the results of the step, and begin episodes that wait in slots that are free."""
         began = time.perf_counter()
-        results = self.envs.step(self.actions) if self.recorded else self.envs.step_wait()
-        self.observations, rewards, terminations, truncations, infos = results
-        self.work.waiting += time.perf_counter() - began
-        self.usable = np.asarray(infos["valid"])
-        for row, run in enumerate(self.runs):
-            if run is None:
-                continue
-            if not self.usable[row] or _of(infos, "error", row) is not None or _of(infos, "moved", row):
-                self.lose(row, str(_of(infos, "error", row) or "its server was left"))
-                continue
-            run.total += float(rewards[row])
-            run.length += 1
-            run.corrected += bool(_of(infos, "intervention", row))
-            self.work.steps += 1
-            if terminations[row] or truncations[row]:
-                told = [_of(infos, name, row) for name in ("is_success", "success")]
-                success = next((bool(value) for value in told if value is not None), None)
-                self.work.finish(run, success)
-                self.runs[row] = None
+        self.observations, rewards, terminations, truncations, infos = self.envs.step_wait()
+        self.work.waited_since(began)
+        self.fresh, self.usable = self.slots[:0], np.asarray(infos["valid"])
+        errors, moved, acted, *successes = (_told(infos, name, len(self.slots)) for name in _INFOS)
+        for row in np.flatnonzero(self.episodes != _FREE).tolist():
+            if not self.usable[row] or errors[row] is not None or moved[row]:
+                self.lose(row, str(errors[row] or "its server was left"))
+        playing = self.episodes != _FREE
+        self.work.steps += int(playing.sum())
+        self.totals[playing] += rewards[playing]
+        self.lengths[playing] += 1
+        self.corrected[playing] += np.array(acted, np.bool_)[playing]
+        for row in np.flatnonzero(playing & (terminations | truncations)).tolist():
+            success = next((bool(told[row]) for told in successes if told[row] is not None), None)
+            self.work.finish(self.episodes[row], self.totals[row], self.lengths[row], success, self.corrected[row])
+            self.episodes[row] = _FREE
+        # Others that are free begin episodes by themselves, which do not count.
+        free = np.flatnonzero((self.episodes == _FREE) & self.usable)[: len(self.work.queue)]
+        if len(free):
+            self._begin(np.isin(np.arange(len(self.slots)), free))
 
     def lose(self, row: int, why: str) -> None:
-        """Let an episode be begun again, before all others."""
-        run, self.runs[row] = self.runs[row], None
-        if run is not None:
-            self.work.lose(run, why)
+        """Let a slot's episode, where it has one, be begun again before all others."""
+        if self.episodes[row] != _FREE:
+            self.work.lose(int(self.episodes[row]), why)
+        self.episodes[row] = _FREE
 
 
 class _Work:
-    """The episodes to be played, and what came of them."""
+    """The episodes to be played, what came of them, and the policy.
 
-    def __init__(self, policy: Any, episodes: int, seed: int, progress: Callable[[int, int], None] | None) -> None:
-        self.policy, self.seed, self.total, self.progress = policy, seed, episodes, progress
-        self.queue = deque(_Run(number) for number in range(episodes))
+    Args:
+        policy: As for `evaluate`, as are `episodes`, `seed` and `progress`.
+        thread: Calls a served policy.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        episodes: int,
+        seed: int,
+        progress: Callable[[int, int], None] | None,
+        thread: ThreadPoolExecutor,
+    ) -> None:
+        self.policy, self.total, self.seed, self.progress, self.thread = policy, episodes, seed, progress, thread
+        self.is_served = isinstance(policy, RemotePolicy)
+        self.queue = deque(range(episodes))
         self.done: dict[int, EvaluatedEpisode] = {}
+        self.losses = Counter[int]()
         self.lost: list[str] = []
         self.steps = 0
         self.waiting = self.in_policy = 0.0
-        self.is_served = hasattr(policy, "seconds_in_function")
-        """True of a `RemotePolicy`, which is told of slots."""
+        self.idle_since: float | None = 0.0
+        """When the policy's last call ended; None: one is under way."""
 
-    @property
-    def seconds_in_function(self) -> float:
-        """How long a served policy's function took, ever."""
-        return float(getattr(self.policy, "seconds_in_function", 0.0))
+    def ask(self, batch: Any, slots: list[int], fresh: list[int]) -> Callable[[], Any]:
+        """Call the policy: a served one in the thread, a function here. The function returned gives the actions.
 
-    def ask(self, batch: Any, slots: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Call the policy."""
-        began = time.perf_counter()
-        actions = self.policy(batch, slots=slots.tolist()) if self.is_served else self.policy(batch)
-        self.in_policy += time.perf_counter() - began
-        return np.asarray(actions)
-
-    def reset_policy(self, slots: np.ndarray[Any, Any]) -> None:
-        """Say that episodes began anew."""
+        Args:
+            batch: Observations.
+            slots: Whose these are.
+            fresh: Slots whose episodes began anew.
+        """
         if self.is_served:
-            self.policy.reset(slots.tolist())
+            return self.thread.submit(self._call, batch, slots, fresh).result
+        actions = self._call(batch, slots, fresh)
+        return lambda: actions
 
-    def finish(self, run: _Run, success: bool | None) -> None:
+    def _call(self, batch: Any, slots: list[int], fresh: list[int]) -> Any:
+        began, self.idle_since = time.perf_counter(), None
+        try:
+            if not self.is_served:
+                return self.policy(batch)
+            self.policy.reset(fresh)
+            return self.policy(batch, slots=slots)
+        finally:
+            self.idle_since = time.perf_counter()
+            self.in_policy += self.idle_since - began
+
+    def waited_since(self, began: float) -> None:
+        """Count the time of a wait for environments in which no policy was at work."""
+        now, idle_since = time.perf_counter(), self.idle_since
+        if idle_since is not None:
+            self.waiting += now - max(began, idle_since)
+
+    def finish(self, number: Any, total: Any, length: Any, success: bool | None, corrected: Any) -> None:
         """Keep an episode."""
-        seed = self.seed + run.number
-        self.done[run.number] = EvaluatedEpisode(run.number, seed, run.total, run.length, success, run.corrected)
+        seed = self.seed + int(number)
+        self.done[int(number)] = EvaluatedEpisode(int(number), seed, float(total), int(length), success, int(corrected))
         if self.progress is not None:
             self.progress(len(self.done), self.total)
 
+    def lose(self, number: int, why: str) -> None:
+        """Queue an episode again."""
+        self.losses[number] += 1
+        self.lost.append(f"episode {number} (seed {self.seed + number}): {why}")
+        if self.losses[number] >= _ATTEMPTS:
+            raise RemoteError(
+                "evaluation", f"{self.lost[-1]}; it was begun {_ATTEMPTS} times. Look at the server's log"
+            )
+        self.queue.appendleft(number)
+
     def results(self) -> str:
         """Say what the finished episodes gave; any thread may ask."""
-        done = [*self.done.values()]
-        if not done:
-            return f"0 of {self.total} episodes"
-        told = [episode.success for episode in done if episode.success is not None]
-        means = [f"{name} {np.mean([getattr(episode, of) for episode in done]):.4g}" for name, of in _MEANS]
-        means += [f"success {np.mean(told):.0%}"] if told else []
-        again = [f"{len(self.lost)} begun again"] if self.lost else []
-        return ", ".join([f"{len(done)} of {self.total} episodes", *means, *again])
+        means = [
+            f"{name} {values.mean():{'.0%' if name == 'success' else '.4g'}}"
+            for name, values in _measures([*self.done.values()]).items()
+        ]
+        parts = [f"{len(self.done)} of {self.total} episodes", *([f"mean {', '.join(means)}"] if means else [])]
+        return ", ".join([*parts, *([f"{len(self.lost)} begun again"] if self.lost else [])])
 
-    def lose(self, run: _Run, why: str) -> None:
-        """Queue an episode again."""
-        text = f"episode {run.number} (seed {self.seed + run.number}): {why}"
-        self.lost.append(text)
-        if run.attempts >= _ATTEMPTS:
-            raise RemoteError("evaluation", f"{text}; it was begun {run.attempts} times. Look at the server's log")
-        self.queue.appendleft(run)
+    def play(self, parts: Sequence[_Part]) -> None:
+        """Step the parts in turns until every episode is done; where a part has no server left, the others go on."""
+        live = {part: part.play() for part in parts}
+        while len(self.done) < self.total:
+            for part, turns in tuple(live.items()):
+                try:
+                    next(turns)
+                except RemoteError as error:
+                    # A failure of the policy, or of an environment, would be the same on the other servers.
+                    same = isinstance(error, EnvironmentFailedError) or error.url == getattr(self.policy, "url", "")
+                    if same or len(live) == 1:
+                        raise
+                    del live[part]
+                    for row in range(len(part.slots)):
+                        part.lose(row, str(error))
 
 
-def _of(infos: dict[str, Any], name: str, row: int) -> Any:
-    """Return an entry of a slot's info; None: it has none."""
-    return (
-        infos[name][row] if name in infos and np.asarray(infos.get(f"_{name}", True)).ravel()[row:][:1].any() else None
-    )
-
-
-def _replaced(old: Any, new: Any, mask: np.ndarray[Any, Any]) -> Any:
-    """Return a batch with the rows of a mask from another one."""
-    if isinstance(old, dict):
-        return {key: _replaced(old[key], new[key], mask) for key in old}
-    replaced = np.array(old)
-    replaced[mask] = new[mask]
-    return replaced
+def _told(infos: dict[str, Any], name: str, count: int) -> list[Any]:
+    """Return an entry of each slot's info; None for slots that have none."""
+    values: Any = infos.get(name)
+    if np.shape(values)[:1] != (count,):
+        return [None] * count
+    there = infos.get(f"_{name}", np.ones(count, np.bool_))
+    return [value if told else None for value, told in zip(values, there, strict=True)]
 
 
 def evaluate(
@@ -364,91 +400,64 @@ def evaluate(
         InvalidActionError: The policy returns other actions than the environments take.
         RemoteError: No server is left, or an episode was lost five times.
     """
-    if type(episodes) is not int or episodes < 1:
-        raise SettingError(f"expected episodes to be a positive integer, got {episodes!r}")
+    check_counts(episodes=episodes)
     if type(seed) is not int or seed < 0:
         raise SettingError(f"expected seed to be an integer from 0 on, got {seed!r}")
-    work = _Work(policy, episodes, seed, progress)
-    page: Any = contextlib.nullcontext()
-    if web_port is not None:
-        from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
+    with contextlib.ExitStack() as opened:
+        work = _Work(policy, episodes, seed, progress, opened.enter_context(ThreadPoolExecutor(1)))
+        if web_port is not None:
+            from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
 
-        shown = {name: keywords[name] for name in ("token", "token_file", "tls") if name in keywords}
-        page = serve_gateway(urls, port=web_port, upstream=ClientCredentials.of(**shown), note=work.results)
-    with page:
-        return _evaluate(urls, num_envs, keywords, work, record)
+            shown = {name: keywords[name] for name in ("token", "token_file", "tls") if name in keywords}
+            credentials = ClientCredentials.of(**shown)
+            opened.enter_context(serve_gateway(urls, port=web_port, upstream=credentials, note=work.results))
+        parts = list[_Part]()
+        for envs in _connect(opened, urls, num_envs, record, keywords):
+            parts.append(_Part(envs, sum(len(part.slots) for part in parts), work))
+        before = policy.seconds_in_function if isinstance(policy, RemotePolicy) else 0.0
+        began = time.perf_counter()
+        work.play(parts)
+        seconds = time.perf_counter() - began
+    network = 0.0
+    if isinstance(policy, RemotePolicy):
+        network = max(0.0, work.in_policy - (policy.seconds_in_function - before))
+    found = tuple(work.done[number] for number in range(episodes))
+    return Evaluation(found, seconds, work.in_policy, network, work.waiting, work.steps, tuple(work.lost))
 
 
-def _evaluate(
-    urls: Any, num_envs: int | None, keywords: dict[str, Any], work: _Work, record: str | os.PathLike[str] | None
-) -> Evaluation:
-    """Connect, and play the episodes."""
-    parts = list[_Part]()
-    before = work.seconds_in_function
-    try:
-        for envs in _connect(urls, num_envs, keywords):
+def _connect(
+    opened: contextlib.ExitStack, urls: Any, num_envs: int | None, record: Any, keywords: dict[str, Any]
+) -> list[Any]:
+    """Return the environments in two parts, or in one where they cannot be divided; `opened` closes them."""
+    if not isinstance(urls, str) and len(urls) > 1 and num_envs in (None, len(urls)):
+        return _made(opened, [(urls[0::2], None), (urls[1::2], None)], record, keywords)
+    if num_envs is not None and num_envs > 1:
+        # Where worlds have too many lanes for half of the slots, all of them are one part.
+        with contextlib.suppress(SettingError):
+            halves: list[tuple[Any, int | None]] = [(urls, num_envs - num_envs // 2), (urls, num_envs // 2)]
+            return _made(opened, halves, record, keywords)
+    return _made(opened, [(urls, num_envs)], record, keywords)
+
+
+def _made(
+    opened: contextlib.ExitStack, parts: list[tuple[Any, int | None]], record: Any, keywords: dict[str, Any]
+) -> list[Any]:
+    """Connect each part; where one cannot be, none stays connected."""
+    found = []
+    with contextlib.ExitStack() as made:
+        for urls, count in parts:
+            envs: Any = make_vec_remote(
+                urls, num_envs=count, blocking=True, on_lost="continue", max_failures=None, **keywords
+            )
+            made.callback(envs.close)
+            _check(envs, urls)
             if record is not None:
                 from bridge.recording.recorder import Recorder  # it needs an extra, which evaluations do not
 
                 envs = Recorder(envs, record, observations=True)
-            parts.append(_Part(envs, sum(len(part.slots) for part in parts), work, recorded=record is not None))
-        began = time.perf_counter()
-        _play(parts, work)
-        seconds = time.perf_counter() - began
-    finally:
-        for part in parts:
-            part.envs.close()
-    network = max(0.0, work.in_policy - (work.seconds_in_function - before)) if work.is_served else 0.0
-    found = tuple(work.done[number] for number in range(work.total))
-    return Evaluation(found, seconds, work.in_policy, network, work.waiting, work.steps, tuple(work.lost))
-
-
-def _play(parts: list[_Part], work: _Work) -> None:
-    """Step the parts in turns until every episode is done; where a part has no server left, the others go on."""
-    live, turn = list(parts), _Part.start
-    while len(work.done) < work.total:
-        for part in tuple(live):
-            try:
-                turn(part)
-            except RemoteError as error:
-                # A failure of the policy, or of an environment, would be the same on the other servers.
-                same = isinstance(error, EnvironmentFailedError) or error.url == getattr(work.policy, "url", "")
-                if same or len(live) == 1:
-                    raise
-                live.remove(part)
-                for row in range(len(part.runs)):
-                    part.lose(row, str(error))
-        turn = _Part.turn
-
-
-def _connect(urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> list[Any]:
-    """Return the environments in two parts, or in one where there is one world."""
-    listed = isinstance(urls, (list, tuple))
-    parts: list[tuple[Any, int | None]] = [(urls, num_envs)]
-    if listed and len(urls) > 1 and num_envs in (None, len(urls)):
-        parts = [(urls[0::2], None), (urls[1::2], None)]
-    elif num_envs is not None and num_envs > 1:
-        parts = [(urls, num_envs - num_envs // 2), (urls, num_envs // 2)]
-    try:
-        return _made(parts, keywords)
-    except SettingError:
-        if len(parts) == 1 or listed:
-            raise
-        return _made([(urls, num_envs)], keywords)  # its worlds have too many lanes for half of the slots
-
-
-def _made(parts: list[tuple[Any, int | None]], keywords: dict[str, Any]) -> list[Any]:
-    """Connect each part; where one cannot be, none stays connected."""
-    found = []
-    with contextlib.ExitStack() as opened:
-        for part, count in parts:
-            envs = make_vec_remote(
-                part, num_envs=count, blocking=True, on_lost="continue", max_failures=None, **keywords
-            )
-            opened.callback(envs.close)
-            _check(envs, part)
+                made.callback(envs.close)
             found.append(envs)
-        opened.pop_all()
+        opened.push(made.pop_all())
     return found
 
 

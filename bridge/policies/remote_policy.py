@@ -7,12 +7,12 @@ import math
 import os
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from bridge.errors import AddressError, Code, PeerError, RefusedError, SettingError
+from bridge.keywords import check_counts
 from bridge.policies.rows import as_map, row_count, take, with_rows
 from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
 from bridge.transport.address import parse_address
@@ -62,8 +62,8 @@ class RemotePolicy:
             raise AddressError(url, "a policy is served over WebSocket: ws://HOST:PORT or wss://HOST:PORT")
         given = ClientCredentials.of(token=token, token_file=token_file, tls=tls)
         credentials = given.with_token_of(address.credentials, address.url)
-        if execution_horizon is not None and (type(execution_horizon) is not int or execution_horizon < 1):
-            raise SettingError(f"expected execution_horizon to be a positive integer, got {execution_horizon!r}")
+        if execution_horizon is not None:
+            check_counts(execution_horizon=execution_horizon)
         for name, seconds in (("timeout", timeout), ("reconnect", reconnect)):
             if not 0 <= seconds < math.inf or (name == "timeout" and not seconds):
                 raise SettingError(f"expected {name} to be seconds, got {seconds!r}")
@@ -134,12 +134,8 @@ class RemotePolicy:
     def __enter__(self) -> RemotePolicy:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if "_socket" in self.__dict__:  # else a URL or keyword was refused
-            self._socket.close()
 
     def _connect(self) -> None:
         if not self._socket.connected:
@@ -159,25 +155,20 @@ class RemotePolicy:
         self._connect()
         (rows,) = row_count(batch)
         most = self._metadata.get(MAX_BATCH)
-        chunks: list[Any] = []
         if not isinstance(most, int) or most < 1:  # a server of openpi takes one observation a message
             return [self._request(as_map(take(batch, row)), None) for row in range(rows)]
-        for start in range(0, rows, most):
-            part = as_map(take(batch, slice(start, start + most)))
-            count = min(most, rows - start)
-            chunks += list(self._request({**part, BATCH: count}, count))
-        return chunks
+        parts = [take(batch, slice(start, start + most)) for start in range(0, rows, most)]
+        return [chunk for part in parts for chunk in self._request(as_map(part), *row_count(part))]
 
     def _request(self, message: dict[str, Any], count: int | None) -> Any:
         """Send a request; return its chunk, or with a count a chunk for each row."""
         try:
-            data = pack(message)
+            data = pack(message if count is None else {**message, BATCH: count})
         except WireError as error:
             raise SettingError(f"the observation {error}") from None
         answer = self._read(self._socket.ask(data, _ANSWER))
-        actions = answer.get(ACTIONS)
         try:
-            chunk = np.asarray(actions)
+            chunk = np.asarray(answer.get(ACTIONS))
         except ValueError:  # a list of lists of different lengths
             chunk = np.empty(0, object)
         least = 1 if count is None else 2

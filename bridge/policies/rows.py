@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,40 +14,44 @@ from bridge.policies.wire import OBSERVATION, WireError
 __all__ = ["as_map", "by_rows", "from_map", "join", "layout", "row_count", "take", "with_rows"]
 
 
+def _over_parts(function: Callable[..., Any], *batches: Any) -> Any:
+    """Return a batch of what a function makes of the parts that batches of the same keys have in the same place."""
+    if isinstance(batches[0], dict):
+        return {key: _over_parts(function, *(batch[key] for batch in batches)) for key in batches[0]}
+    return function(*batches)
+
+
 def take(batch: Any, rows: Any) -> Any:
     """Return some rows of a batch, by a slice or their numbers; a single number gives one observation."""
-    if isinstance(batch, dict):
-        return {key: take(value, rows) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        chosen = np.arange(len(batch))[rows]
-        return batch[chosen] if np.ndim(chosen) == 0 else [batch[at] for at in chosen]
-    return np.asarray(batch)[rows]
+
+    def chosen(part: Any) -> Any:
+        if not isinstance(part, (list, tuple)):
+            return np.asarray(part)[rows]
+        numbers = np.arange(len(part))[rows]
+        return [part[at] for at in numbers] if np.ndim(numbers) else part[numbers]
+
+    return _over_parts(chosen, batch)
 
 
 def join(batches: Sequence[Any]) -> Any:
     """Return batches of one layout as one, one after the other."""
-    first = batches[0]
-    if isinstance(first, dict):
-        return {key: join([batch[key] for batch in batches]) for key in first}
-    if isinstance(first, list):
-        return [item for batch in batches for item in batch]
-    return first if len(batches) == 1 else np.concatenate(batches)
+
+    def joined(*parts: Any) -> Any:
+        return list(chain(*parts)) if isinstance(parts[0], list) else np.concatenate(parts)
+
+    return batches[0] if len(batches) == 1 else _over_parts(joined, *batches)
 
 
 def with_rows(observation: Any) -> Any:
     """Return a batch of one observation."""
-    if isinstance(observation, dict):
-        return {key: with_rows(value) for key, value in observation.items()}
-    return [observation] if isinstance(observation, (str, bytes)) else np.asarray(observation)[None]
+    return _over_parts(lambda part: [part] if isinstance(part, (str, bytes)) else np.asarray(part)[None], observation)
 
 
 def row_count(batch: Any) -> set[int]:
     """Return the lengths of a batch's parts: exactly one where it is a batch."""
     if isinstance(batch, dict):
         return set().union(*(row_count(value) for value in batch.values()))
-    if isinstance(batch, np.ndarray):
-        return {batch.shape[0] if batch.ndim else -1}
-    return {len(batch) if isinstance(batch, (list, tuple)) else -1}
+    return {len(batch) if isinstance(batch, (list, tuple)) or np.ndim(batch) else -1}
 
 
 def layout(batch: Any) -> Any:

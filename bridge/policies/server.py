@@ -11,15 +11,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import numpy as np
 
 from bridge.errors import SettingError
-from bridge.policies.rows import from_map, join, layout, row_count, take, with_rows
+from bridge.keywords import check_counts
+from bridge.policies.rows import from_map, join, layout, row_count, with_rows
 from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
 from bridge.server.auth import Security
 from bridge.signals import sigterm_as_interrupt
@@ -42,10 +42,6 @@ class _FunctionError(Exception):
     """The function raised, or returned what are no actions."""
 
 
-class _StoppingError(Exception):
-    """The server stops. An answer in text would say that the function failed; who loses a connection tries again."""
-
-
 @dataclasses.dataclass
 class _Waiting:
     """A request that waits for the function."""
@@ -54,45 +50,95 @@ class _Waiting:
     rows: int
     layout: Any
     answer: Future[Any] = dataclasses.field(default_factory=Future)
+    """The actions, and how long the function took; cancelled where the server stops."""
 
 
 class PolicyServer:
-    """A policy at a port, as `serve_policy` starts it. A context manager that stops it."""
+    """A policy that is served in the background, for `RemotePolicy` and for clients of openpi.
+
+    A context manager, which stops it. `serve_policy` is another name for it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from bridge.policies import RemotePolicy, serve_policy
+        >>> with serve_policy(lambda observations: (observations[:, 0] > 0).astype(int)) as server:
+        ...     with RemotePolicy(server.url) as policy:
+        ...         print(policy(np.array([1.0, 2.0])))
+        1
+
+    Args:
+        function: Takes a batch of observations, `(rows, …)` or a dict of such, and returns `(rows, …)` actions.
+            `by_rows` makes one of a function of single observations.
+        host: The address to listen on.
+        port: The port; 0: any free one.
+        chunked: Whether the function returns chunks, `(rows, horizon, …)`.
+        max_batch: The most observations of one call.
+        max_wait: Seconds that a request waits for others to share a call with.
+        max_connections: How many clients there may be.
+        max_message_bytes: The largest request.
+        token: What clients have to show. Without one, a server beyond loopback makes one, `PolicyServer.token`, unless
+            `tls` holds a `client_ca`, which refuses strangers too.
+        token_file: A file that holds it.
+        tls: The server's certificate and key; with `client_ca`, clients need a certificate of that CA.
+        insecure: Beyond loopback, let anybody in.
+        metadata: What clients are told when they connect.
+
+    Raises:
+        SettingError: A keyword is out of its range, or the port is taken.
+    """
 
     def __init__(
         self,
         function: Callable[[Any], Any],
-        url: str,
-        token: Any,
-        metadata: Mapping[str, Any],
         *,
-        chunked: bool,
-        max_batch: int,
-        max_wait: float,
-        max_connections: int,
-        **listening: Any,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        chunked: bool = False,
+        max_batch: int = 64,
+        max_wait: float = 0.002,
+        max_connections: int = 64,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls: TLS | None = None,
+        insecure: bool = False,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._function, self._token, self._chunked = function, token, chunked
+        if not callable(function):
+            raise SettingError(f"expected a policy that takes a batch of observations, got a {type(function).__name__}")
+        check_counts(max_batch=max_batch, max_connections=max_connections, max_message_bytes=max_message_bytes)
+        if not 0 <= max_wait < math.inf:
+            raise SettingError(f"expected max_wait to be seconds, got {max_wait!r}")
+        security = Security.of(token, token_file, tls).for_host(host, insecure=insecure)
+        self._function, self._token, self._chunked = function, security.token, chunked
         self._max_batch, self._max_wait, self._max_connections = max_batch, max_wait, max_connections
-        self._metadata = pack({**metadata, MAX_BATCH: max_batch})
+        self._metadata = pack({**(metadata or {}), MAX_BATCH: max_batch})
         self._waiting: list[_Waiting] = []
         self._changed = threading.Condition()
         self._stopped = False
         self._connections: dict[ServerConnection, threading.Thread] = {}
         self.calls = 0
         """How often the function was called."""
-        self.url = url
+        try:
+            self._server = serve(
+                self._serve,
+                host,
+                port,
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                ssl=security.context(),
+                process_request=self._admit,
+                origins=[None],  # a page in a browser that visits another site must not reach a policy on this machine
+                compression=None,
+                close_timeout=_CLOSE_TIMEOUT,
+                max_size=max_message_bytes,
+                server_header=None,
+                logger=LOGGER,
+            )
+        except OSError as error:
+            raise SettingError(f"cannot listen on {host}:{port}: {error}; choose another port=") from None
+        at = f"[{host}]" if ":" in host else host
+        self.url = f"{'wss' if security.tls else 'ws'}://{at}:{self._server.socket.getsockname()[1]}"
         """The URL for `RemotePolicy`, without a token."""
-        self._server = serve(
-            self._serve,
-            process_request=self._admit,
-            origins=[None],  # a page in a browser that visits another site must not reach a policy on this machine
-            compression=None,
-            close_timeout=_CLOSE_TIMEOUT,
-            server_header=None,
-            logger=LOGGER,
-            **listening,
-        )
         self._threads = [
             threading.Thread(target=self._server.serve_forever, name="policy-accept", daemon=True),
             threading.Thread(target=self._work, name="policy-batches", daemon=True),
@@ -131,7 +177,7 @@ class PolicyServer:
     def __enter__(self) -> PolicyServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
@@ -151,7 +197,7 @@ class PolicyServer:
         """Answer the requests of one connection, one after the other."""
         try:
             if self._stopped:  # `stop` does not know of this one
-                raise _StoppingError
+                raise CancelledError
             connection.send(self._metadata)
             for data in connection:
                 began = time.perf_counter()
@@ -161,7 +207,8 @@ class PolicyServer:
                     connection.send(pack({ACTIONS: actions, "server_timing": spent}))
                 except (WireError, _FunctionError) as error:
                     connection.send(str(error))  # a text is an error on this wire; the connection goes on
-        except _StoppingError:
+        except CancelledError:
+            # A text would say that the function failed; who loses a connection tries again.
             connection.close(CloseCode.GOING_AWAY, "the server stops")
         except ConnectionClosed:
             pass
@@ -170,20 +217,19 @@ class PolicyServer:
                 del self._connections[connection]
 
     def _answer(self, data: Any) -> tuple[Any, float]:
-        message = unpack(data)
-        count = message.pop(BATCH, None)
+        batch = unpack(data)
+        count = batch.pop(BATCH, None)
         if count is None:
-            batch = {key: with_rows(value) for key, value in message.items()}
+            batch = with_rows(batch)
         elif type(count) is not int or not 1 <= count <= self._max_batch:
             raise WireError(f"expected {BATCH} to be 1 to max_batch={self._max_batch}, got {count!r:.40}")
-        else:
-            batch = message
-        if not batch or row_count(batch) != {count or 1}:
-            raise WireError(f"expected {count or 1} rows in every part of the observation, got {row_count(batch)}")
-        request = _Waiting(from_map(batch), count or 1, layout(batch))
+        rows = count or 1
+        if not batch or row_count(batch) != {rows}:
+            raise WireError(f"expected {rows} rows in every part of the observation, got {row_count(batch)}")
+        request = _Waiting(from_map(batch), rows, layout(batch))
         with self._changed:
             if self._stopped:
-                raise _StoppingError
+                raise CancelledError
             self._waiting.append(request)
             self._changed.notify_all()
         actions, seconds = request.answer.result()
@@ -202,29 +248,25 @@ class PolicyServer:
             self._changed.wait_for(
                 lambda: (
                     self._stopped
-                    or sum(one.rows for one in self._waiting) >= self._max_batch
+                    or _rows(self._waiting) >= self._max_batch
                     or len(self._waiting) >= len(self._connections)
                 ),
                 self._max_wait,
             )
-            if self._stopped:
-                for one in self._waiting:
-                    one.answer.set_exception(_StoppingError())
-                return []
             chosen: list[_Waiting] = []
-            rows = 0
-            for one in self._waiting:
-                if one.layout == self._waiting[0].layout and rows + one.rows <= self._max_batch:
+            for one in tuple(self._waiting):
+                if self._stopped:
+                    one.answer.cancel()
+                elif one.layout == self._waiting[0].layout and _rows([*chosen, one]) <= self._max_batch:
                     chosen.append(one)
-                    rows += one.rows
-            self._waiting = [one for one in self._waiting if not any(one is taken for taken in chosen)]
+            self._waiting = [one for one in self._waiting if all(one is not taken for taken in chosen)]
             return chosen
 
     def _run(self, requests: list[_Waiting]) -> None:
         """Answer requests by one call; where that fails, each by a call of its own: one may spoil it for the others."""
         began = time.perf_counter()
         try:
-            actions = self._call(join([one.batch for one in requests]), sum(one.rows for one in requests))
+            actions = self._call(join([one.batch for one in requests]), _rows(requests))
         except Exception as error:
             if len(requests) > 1:
                 for one in requests:
@@ -235,10 +277,8 @@ class PolicyServer:
                 error = _FunctionError(f"the policy raised {type(error).__name__}: {error}"[:500])
             requests[0].answer.set_exception(error)
             return
-        seconds, start = time.perf_counter() - began, 0
-        for one in requests:
-            own = take(actions, slice(start, start + one.rows))
-            start += one.rows
+        seconds = time.perf_counter() - began
+        for one, own in zip(requests, np.split(actions, np.cumsum([one.rows for one in requests])[:-1]), strict=True):
             if own.dtype.kind == "f" and not np.isfinite(own).all():
                 text = "the policy returned NaN or infinity for this observation; look for them in the observation"
                 one.answer.set_exception(_FunctionError(text))
@@ -257,84 +297,9 @@ class PolicyServer:
         return actions if self._chunked else actions[:, None]
 
 
-def serve_policy(
-    function: Callable[[Any], Any],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    chunked: bool = False,
-    max_batch: int = 64,
-    max_wait: float = 0.002,
-    max_connections: int = 64,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    token: TokenLike | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    tls: TLS | None = None,
-    insecure: bool = False,
-    metadata: Mapping[str, Any] | None = None,
-) -> PolicyServer:
-    """Serve a policy in the background, for `RemotePolicy` and for clients of openpi.
+def _rows(requests: Sequence[_Waiting]) -> int:
+    return sum(one.rows for one in requests)
 
-    Examples:
-        >>> import numpy as np
-        >>> from bridge.policies import RemotePolicy, serve_policy
-        >>> with serve_policy(lambda observations: (observations[:, 0] > 0).astype(int)) as server:
-        ...     with RemotePolicy(server.url) as policy:
-        ...         print(policy(np.array([1.0, 2.0])))
-        1
 
-    Args:
-        function: Takes a batch of observations, `(rows, …)` or a dict of such, and returns `(rows, …)` actions.
-            `by_rows` makes one of a function of single observations.
-        host: The address to listen on.
-        port: The port; 0: any free one.
-        chunked: Whether the function returns chunks, `(rows, horizon, …)`.
-        max_batch: The most observations of one call.
-        max_wait: Seconds that a request waits for others to share a call with.
-        max_connections: How many clients there may be.
-        max_message_bytes: The largest request.
-        token: What clients have to show. Without one, a server beyond loopback makes one, `PolicyServer.token`, unless
-            `tls` holds a `client_ca`, which refuses strangers too.
-        token_file: A file that holds it.
-        tls: The server's certificate and key; with `client_ca`, clients need a certificate of that CA.
-        insecure: Beyond loopback, let anybody in.
-        metadata: What clients are told when they connect.
-
-    Raises:
-        SettingError: A keyword is out of its range, or the port is taken.
-    """
-    if not callable(function):
-        raise SettingError(f"expected a policy that takes a batch of observations, got a {type(function).__name__}")
-    for name, value in (
-        ("max_batch", max_batch),
-        ("max_connections", max_connections),
-        ("max_message_bytes", max_message_bytes),
-    ):
-        if type(value) is not int or value < 1:
-            raise SettingError(f"expected {name} to be a positive integer, got {value!r}")
-    if not 0 <= max_wait < math.inf:
-        raise SettingError(f"expected max_wait to be seconds, got {max_wait!r}")
-    security = Security.of(token, token_file, tls).for_host(host, insecure=insecure)
-    context = security.context()
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise SettingError(f"cannot listen on {host}:{port}: {error}; choose another port=") from None
-    shown = f"[{host}]" if ":" in host else host
-    try:
-        return PolicyServer(
-            function,
-            f"{'ws' if context is None else 'wss'}://{shown}:{listener.getsockname()[1]}",
-            security.token,
-            metadata or {},
-            chunked=chunked,
-            max_batch=max_batch,
-            max_wait=max_wait,
-            max_connections=max_connections,
-            sock=listener,
-            ssl=context,
-            max_size=max_message_bytes,
-        )
-    except BaseException:
-        listener.close()
-        raise
+serve_policy = PolicyServer
+"""`PolicyServer`, by a name as the other functions that serve have."""

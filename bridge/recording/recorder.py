@@ -131,7 +131,21 @@ class Recorder(BatchWrapper):
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions, as the environment does."""
         given = list(iterate(self.env.action_space, actions))
-        result = self.env.step(actions)
+        return self._record(given, self.env.step(actions))
+
+    def step_async(self, actions: Any) -> None:
+        """Send the actions and return at once, as the environment does; `step_wait` returns the results."""
+        self._given = list(iterate(self.env.action_space, actions))
+        waiting: Any = self.env
+        waiting.step_async(actions)
+
+    def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Return what `step` returns, after `step_async`."""
+        waiting: Any = self.env
+        return self._record(self._given, waiting.step_wait())
+
+    def _record(self, given: list[Any], result: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Record a step, and return its results."""
         observations, rewards, terminations, truncations, infos = result
         finals = infos.get("final_obs") if self._same_step else None
         errors = infos.get("error", ())
@@ -155,7 +169,7 @@ class Recorder(BatchWrapper):
             slot.running = not (ended or error)
             if finals is not None and ended and observation is not None:
                 self._begin(index, observation)
-        return result
+        return observations, rewards, terminations, truncations, infos
 
     def _begin(self, index: int, observation: Any) -> None:
         """Record the first observation of an episode."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -178,4 +179,8 @@ class MessageSocket:
     def close(self) -> None:
         """Close the connection, where there is one."""
         self._connection = None
-        self._open.close()
+        if not sys.is_finalizing():  # else the connection's thread is frozen: closing would wait for it for ever
+            self._open.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -58,7 +58,7 @@ PRELOAD = (
 _libc = ctypes.CDLL(None, use_errno=True)
 
 Job = Callable[[], None]
-"""What a forked process does instead of what its parent does, from the bottom of the stack."""
+"""The function that a forked process runs at the bottom of the stack in place of its parent's."""
 
 
 def checked(status: int, what: str) -> None:

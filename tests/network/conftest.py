@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """What machines are forked from."""
+    """The process that machines are forked from."""
     made = Nursery()
     yield made
     made.close()

@@ -81,7 +81,7 @@ class Program:
 
     @property
     def output(self) -> str:
-        """What it has written so far, to its standard output and error."""
+        """Its standard output and error so far."""
         return self._log.read_text(errors="replace")
 
     def next(self, timeout: float = PATIENCE) -> Any:

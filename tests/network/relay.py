@@ -22,7 +22,7 @@ PACKET = 65536
 
 @dataclass(frozen=True)
 class Line:
-    """What one direction of a line does to packets.
+    """The delay, loss and rate of one direction of a line.
 
     Attributes:
         conditions: Delay, jitter, loss, duplicates and reordering.
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass
 class Counts:
-    """What a direction has done so far, in packets."""
+    """The packets of a direction so far."""
 
     carried: int = 0
     lost: int = 0

@@ -1,4 +1,4 @@
-"""What the peers do, in either version: environments, and plays that return all that they saw.
+"""Environments and plays for a peer of either version; a play returns all that it saw.
 
 Only names that docs/reference.md calls stable are used of `bridge`. A play of a remote environment and of a local one
 give the same, bit for bit.
@@ -81,7 +81,7 @@ def play_agents(env: Any, episodes: int = 3, seed: int = 3) -> list[Any]:
 
 
 def local_vector(function: Callable[[], gymnasium.Env[Any, Any]], num_envs: int) -> SyncVectorEnv:
-    """What slots and lanes are held against."""
+    """The local environments that slots and lanes are compared with."""
     return SyncVectorEnv([function] * num_envs)
 
 

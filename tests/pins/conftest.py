@@ -1,4 +1,4 @@
-"""What was played of which package, as a table at the end."""
+"""Writes a table of the packages and environments that were played."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Pinned:
     plays: tuple[Play, ...]
     """Empty: a trainer."""
     single: tuple[Play, ...] = ()
-    """What is played without lanes: Gymnasium's vector environments raise for infos whose arrays differ in shape."""
+    """Environments played without lanes: vector environments raise for infos whose arrays differ in shape."""
 
     @property
     def reason(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What was tried with which versions, as a table at the end."""
+"""Writes a table of the versions that were tried."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def table() -> list[str]:
-    """What was run, a row for each environment: versions, and the tests that passed."""
+    """Rows of the table, one for each environment: versions, and the tests that passed."""
     lines = ["| Python | library | NumPy | Protobuf | grpcio | played | tests |", "|---|---|---|---|---|---|---|"]
     for environment in ENVIRONMENTS:
         outcomes = results.get(environment.name, [])

@@ -1,4 +1,4 @@
-"""What old Pythons are tried with, and how they are installed: each in a folder of its own below `.venv-versions`.
+"""The packages that old Pythons are tried with, each installed in a folder of its own below `.venv-versions`.
 
     python -m tests.standalone.environments ~/.pyenv/versions/*/bin/python --only python3.7-gym-0.21.0
 
@@ -30,7 +30,7 @@ GYM_021 = ("gym==0.21.0", "importlib-metadata<5", "numpy<1.24")
 
 @dataclass(frozen=True)
 class Play:
-    """What is played: by the standalone server, and by hand beside it."""
+    """The environments that are played, by the standalone server and by hand beside it."""
 
     target: str
     """As the command line of the server names it."""
@@ -47,11 +47,11 @@ class Environment:
     python: str
     """The version of Python, as `3.8`."""
     packages: tuple[str, ...]
-    """What is installed beside grpcio."""
+    """The packages that are installed beside grpcio."""
     plays: tuple[Play, ...]
-    """What is played there."""
+    """The environments that are played there."""
     tools: tuple[str, ...] = ()
-    """What is installed before, and what packages are built with."""
+    """The packages that are installed first, with which others are built."""
     after: str = ""
     """Code that runs there once it is installed."""
 

@@ -117,7 +117,7 @@ class Witness(VectorWrapper[Any, Any, Any, Any, Any]):
 
 
 def mean_return(agent: Any, episodes: int = 20) -> float:
-    """What an agent reaches in local environments."""
+    """The return that an agent reaches in local environments."""
     total = 0.0
     torch.manual_seed(0)
     env = gymnasium.make("CartPole-v1")

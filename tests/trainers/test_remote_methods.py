@@ -1,4 +1,4 @@
-"""What trainers ask of an environment beside step and reset reaches the remote: rewards of goals, masks of actions."""
+"""Trainers' calls beside step and reset reach the remote: rewards of goals, masks of actions."""
 
 from __future__ import annotations
 

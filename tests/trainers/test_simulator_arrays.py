@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gives no final observation:Run
 
 
 def arrays(library: str) -> Any:
-    """What makes an array of a library of NumPy's."""
+    """The function that makes an array of a library from one of NumPy's."""
     if library == "torch":
         torch = pytest.importorskip("torch")
         return lambda value: torch.from_numpy(np.array(value))

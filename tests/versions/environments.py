@@ -33,9 +33,9 @@ class Environment:
     pins: tuple[str, ...]
     """Requirements beside `tests`."""
     before: tuple[str, ...] = ()
-    """What is installed first, by a call of pip of its own."""
+    """The packages that are installed first, by a call of pip of its own."""
     tests: tuple[str, ...] = TESTS
-    """What the tests need that are run there."""
+    """The packages that the tests need that are run there."""
 
     @property
     def interpreter(self) -> Path:

@@ -54,7 +54,7 @@ def serving(names: list[str], folder: Path) -> Iterator[list[Path]]:
 def differences(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, dict[str, str]]]:
-    """What a client of each environment found to differ, by the server's environment and the case."""
+    """The differences that a client of each environment found, by the server's environment and the case."""
     names = names_of(pytestconfig)
     with serving(names, tmp_path_factory.mktemp("cases")) as files:
         clients = {name: run(name, "compare", *files) for name in names}

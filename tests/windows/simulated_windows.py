@@ -89,7 +89,7 @@ SIGNALS = ("SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM")
 MOST_SELECTED = 512
 """Sockets that `select` takes there."""
 ENCODING = "cp1252"
-"""What text files, and what is printed into a pipe or file, are encoded in there unless told otherwise."""
+"""The default encoding of text files, pipes and redirected output on Windows."""
 PIPE_FLAGS = {"PYTHONIOENCODING": ENCODING, "PYTHONWARNDEFAULTENCODING": "1"}
 """Environment variables that a process needs from its start."""
 
