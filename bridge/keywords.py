@@ -49,7 +49,9 @@ def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
-def grouped(options: type | None = None, **groups: type) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def grouped(
+    options: type | None = None, others: Iterable[str] = (), /, **groups: type
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a function so that it says where the keyword is that somebody looks for.
 
     It also shortens tracebacks: of an error that explains itself, such as a refused connection, the caller sees their
@@ -58,6 +60,7 @@ def grouped(options: type | None = None, **groups: type) -> Callable[[Callable[_
     Args:
         options: The dataclass that the function makes of its `**keywords`; signature and docstring show the fields in
             their place. None: it has none of these.
+        others: Further keywords that are handed on to what has them.
         groups: The dataclasses that its keywords take, by keyword.
     """
     places = {
@@ -70,8 +73,9 @@ def grouped(options: type | None = None, **groups: type) -> Callable[[Callable[_
         signature = inspect.signature(function)
         if options is not None:
             signature = _with_fields(signature, options)
-            function.__doc__ = _with_texts(inspect.getdoc(function) or "", inspect.getdoc(options) or "")
+            function.__doc__ = _with_texts(inspect.getdoc(function) or "", options)
         known = signature.parameters
+        further = {*known, *others}
         takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         title = function.__qualname__.removesuffix(".__init__")
 
@@ -80,8 +84,8 @@ def grouped(options: type | None = None, **groups: type) -> Callable[[Callable[_
             for name in kwargs:
                 if name in places and name not in known:
                     raise TypeError(f"{title}() got an unexpected keyword argument {name!r}: give {places[name]}")
-                if name not in known and not takes_more:
-                    raise unknown_keyword(title, name, known)
+                if name not in further and not takes_more:
+                    raise unknown_keyword(title, name, further)
             try:
                 return function(*args, **kwargs)
             except _SELF_EXPLANATORY as error:
@@ -104,10 +108,11 @@ def _with_fields(signature: inspect.Signature, options: type) -> inspect.Signatu
     return signature.replace(parameters=[*own, *fields])
 
 
-def _with_texts(doc: str, of_options: str) -> str:
+def _with_texts(doc: str, options: type) -> str:
     """Return a docstring that says of a dataclass's fields what its own does, in the place of `keywords: …`."""
-    section = re.search(r"^Args:\n((?: .*\n|\n)*)", of_options + "\n", re.MULTILINE)
-    texts = section.group(1).rstrip() if section else ""
+    classes = [kind for kind in reversed(options.__mro__) if dataclasses.is_dataclass(kind)]
+    sections = [re.search(r"^Args:\n((?: .*\n|\n)*)", f"{inspect.getdoc(kind)}\n", re.MULTILINE) for kind in classes]
+    texts = "\n".join(section.group(1).rstrip() for section in sections if section)
     return re.sub(r"^    keywords: .*(?:\n        .*)*", lambda _: texts, doc, count=1, flags=re.MULTILINE)
 
 

@@ -427,6 +427,62 @@ def test_slots_leave_a_server_whose_environment_always_raises(tmp_path):
             server.stop()
 
 
+class Spoilable(CountingEnv):
+    """Its resets fail from the moment on that `spoilt` is set."""
+
+    spoilt = False
+
+    def reset(self, **keywords):
+        if type(self).spoilt:
+            raise RuntimeError("no such map")
+        return super().reset(**keywords)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("on_lost", ["wait", "continue"])
+def test_slots_of_a_list_leave_a_server_that_begins_to_fail(lanes, on_lost, monkeypatch, caplog):
+    servers = [serve_gym(make, num_envs=lanes) for make in (lambda: CountingEnv(5), lambda: Spoilable(5))]
+    urls = [server.url for server in servers]
+    envs = BlockingReset(make_vec_remote(urls, num_envs=4), on_lost=on_lost)
+    try:
+        envs.reset(seed=0)
+        monkeypatch.setattr(Spoilable, "spoilt", True)
+        deadline = time.monotonic() + DEADLINE
+        while urls[1] in envs.env.urls:
+            play(envs, 1)
+            assert time.monotonic() < deadline
+        while on_lost == "continue" and not envs.step(np.zeros(4, np.int64))[4]["valid"].all():
+            assert time.monotonic() < deadline
+        play(envs, 12)  # an episode and more
+        assert set(envs.env.urls) == {urls[0]}
+        reports = envs.env.remotes()
+        assert all(report.state == "running" for report in reports)
+        assert [bool(report.moves) for report in reports].count(True) == 2 // lanes
+        assert all(report.steps_asked == report.steps_received + report.steps_lost for report in reports)
+        assert len(caplog.records) <= 12, caplog.text
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()
+
+
+def test_slots_of_a_list_stay_where_no_other_server_has_their_environment(monkeypatch):
+    servers = [serve_gym(make) for make in (lambda length: CountingEnv(length), lambda length: Spoilable(length))]
+    urls = [f"{server.url}?kwargs.length={5 + index}" for index, server in enumerate(servers)]
+    envs = BlockingReset(make_vec_remote(urls))
+    try:
+        envs.reset(seed=0)
+        before = envs.env.urls
+        monkeypatch.setattr(Spoilable, "spoilt", True)
+        with pytest.raises(EnvironmentFailedError, match="no such map"):
+            play(envs, 40)
+        assert envs.env.urls == before
+    finally:
+        envs.close()
+        for server in servers:
+            server.stop()
+
+
 def test_an_environment_that_raises_on_every_server_ends_the_loop(tmp_path):
     servers = [serve_gym(Raises) for _ in range(2)]
     listed = tmp_path / "servers"

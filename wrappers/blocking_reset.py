@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 from bridge.gymnasium_versions import BatchWrapper
-from bridge.keywords import unknown_keyword
 
 from .transparent import Transparent
 
@@ -356,14 +354,7 @@ def block(make: Callable[[], RemoteVectorEnv], blocking_timeout: float | None = 
         make: Makes the environment.
         blocking_timeout: The `timeout` of `BlockingReset`.
         keywords: Its other ones.
-
-    Raises:
-        TypeError: There is no such keyword.
     """
-    known = inspect.signature(BlockingReset).parameters
-    for name in keywords:
-        if name in ("env", "timeout") or name not in known:
-            raise unknown_keyword("make_vec_remote", name, {**inspect.signature(make_vec_remote).parameters, **known})
     env = make()
     try:
         return BlockingReset(env, blocking_timeout, **keywords)

@@ -6,14 +6,12 @@ import functools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
-from bridge.client.options import (
-    RemoteOptions,
-)
+from bridge.client.options import EnvOptions
 from bridge.client.pool_owner import PoolOwner
 from bridge.client.slots.attributes import looked_up
 from bridge.client.slots.resets import reset_settings
@@ -35,9 +33,6 @@ from bridge.errors import (
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["RemoteEnv", "RolloutStep", "remote_metadata", "remote_spec"]
 
@@ -105,11 +100,13 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
     }
 
-    @grouped(tls=TLS)
+    @grouped(EnvOptions, tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
-        options = RemoteOptions(**keywords)
+        options = EnvOptions(**keywords)
+        if options.agent is not None and not isinstance(options.agent, str):
+            raise SettingError(f"expected agent to be the name of one agent, got {options.agent!r:.80}")
         self._own_pool(options.timeout, options.max_message_bytes, options.transport)
-        self._remote = self._pool.new_remote(options.request(url))
+        self._remote = self._pool.new_remote(options.request(url, options.agent))
         self._remotes = {"": self._remote}
         self._rollout: object | None = None
         self._connect()
@@ -167,11 +164,6 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def _await_step(self, purpose: str) -> Transition:
         message, reader = self._pool.wait(self._remote, StepAnswered, purpose)
         return reader.read(message, self._remote.now())
-
-    @property
-    def _running(self) -> bool:
-        """True if an episode runs."""
-        return self._remote.session.state is ClientState.RUNNING
 
     def _refuse_step(self) -> NoReturn:
         """Raise why `step` is not possible."""
@@ -284,7 +276,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                     return
                 with self._conflicts:
                     self._require_rollout(token)
-                    first = not self._running
+                    first = self._remote.session.state is not ClientState.RUNNING
                     transition = self._await_step("to a step")
                 yield RolloutStep(sent.popleft(), *transition, first)
         finally:

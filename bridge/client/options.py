@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from bridge.client.wire.connect import Transport, checked_transport
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import SettingError
-from bridge.keywords import unknown_keyword
+from bridge.transport.address import secret_url
 from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 
@@ -26,17 +25,17 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "TIMEOUT",
     "BlockingKeywords",
+    "EnvKeywords",
+    "EnvOptions",
     "OtherKeywords",
     "RemoteKeywords",
     "RemoteOptions",
-    "Role",
     "VectorKeywords",
-    "Wait",
+    "VectorOptions",
     "checked_timeout",
     "given_options",
     "is_openenv",
     "is_perlert",
-    "refuse_unknown_keywords",
 ]
 
 TIMEOUT = 60.0
@@ -52,6 +51,23 @@ Wait: TypeAlias = Literal["now", "next_frame"]
 """Says what a real-time world waits for before it answers."""
 
 
+class RemoteKeywords(TypedDict, total=False):
+    """The keywords that make `RemoteOptions`, for type checkers."""
+
+    env_kwargs: Mapping[str, Any] | None
+    render_mode: str | None
+    timeout: float
+    max_message_bytes: int
+    transport: Transport
+    token: TokenLike | None
+    token_file: str | os.PathLike[str] | None
+    tls: TLS | None
+    compression: Compression | None
+    wait: Wait | None
+    player: str | None
+    diagnostics: bool
+
+
 class OtherKeywords(TypedDict, total=False):
     """The keywords that only environments behind `perlert://` and `openenv://` URLs have."""
 
@@ -65,31 +81,23 @@ class OtherKeywords(TypedDict, total=False):
     observation_space: Space[Any] | None
 
 
-class RemoteKeywords(TypedDict, total=False):
-    """The keywords that make `RemoteOptions`, for type checkers."""
-
+class _WorldKeywords(RemoteKeywords, OtherKeywords, total=False):
     env_id: str | None
-    env_kwargs: Mapping[str, Any] | None
-    render_mode: str | None
-    timeout: float
-    max_message_bytes: int
-    transport: Transport
-    token: TokenLike | None
-    token_file: str | os.PathLike[str] | None
-    tls: TLS | None
-    compression: Compression | None
     env: Callable[..., Any] | None
     role: Role | None
-    wait: Wait | None
-    player: str | None
-    diagnostics: bool
 
 
-class VectorKeywords(RemoteKeywords, OtherKeywords, total=False):
+class EnvKeywords(_WorldKeywords, total=False):
+    """The keywords of `make_remote`, for type checkers."""
+
+    agent: str | None
+
+
+class VectorKeywords(_WorldKeywords, total=False):
     """The keywords of `make_vec_remote` beside `blocking`, for type checkers."""
 
-    num_envs: int | None
     agent: str | Sequence[str] | None
+    num_envs: int | None
     spares: str | Sequence[str]
     connect_timeout: float
 
@@ -104,46 +112,42 @@ class BlockingKeywords(VectorKeywords, total=False):
     step_timeout: float | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RemoteOptions:
-    """Which environment to ask a server for, and how to speak with it.
+    """How to make an environment at a server, and how to speak with it.
+
+    Args:
+        env_kwargs: Arguments of the environment's constructor.
+        render_mode: The render mode to make it with; frames come by `render()`.
+        timeout: Seconds to wait for any answer.
+        max_message_bytes: The largest request or answer, in bytes.
+        transport: `http2`, our own, which is faster; or `grpcio`, for proxies and servers that ours does not suit.
+        token: The token that the server expects; None: that of `token_file`, or else of the variable `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+        tls: Of `grpcs://` and `wss://`: the server's CA, `TLS(ca="ca.pem")`, and a certificate where it asks for one.
+        compression: `zstd` (extra `zstd`, at both ends) or `gzip`, for slow networks: the server compresses its
+            answers, without any loss.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
+            that used its actions.
+        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
+        diagnostics: In a real-time world: whether infos carry `latency`.
 
     Raises:
         SettingError: A value is not one of those that it can be.
     """
 
-    env_id: str | None = None
-    """The environment, where the server has several."""
     env_kwargs: Mapping[str, Any] | None = None
-    """Arguments of the environment's constructor."""
     render_mode: str | None = None
-    """The render mode to make it with."""
-    agent: str | None = None
-    """The agent to join as, in a world of several; None: the first that is free."""
     timeout: float = TIMEOUT
-    """Seconds to wait for any answer."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    """The largest request or answer, in bytes."""
     transport: Transport = "http2"
-    """`http2`, our own HTTP/2, which is faster; or `grpcio`, the library."""
     token: TokenLike | None = None
-    """The token that the server expects; None: that of `token_file`, or of the variable `BRIDGE_TOKEN`."""
     token_file: str | os.PathLike[str] | None = None
-    """A file that holds the token."""
     tls: TLS | None = None
-    """The CA of the server's certificate, and for a server that asks for one the client's own certificate."""
     compression: Compression | None = None
-    """The compression of the server's answers: `zstd`, `gzip`; None: none."""
-    env: Callable[..., Any] | None = None
-    """A function that makes the environment, sent to the server; `env_kwargs` are its arguments."""
-    role: Role | None = None
-    """In a real-time world: `player`, or `spectator`, whose actions and resets change nothing."""
     wait: Wait | None = None
-    """In a real-time world: `now`, or `next_frame`, for one decision a frame."""
     player: str | None = None
-    """Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`; None: `agent`."""
     diagnostics: bool = True
-    """In a real-time world: whether infos carry `latency` (U-11)."""
     credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
     """The credentials of `token`, `token_file` and `tls`."""
 
@@ -156,13 +160,25 @@ class RemoteOptions:
         for name in ("token", "token_file"):  # kept where it does not print
             object.__setattr__(self, name, None)
 
-    def request(self, url: str, agent: str | None = None, server_name: str | None = None) -> WorldRequest:
+    def request(
+        self,
+        url: str,
+        agent: str | None = None,
+        server_name: str | None = None,
+        *,
+        role: Role | None = None,
+        env_id: str | None = None,
+        env: Callable[..., Any] | None = None,
+    ) -> WorldRequest:
         """Return the request for a world at `url`.
 
         Args:
             url: Where.
-            agent: The agent to join as; None: that of these options.
+            agent: The agent to join as; None: the first that is free.
             server_name: The name in the server's certificate, where these options have none.
+            role: As of `EnvOptions`.
+            env_id: As of `EnvOptions`.
+            env: As of `EnvOptions`.
 
         Raises:
             AddressError: The URL cannot be read.
@@ -173,15 +189,15 @@ class RemoteOptions:
             credentials = dataclasses.replace(credentials, tls_server_name=server_name)
         return WorldRequest.of(
             url,
-            self.env_id,
+            env_id,
             self.render_mode,
             self.env_kwargs,
-            agent or self.agent,
-            {"role": self.role, "wait": self.wait, "player": self.player},
+            agent,
+            {"role": role, "wait": self.wait, "player": self.player},
             self.diagnostics,
             credentials=credentials,
             compression=self.compression,
-            env=self.env,
+            env=env,
         )
 
     def keywords(self) -> dict[str, Any]:
@@ -194,16 +210,63 @@ class RemoteOptions:
         return {**found, **self.credentials.keywords()}
 
 
-def given_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call that differ from their defaults."""
-    parameters = inspect.signature(function).parameters
-    return {key: value for key, value in options.items() if value is not parameters[key].default}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvOptions(RemoteOptions):
+    """Which environment to ask a server for.
+
+    Args:
+        env_id: The environment, where the server has several.
+        env: A function that makes the environment, with `env_kwargs`: sent to a server with `allow_env_factories=True`.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
+        agent: In a world of several agents, which of them to join as; None: the first that is free. For
+            `make_vec_remote` a list names one for each URL; with one URL and a list, there is a slot for each agent of
+            that list. The URLs name a world that exists, `?world=NAME`.
+    """
+
+    env_id: str | None = None
+    env: Callable[..., Any] | None = None
+    role: Role | None = None
+    agent: str | Sequence[str] | None = None
+
+    def request(
+        self, url: str, agent: str | None = None, server_name: str | None = None, **of_env: Any
+    ) -> WorldRequest:
+        """Return the request for a world at `url`, as `RemoteOptions` does, with this environment."""
+        of_env = {"role": self.role, "env_id": self.env_id, "env": self.env, **of_env}
+        return super().request(url, agent, server_name, **of_env)
 
 
-def refuse_unknown_keywords(function: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
-    """Raise TypeError, as Python does, where there are any."""
-    for name in keywords:
-        raise unknown_keyword(function.__name__, name, inspect.signature(function).parameters)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorOptions(EnvOptions):
+    """How many environments to ask for, and of whom.
+
+    Args:
+        num_envs: The number of slots; None: what the URLs give, a world each.
+        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
+            Where there are more `urls` than `num_envs`, those beyond are spares too.
+        connect_timeout: Seconds within which a server has to say anything when it is connected to. One that is silent
+            for longer is passed over where others can take its slots: those of a directory, or of a list of URLs those
+            with the same path and query. With nobody to take them, it is waited for until `timeout`.
+    """
+
+    num_envs: int | None = None
+    spares: str | Sequence[str] = ()
+    connect_timeout: float = CONNECT_TIMEOUT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_envs is not None and (type(self.num_envs) is not int or self.num_envs < 1):
+            raise SettingError(f"expected num_envs to be a positive integer, got {self.num_envs!r}")
+        object.__setattr__(self, "connect_timeout", checked_timeout(self.connect_timeout, "connect_timeout"))
+        if self.spares:
+            spares = [self.spares] if isinstance(self.spares, str) else self.spares
+            object.__setattr__(self, "spares", [secret_url(url) for url in spares])
+
+
+def given_options(options: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords that differ from the defaults of a dataclass of options, for what has fewer of them."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    return {key: value for key, value in keywords.items() if value is not defaults.get(key)}
 
 
 def is_perlert(url: Any) -> bool:

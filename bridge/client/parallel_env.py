@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.client.env import remote_metadata
-from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, RemoteOptions, Wait
+from bridge.client.options import RemoteKeywords, RemoteOptions
 from bridge.client.pool_owner import PoolOwner
 from bridge.client.slots.resets import reset_settings
-from bridge.client.wire.connect import Transport
 from bridge.client.world.events import Joined, StepAnswered
 from bridge.client.world.remote import Remote
 from bridge.client.world.step_reader import Transition
@@ -30,13 +28,15 @@ from bridge.errors import (
 from bridge.extras import install_command
 from bridge.keywords import grouped
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.compression import Compression
-from bridge.transport.credentials import TLS, TokenLike
+from bridge.transport.credentials import TLS
 
 try:
     from pettingzoo import ParallelEnv
 except ImportError as error:
     raise ImportError(f"a remote world of several agents needs PettingZoo: {install_command('pettingzoo')}") from error
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
 
@@ -66,7 +66,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     _maker: Remote | None = None
     """The one whose world it is, if one was made; None: none has joined since this process has the environment."""
 
-    @grouped(tls=TLS)
+    @grouped(RemoteOptions, tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
         self._started = False
@@ -245,43 +245,15 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         return f"<RemoteParallelEnv {self._url}>"
 
 
-@grouped(tls=TLS)
-def make_parallel_remote(
-    url: str,
-    *,
-    env_kwargs: Mapping[str, Any] | None = None,
-    render_mode: str | None = None,
-    timeout: float = TIMEOUT,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    transport: Transport = "http2",
-    token: TokenLike | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    tls: TLS | None = None,
-    compression: Compression | None = None,
-    wait: Wait | None = None,
-    player: str | None = None,
-    diagnostics: bool = True,
-) -> RemoteParallelEnv:
+@grouped(RemoteOptions, tls=TLS)
+def make_parallel_remote(url: str, **keywords: Unpack[RemoteKeywords]) -> RemoteParallelEnv:
     """Connect to a remote world of several agents as all of them.
 
     Args:
         url: `grpc://HOST:PORT`, or with `?world=NAME` for a world that exists.
-        env_kwargs: For the environment's constructor.
-        render_mode: The render mode to make it with.
-        timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to speak gRPC with: `http2` or `grpcio`, as for `make_remote`.
-        token: The token that the server expects; None: that of `token_file`, or else of the environment variable
-            `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
-        tls: For `grpcs://` and `wss://`: the CA of the server's certificate, as for `make_remote`.
-        compression: `zstd` or `gzip`, for slow networks, as for `make_remote`.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
-            that used its actions.
-        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
-        diagnostics: In a real-time world: whether infos carry `latency`.
+        keywords: Those of `bridge.client.options.RemoteOptions`, which the signature lists.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteParallelEnv`.
     """
-    return RemoteParallelEnv(**locals())
+    return RemoteParallelEnv(url, **keywords)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import Space
@@ -17,11 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.client.endpoints import Directory, DnsDirectory, EndpointWatch, as_directory
 from bridge.client.env import remote_metadata, remote_spec
-from bridge.client.options import (
-    CONNECT_TIMEOUT,
-    RemoteOptions,
-    checked_timeout,
-)
+from bridge.client.options import VectorOptions
 from bridge.client.slots.joining import join_directory, join_urls
 from bridge.client.slots.placement import Placement
 from bridge.client.slots.remote_record import RemoteReport
@@ -37,9 +33,6 @@ from bridge.errors import Code, RefusedError, SettingError
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv"]
 
@@ -74,12 +67,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     Args:
         urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for; or a
             directory, as for `make_vec_remote`. A world of N lanes fills N slots.
-        num_envs: The number of slots; None: what the URLs give, a world each.
-        agent: In worlds of several agents, which of them each URL is joined as, as for `make_vec_remote`.
-        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
-            Where there are more `urls` than `num_envs`, those beyond are spares too.
-        connect_timeout: Seconds within which a server has to say anything, as for `make_vec_remote`.
-        keywords: The others of `make_vec_remote`.
+        keywords: Those of `make_vec_remote`.
 
     Raises:
         AddressError: A URL cannot be read.
@@ -88,26 +76,17 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
     """
 
-    @grouped(tls=TLS)
-    def __init__(
-        self,
-        urls: str | Sequence[str] | Directory,
-        *,
-        num_envs: int | None = None,
-        agent: str | Sequence[str] | None = None,
-        spares: str | Sequence[str] = (),
-        connect_timeout: float = CONNECT_TIMEOUT,
-        **keywords: Any,
-    ) -> None:
-        options = RemoteOptions(**keywords)
+    @grouped(VectorOptions, tls=TLS)
+    def __init__(self, urls: str | Sequence[str] | Directory, **keywords: Any) -> None:
+        options = VectorOptions(**keywords)
+        num_envs = options.num_envs
         self.closed = False
         pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
-        pool.policy.connect_timeout = checked_timeout(connect_timeout, "connect_timeout")
+        pool.policy.connect_timeout = options.connect_timeout
         self._slots = Slots(pool)
         directory = as_directory(urls)
-        spares = [spares] if isinstance(spares, str) else list(spares)
-        standing_by = [options.request(url) for url in spares]
-        if directory is not None or spares:
+        standing_by = [options.request(url) for url in options.spares]
+        if directory is not None or standing_by:
             pool.enable_moves()
         if directory is not None:
             name = directory.server_name if isinstance(directory, DnsDirectory) else None
@@ -116,8 +95,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         else:
             if not isinstance(urls, str):
                 urls = [secret_url(url) for url in checked_urls(urls)]
-            requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), agent)]
-            if isinstance(num_envs, int) and 0 < num_envs < len(requests):
+            requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), options.agent)]
+            if num_envs is not None and num_envs < len(requests):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
                 pool.enable_moves()
             connect = partial(join_urls, pool, requests, num_envs)
@@ -135,13 +114,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode
         kept = secret_url(urls) if isinstance(urls, str) else urls
-        given = {"urls": kept, "num_envs": self.num_envs, **options.keywords()}
-        if agent is not None:
-            given["agent"] = agent if isinstance(agent, str) else list(agent)
-        if connect_timeout != CONNECT_TIMEOUT:
-            given["connect_timeout"] = connect_timeout
-        if spares:
-            given["spares"] = [secret_url(url) for url in spares]
+        given = {"urls": kept, **options.keywords(), "num_envs": self.num_envs}
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
@@ -166,7 +139,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         frame = inspect.currentframe()
         _refuse_batch_wrapper(frame.f_back if frame is not None else None)
-        with self._slots.turns.exclusive("reset"):
+        with self._slots.exclusive("reset"):
             self._slots.stepper.begin_reset(seed, options)
             # What comes from here on is given by the first step.
             return as_universe(self._slots.pool, self._slots.stepper.take_results())[::4]
@@ -196,23 +169,23 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
-        with self._slots.turns.exclusive("reset", begins="reset"):
+        with self._slots.exclusive("reset", begins="reset"):
             self._slots.stepper.begin_reset(seed, options, slot_options)
 
     def reset_wait(self) -> tuple[Any, dict[str, Any]]:
         """Return what has come since `reset_async`."""
-        with self._slots.turns.waiting("reset"):
+        with self._slots.waiting("reset"):
             self._slots.pool.drain()
             return as_universe(self._slots.pool, self._slots.stepper.take_results())[::4]
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
-        with self._slots.turns.exclusive("step", begins="step"):
+        with self._slots.exclusive("step", begins="step"):
             self._slots.stepper.begin_step(actions)
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
-        with self._slots.turns.waiting("step"):
+        with self._slots.waiting("step"):
             return as_universe(self._slots.pool, self._slots.stepper.finish_step())
 
     def wait_for_all(
@@ -241,13 +214,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteError: With `raise`, why a remote was lost.
             NothingPendingError: That call is not pending.
         """
-        with self._slots.turns.waiting(pending):
+        with self._slots.waiting(pending):
             seconds = self._slots.pool.timeout if timeout is None else timeout
             return self._slots.stepper.wait_for_all(seconds, same_step=same_step, on_lost=on_lost)
 
     def cancel(self) -> None:
         """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""
-        self._slots.turns.cancel()
+        self._slots.cancel()
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
@@ -273,7 +246,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
             ResetNeededError: `reset` was never called.
         """
-        with self._slots.turns.exclusive("send"):
+        with self._slots.exclusive("send"):
             self._slots.stepper.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
@@ -291,7 +264,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
             SettingError: Fewer answers are coming than `at_least`.
         """
-        with self._slots.turns.exclusive("recv"):
+        with self._slots.exclusive("recv"):
             return self._slots.stepper.recv(at_least)
 
     @property
@@ -312,7 +285,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def remotes(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
-        return remote_reports(self._slots.pool.everybody())
+        return remote_reports(self._slots.pool.policy.everybody())
 
     @property
     def timeout(self) -> float:
@@ -322,12 +295,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        return max((info.fps for info in self._slots.pool.infos() if info and info.fps), default=None)
+        infos = [member.remote.info for member in self._slots.pool.members]
+        return max((info.fps for info in infos if info and info.fps), default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        return tuple(info.server_version if info else None for info in self._slots.pool.infos())
+        infos = [member.remote.info for member in self._slots.pool.member_at]
+        return tuple(info.server_version if info else None for info in infos)
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
@@ -349,13 +324,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         if name == "render" and not args and not kwargs:
             return self.render()
-        with self._slots.turns.exclusive(f"call of {name}"):
+        with self._slots.exclusive(f"call of {name}"):
             self._slots.attributes.begin_call(name, args, kwargs)
             return self._slots.attributes.call_results()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
-        with self._slots.turns.exclusive("call", begins="call"):
+        with self._slots.exclusive("call", begins="call"):
             self._slots.attributes.begin_call(name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -370,7 +345,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Some have not answered; it names their URLs.
             NothingPendingError: There was no `call_async`.
         """
-        with self._slots.turns.waiting("call", ends=lambda: not self._slots.attributes.asking):
+        with self._slots.waiting("call", ends=lambda: not self._slots.attributes.asking):
             return self._slots.attributes.call_results(timeout)
 
     def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -380,7 +355,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             SettingError: A slot is out of range.
             RefusedError: As `call`; or the lanes of a world can only be called all together.
         """
-        with self._slots.turns.exclusive(f"call of {name}"):
+        with self._slots.exclusive(f"call of {name}"):
             return self._slots.attributes.call_at(slots, name, args, kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -402,24 +377,24 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         items = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(items) != self.num_envs:
             raise SettingError(f"expected {self.num_envs} values, one for each slot, got {len(items)}")
-        with self._slots.turns.exclusive(f"setting of {name}"):
+        with self._slots.exclusive(f"setting of {name}"):
             self._slots.attributes.set(name, items)
 
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
         before = self.get_attr(name) if self._slots.attributes.splits_worlds(slots) else (None,) * self.num_envs
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
-        with self._slots.turns.exclusive(f"setting of {name}"):
+        with self._slots.exclusive(f"setting of {name}"):
             self._slots.attributes.set(name, items, slots)
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
-        with self._slots.turns.exclusive("world.wrappers"):
+        with self._slots.exclusive("world.wrappers"):
             return self._slots.attributes.wrapper_classes()
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""
-        with self._slots.turns.exclusive(key):
+        with self._slots.exclusive(key):
             return [value for _, found in self._slots.attributes.read_property(key) for value in found]
 
     @property  # type: ignore[misc]
@@ -438,7 +413,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
-        with self._slots.turns.closing():
+        with self._slots.closing():
             self._slots.pool.close_all(2.0)
 
     def __del__(self) -> None:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from bridge.client.wire.poller import Flushable, Poller, PollerTimer, RegisteredConnection
+from bridge.client.wire.poller import Poller, PollerTimer, RegisteredConnection
 from bridge.server.event_loop import EventLoop
 from bridge.transport import keepalive
 from bridge.worlds.scheduling import Timer
@@ -43,7 +43,7 @@ class LoopPoller(Poller[Any]):
     def remove_poster(self) -> None:
         """Do nothing."""
 
-    def defers(self, connection: Flushable) -> bool:
+    def defers(self, connection: RegisteredConnection) -> bool:
         """Send what a connection has as far as its socket takes it: the event loop waits for no server."""
         connection.flush()
         return True

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from bridge.client.realtime.latency import Latency
-from bridge.client.wire.connect import AnyCall, connect
-from bridge.client.wire.poller import Poller
-from bridge.client.world.world_request import WorldRequest
+from bridge.client.wire.connect import AnyCall
+from bridge.client.wire.connection import Deliver
 from bridge.encoding.tensors import Array, pack_tensor, unpack_tensor
 from bridge.errors import RefusedError, RemoteError, TensorError
 from bridge.forks import leak
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["ActingStream", "Place"]
+__all__ = ["ActingStream"]
 
 # Steps whose answers have not come; of the actions beyond, the newest alone is sent.
 _MOST_OUTSTANDING = 64
@@ -29,28 +26,12 @@ _PAUSE = 1.0
 _TIMING = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where actions go to."""
-
-    request: WorldRequest
-    """How the world was joined."""
-    world: str
-    """Its name."""
-    seat: str
-    """The key of the agent that acts."""
-    transport: str
-    """The way to connect."""
-    max_message_bytes: int
-    """The largest request or answer."""
-
-
 class ActingStream:
     """Sends actions, and measures round trips.
 
     Args:
-        place: Where to.
-        poller: Looks after the socket.
+        connect: Opens a connection whose answers go to a function.
+        join: The request that joins the world, serialized, with the key of the agent that acts.
         deliver: Called with what comes; puts into the poller what leads to `receive`.
         now: Tells the time, seconds.
         latency: Gets the times of each Step.
@@ -59,15 +40,14 @@ class ActingStream:
 
     def __init__(
         self,
-        place: Place,
-        poller: Poller[Any],
-        deliver: Callable[[bytes | bytearray | RemoteError], None],
+        connect: Callable[[Deliver], AnyCall],
+        join: bytes,
+        deliver: Deliver,
         now: Callable[[], float],
         latency: Latency,
         note: Callable[[float], None],
     ) -> None:
-        self._place = place
-        self._poller = poller
+        self._connect, self._join = connect, join
         self._now = now
         self._latency = latency
         self._note = note
@@ -81,7 +61,7 @@ class ActingStream:
 
     def open(self) -> None:
         """Connect, and join."""
-        place, arrivals = self._place, deque[float]()
+        arrivals = deque[float]()
         self._arrivals, self._sent, self._episode_uid, self._waiting = arrivals, deque(), 0, None
         self._retry_at = self._now() + _PAUSE
 
@@ -89,9 +69,8 @@ class ActingStream:
             arrivals.append(self._now())
             self._deliver(what)
 
-        self._call = connect(place.request.address, self._poller, deliver, place.max_message_bytes, place.transport)
-        join = pb.JoinWorldRequest(world_name=place.world, settings={"seat": pack_tensor(place.seat)})
-        self._send(pb.EnvironmentRequest(join_world=join).SerializeToString())
+        self._call = self._connect(deliver)
+        self._send(self._join)
 
     def _send(self, data: bytes) -> None:
         if self._call is not None:

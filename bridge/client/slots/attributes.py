@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -35,10 +35,10 @@ class _Question:
     """Requests for a property or a call that are outstanding."""
 
     purpose: str
-    missing: dict[int, Member]
-    """Those that have not answered, by their first slot."""
-    answers: dict[int, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
-    """The answers, by the first slot."""
+    missing: dict[Member, None]
+    """Those that have not answered."""
+    answers: dict[Member, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
+    """The answers."""
     failure: RemoteError | None = None
     """The first refusal, or loss."""
 
@@ -63,10 +63,10 @@ class SlotAttributes:
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Sequence[int] | None = None
     ) -> None:
         """Ask for a call of a method in some slots, or in all; `call_results` waits for the results."""
-        lanes = self._lanes_of(range(self._pool.num_envs) if slots is None else slots)
+        lanes = self._lanes_of(slots)
 
         def send(member: Member) -> None:
-            chosen = lanes[member.start]
+            chosen = lanes[member]
             member.remote.call(name, args, kwargs, () if len(chosen) == member.lanes else chosen)
 
         self._ask(f"call of {name}", lanes, send)
@@ -85,8 +85,7 @@ class SlotAttributes:
         found: dict[int, Any] = {}
         for member, message in self._replies():
             results = call_results(message, member.remote.url)
-            for lane, result in zip(lanes[member.start], results, strict=True):
-                found[member.start + lane] = result
+            found.update(zip((member.start + lane for lane in lanes[member]), results, strict=True))
         return tuple(found[slot] for slot in slots)
 
     def set(self, name: str, items: Sequence[Any], slots: Sequence[int] | None = None) -> None:
@@ -97,22 +96,20 @@ class SlotAttributes:
             items: A value for every slot.
             slots: Slots of the worlds to set; all lanes of a world are set together.
         """
-        lanes = self._lanes_of(range(self._pool.num_envs) if slots is None else slots)
 
         def send(member: Member) -> None:
             member.remote.write_property(f"world.attributes.{name}", list(items[member.slots]))
 
-        self._ask(f"setting of {name}", lanes, send)
+        self._ask(f"setting of {name}", self._lanes_of(slots), send)
         self._replies()
 
     def splits_worlds(self, slots: Sequence[int]) -> bool:
         """Tell whether some slots are not all the lanes of their worlds."""
-        lanes = self._lanes_of(slots)
-        return any(len(lanes[member.start]) < member.lanes for member in self._pool.members if member.start in lanes)
+        return any(len(lanes) < member.lanes for member, lanes in self._lanes_of(slots).items())
 
     def read_property(self, key: str) -> list[tuple[Member, Any]]:
         """Read a property of every world; return each world's value."""
-        self._ask(key, self._lanes_of(range(self._pool.num_envs)), lambda member: member.remote.read_property(key))
+        self._ask(key, self._pool.members, lambda member: member.remote.read_property(key))
         return [(member, property_value(message, member.remote.url, True)) for member, message in self._replies()]
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
@@ -123,11 +120,9 @@ class SlotAttributes:
             return ([],) * self._pool.num_envs
         return tuple(found for member, found in names for _ in range(member.lanes))
 
-    def _ask(self, purpose: str, lanes: Mapping[int, list[int]], send: Callable[[Member], None]) -> None:
-        """Send a request to each world of `lanes`; `_replies` waits for what they answer."""
-        pool = self._pool
-        pool.drain()
-        members = [member for member in pool.members if member.start in lanes]
+    def _ask(self, purpose: str, members: Collection[Member], send: Callable[[Member], None]) -> None:
+        """Send a request to each of some worlds; `_replies` waits for what they answer."""
+        self._pool.drain()
         for member in members:
             if not member.remote.connected or member.phase in CONNECTING:
                 raise ConnectionLostError(
@@ -135,7 +130,7 @@ class SlotAttributes:
                 )
         for member in members:
             send(member)
-        self._question = _Question(purpose, {member.start: member for member in members})
+        self._question = _Question(purpose, dict.fromkeys(members))
 
     def _replies(self, timeout: float | None = None) -> list[tuple[Member, pb.EnvironmentResponse]]:
         """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
@@ -149,20 +144,22 @@ class SlotAttributes:
             if source is None:
                 raise self._late(question, timeout)
             if isinstance(event, Replied):
-                if missing.pop(source.start, None) is not None:
-                    question.answers[source.start] = event.message
+                if source in missing:
+                    del missing[source]
+                    question.answers[source] = event.message
                 question.failure = question.failure or event.error
             elif event is not None:
                 pool.handle(event, source)
-                if isinstance(event, Lost) and missing.pop(source.start, None) is not None:
+                if isinstance(event, Lost) and source in missing:
+                    del missing[source]
                     question.failure = question.failure or event.error
         self._question = None
         if question.failure is not None:
             raise question.failure
-        return [(member, question.answers[member.start]) for member in pool.members if member.start in question.answers]
+        return [(member, question.answers[member]) for member in pool.members if member in question.answers]
 
     def _late(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
-        late = list(question.missing.values())
+        late = list(question.missing)
         urls = ", ".join(member.remote.url for member in late)
         if timeout is not None:
             return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
@@ -175,22 +172,20 @@ class SlotAttributes:
     def abandon(self) -> None:
         """Drop the answers that are still to come."""
         if self._question is not None:
-            for member in self._question.missing.values():
+            for member in self._question.missing:
                 member.remote.session.abandon_questions()
             self._question = None
 
-    def _lanes_of(self, slots: Sequence[int]) -> dict[int, list[int]]:
-        """Return the lanes of each member, by its first slot, that are among some slots."""
+    def _lanes_of(self, slots: Iterable[int] | None) -> dict[Member, list[int]]:
+        """Return the lanes of each member that are among some slots; None: all are."""
         pool = self._pool
-        for slot in slots:
+        lanes: dict[Member, list[int]] = {}
+        for slot in sorted(set(range(pool.num_envs) if slots is None else slots)):
             if not 0 <= slot < pool.num_envs:
                 raise SettingError(f"expected slots from 0 to {pool.num_envs - 1}, got {slot!r}")
-        chosen = set(slots)
-        lanes = {
-            member.start: [lane for lane in range(member.lanes) if member.start + lane in chosen]
-            for member in pool.members
-        }
-        return {start: found for start, found in lanes.items() if found}
+            member = pool.member_at[slot]
+            lanes.setdefault(member, []).append(slot - member.start)
+        return lanes
 
 
 def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:

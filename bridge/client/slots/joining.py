@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from bridge.client.endpoints import Endpoint
 from bridge.client.slots.placement import Load, Placement
@@ -34,15 +33,14 @@ def join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int 
         SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
         RemoteError: One cannot be joined.
     """
-    _check_number(num_envs)
     places = {(request.address.scheme, request.address.target) for request in requests}
     pool.shared = len(places) < max(len(requests), num_envs or 0)
-    _UrlJoin(pool, requests).run()
+    _Join(pool, requests).run()
     if num_envs is None:
         return
     have = pool.num_envs
     if have < num_envs and (num_envs - have) % have == 0:
-        _UrlJoin(pool, list(requests) * ((num_envs - have) // have)).run()
+        _Join(pool, list(requests) * ((num_envs - have) // have)).run()
     elif have != num_envs:
         lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members)
         raise SettingError(
@@ -52,17 +50,19 @@ def join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int 
 
 
 class _Join:
-    """Joins worlds, and tells a person at a terminal, and more seldom the log, what is waited for.
+    """Joins a world for each request, and tells a person at a terminal, and more seldom the log, what is waited for.
 
     Args:
         pool: Gets them.
-        wanted: The number of worlds.
+        requests: The worlds.
     """
 
-    def __init__(self, pool: VectorPool, wanted: int) -> None:
-        self._pool, self._wanted = pool, wanted
-        self._missing: dict[Member, None] = {}
+    def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
+        self._pool = pool
+        self._missing = dict.fromkeys([pool.add_member(request) for request in requests])
         """Those that are being connected."""
+        self._wanted = len(pool.members)
+        """The number of worlds."""
 
     def run(self) -> None:
         """Join them, and give them their slots."""
@@ -113,39 +113,12 @@ class _Join:
         raise event.error
 
     def _on_silent(self, member: Member) -> None:
-        """Do something about a server that has not said anything for long."""
-
-
-class _UrlJoin(_Join):
-    """Joins a world for each request.
-
-    Args:
-        pool: Gets them.
-        requests: The worlds.
-    """
-
-    def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
-        super().__init__(pool, len(pool.members) + len(requests))
-        self._missing.update(dict.fromkeys([pool.add_member(request) for request in requests]))
-
-    def _on_silent(self, member: Member) -> None:
         """Join a world of a server that answers in place of a silent one, where their URLs ask for the same."""
-        pool, wanted = self._pool, _what(member.remote.request)
-        known = [other.remote.request for other in pool.members if other not in self._missing]
-        same = [request for request in known if wanted is not None and _what(request) == wanted]
-        if not same:
-            return
-        load = Counter(request.address.url for request in known)
-        request = min(same, key=lambda request: load[request.address.url])
-        text = "%s has not said anything within %g s: %s stands in for it"
-        _log.warning(text, member.remote.url, pool.policy.connect_timeout, request.address.url)
-        pool.connect_instead(member, request)
-
-
-def _what(request: WorldRequest) -> Any:
-    """Return what a request asks for, wherever that is; None: a world that is there already, which is one place."""
-    address = request.address
-    return None if address.world is not None else (request.env_id, address.settings, request.agent)
+        request = self._pool.policy.stand_in(member)
+        if request is not None:
+            text = "%s has not said anything within %g s: %s stands in for it"
+            _log.warning(text, member.remote.url, self._pool.policy.connect_timeout, request.address.url)
+            self._pool.connect_instead(member, request)
 
 
 def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None) -> None:
@@ -160,7 +133,6 @@ def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None)
         SettingError: The endpoints have too little room, or `num_envs` is no multiple of a world's lanes.
         RemoteError: No endpoint can be joined.
     """
-    _check_number(num_envs)
     pool.policy.placement = placement
     count = len(placement.watch.wait(time.monotonic(), pool.timeout))
     if num_envs is not None:
@@ -170,7 +142,7 @@ def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None)
 
 
 class _DirectoryJoin(_Join):
-    """Joins worlds until there are enough: those of endpoints that are dead, full or silent are had elsewhere.
+    """Joins worlds of a directory until there are enough; in place of those that are dead, full or silent, others.
 
     Args:
         pool: Gets them.
@@ -180,7 +152,8 @@ class _DirectoryJoin(_Join):
     """
 
     def __init__(self, pool: VectorPool, placement: Placement, num_envs: int | None, count: int) -> None:
-        super().__init__(pool, num_envs or count)
+        super().__init__(pool, ())
+        self._wanted = num_envs or count
         self._placement = placement
         self._num_envs, self._count = num_envs, count
         self._lanes = 0  # of a world; 0: not known
@@ -243,8 +216,3 @@ class _DirectoryJoin(_Join):
         del self._missing[member]
         self._pool.lose(member, event)
         self._pool.drop(member)
-
-
-def _check_number(num_envs: Any) -> None:
-    if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
-        raise SettingError(f"expected num_envs to be a positive integer, got {num_envs!r}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -18,6 +19,7 @@ from bridge.client.slots.endpoint import EndpointEvent, event_of
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
 from bridge.client.world.session import ENDED_CODES
+from bridge.client.world.world_request import WorldRequest
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError, shown_url
 from bridge.logs import SafeLog
 
@@ -25,6 +27,7 @@ __all__ = [
     "AddSpare",
     "Begin",
     "Connect",
+    "ConnectInstead",
     "Decision",
     "Disconnect",
     "DropSpare",
@@ -52,6 +55,13 @@ class Connect(NamedTuple):
     member: Member
     endpoint: Endpoint | None
     """Where; None: at its own URL."""
+
+
+class ConnectInstead(NamedTuple):
+    """Leave the server of a world, and connect it where another world of its kind is."""
+
+    member: Member
+    request: WorldRequest
 
 
 class AddSpare(NamedTuple):
@@ -94,7 +104,7 @@ class GiveUp(NamedTuple):
     member: Member
 
 
-Decision: TypeAlias = Connect | AddSpare | DropSpare | Disconnect | TakeOver | Begin | GiveUp
+Decision: TypeAlias = Connect | ConnectInstead | AddSpare | DropSpare | Disconnect | TakeOver | Begin | GiveUp
 
 
 @dataclasses.dataclass
@@ -161,8 +171,12 @@ class SlotPolicy:
             if isinstance(error, EnvironmentFailedError):
                 if not member.fails_every_reset:
                     continue
-                if self.placement is not None and self.placement.any_well(member.kind):
-                    continue  # its next reset is elsewhere
+                if self.placement is None:
+                    elsewhere = self.stand_in(member) is not None
+                else:
+                    elsewhere = self.placement.any_well(member.kind)
+                if elsewhere:
+                    continue  # its next reset is there
             member.error, member.refusal, member.failures, member.settings = None, None, 0, None
             return error
         return None
@@ -193,7 +207,7 @@ class SlotPolicy:
                     yield Begin(member, True)
             elif phase is SlotPhase.IDLE:
                 if now >= member.retry_at:
-                    yield Begin(member, False)
+                    yield from self._begin(member)
             elif phase in WAITING and self._is_late(member, now):
                 yield GiveUp(member)
         for spare in tuple(self.spares):
@@ -203,6 +217,29 @@ class SlotPolicy:
                 yield from self._connect(spare, now)
             elif spare.phase in CONNECTING and self._is_late(spare, now):
                 yield GiveUp(spare)
+
+    def _begin(self, member: Member) -> Iterator[Decision]:
+        """Ask for the next episode of a world; of a list of URLs elsewhere if its environment always fails."""
+        request = self.stand_in(member) if self.placement is None and member.fails_every_reset else None
+        if request is None:
+            yield Begin(member, False)
+        else:
+            member.remote.record.moves += 1
+            why = str(member.refusal).partition("\n")[0]
+            _log.warning("%s leaves %s, where every reset fails: %s", member.title, member.remote.url, why)
+            yield ConnectInstead(member, request)
+
+    def stand_in(self, member: Member) -> WorldRequest | None:
+        """Return the request of a world at another URL that is well, and of the same kind; None: there is none.
+
+        Of a list of URLs only those with the same path, query and agent stand in for each other.
+        """
+        mine = member.remote.request
+        others = [other.remote.request for other in self.members if _is_joined(other) and not other.failures]
+        load = Counter(request.address.url for request in others)
+        same = (request for request in others if mine.kind is not None and request.kind == mine.kind)
+        elsewhere = (request for request in same if request.address.url != mine.address.url)
+        return min(elsewhere, key=lambda request: load[request.address.url], default=None)
 
     def _is_late(self, member: Member, now: float) -> bool:
         """Tell whether an answer is late: a server that is silent is waited for less where there are others."""
@@ -243,10 +280,6 @@ class SlotPolicy:
 
     # Moves
 
-    def _only_fails(self, member: Member) -> bool:
-        """Tell whether the environment of a world always fails, on a server that does not drain."""
-        return member.fails_every_reset and not self.is_leaving(member)
-
     def is_leaving(self, member: Member) -> bool:
         """Tell whether a world is on a server that drains."""
         placement = self.placement
@@ -269,7 +302,8 @@ class SlotPolicy:
         if leaving:
             placement.watch.poll(now, soon=True)
         # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
-        leaving += [member for member in self.members if _is_joined(member) and self._only_fails(member)]
+        joined = [member for member in self.members if _is_joined(member) and not self.is_leaving(member)]
+        leaving += [member for member in joined if member.fails_every_reset]
         if leaving:
             load = Load(self.everybody())
             for member in leaving[len(self.spares) :]:

@@ -11,17 +11,6 @@ from typing import Any
 
 __all__ = ["BREAKER_LOSSES", "BREAKER_REST", "BREAKER_WINDOW", "COUNTS", "RemoteRecord", "RemoteReport"]
 
-COUNTS = (
-    "moves",
-    "losses",
-    "returns",
-    "episodes_lost",
-    "episodes_moved",
-    "steps_asked",
-    "steps_received",
-    "steps_lost",
-)
-"""The counters of a remote; `RemoteReport` says what each of them counts."""
 BREAKER_LOSSES = 5
 """Losses of a connection that had been made, within `BREAKER_WINDOW`, after which a remote is left alone."""
 BREAKER_WINDOW = 60.0
@@ -68,14 +57,14 @@ class RemoteReport:
 class RemoteRecord:
     """The counters of one remote, and its circuit breaker."""
 
+    moves: int = 0
     losses: int = 0
     returns: int = 0
     episodes_lost: int = 0
+    episodes_moved: int = 0
     steps_asked: int = 0
     steps_received: int = 0
     steps_lost: int = 0
-    moves: int = 0
-    episodes_moved: int = 0
     reason: str | None = None
     away_since: float | None = None
     rests_until: float = 0.0
@@ -120,3 +109,7 @@ class RemoteRecord:
         state = "resting" if state == "lost" and now < self.rests_until else state
         counts: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
         return RemoteReport(url, slots, state, away, self.reason, seconds_away=self._past + (away or 0.0), **counts)
+
+
+COUNTS = tuple(field.name for field in dataclasses.fields(RemoteRecord) if field.type == "int")
+"""The counters of a remote; `RemoteReport` says what each of them counts."""

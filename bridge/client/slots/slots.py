@@ -1,15 +1,17 @@
-"""The parts behind the slots of a vector environment, and their life in a copy and in a forked process."""
+"""The parts behind the slots of a vector environment, their life in a copy, and the order of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bridge.client.conflict import ConflictDetector
 from bridge.client.slots.attributes import SlotAttributes
 from bridge.client.slots.stepper import Stepper
-from bridge.client.slots.turns import Turns
 from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.errors import AlreadyPendingError, ClosedError, NothingPendingError, RemoteTimeoutError
 from bridge.forks import forget_in_child
 
 __all__ = ["Slots"]
@@ -37,8 +39,13 @@ class Slots:
         """Have no call pending."""
         self.attributes = SlotAttributes(self.pool)
         """Calls methods, and reads and sets attributes."""
-        self.turns = Turns(self.pool.turn, self.attributes.abandon, closed=closed)
-        """Which call runs, and which is pending."""
+        self.closed = closed
+        """True if the environment is closed."""
+        self._conflicts = ConflictDetector("vector environment", self.pool.turn)
+        self._pending: str | None = None
+        """The asynchronous call that is pending."""
+        self._timed_out = False
+        """True if it timed out, so that it may be given up."""
 
     def join(self, connect: Callable[[], None], standing_by: Sequence[WorldRequest]) -> WorldInfo:
         """Join the worlds, and return what is known of them.
@@ -59,7 +66,7 @@ class Slots:
         return self.pool.world_info()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"pool": self.pool, "stepper": self.stepper, "closed": self.turns.closed}
+        return {"pool": self.pool, "stepper": self.stepper, "closed": self.closed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.pool, self.stepper = state["pool"], state["stepper"]
@@ -72,4 +79,69 @@ class Slots:
         self.pool.after_fork()
         if "stepper" in self.__dict__:
             self.stepper.begin_anew()
-        self._begin_anew(closed=self.turns.closed)
+        self._begin_anew(closed=self.closed)
+
+    # The order of calls: one at a time, and asynchronous ones in pairs
+
+    @contextlib.contextmanager
+    def exclusive(self, call: str, begins: str | None = None) -> Iterator[None]:
+        """Run a call that follows no asynchronous one, in a `with` block.
+
+        Args:
+            call: The method's name, for errors.
+            begins: The asynchronous call that is pending once the block is left without an error.
+
+        Raises:
+            ConcurrentUseError: Another thread is in a call.
+            ClosedError: The environment is closed.
+            AlreadyPendingError: An asynchronous call is pending. After a timeout `reset` gives up any, and every call
+                gives up a pending `call`.
+        """
+        with self._conflicts:
+            if self.closed:
+                raise ClosedError(f"{call} on a closed vector environment; make a new one")
+            if self._pending is not None:
+                if not self._timed_out or (call != "reset" and self._pending != "call"):
+                    remedy = f"call {self._pending}_wait" + (" again, or reset" if self._timed_out else " first")
+                    raise AlreadyPendingError(f"{call} while a {self._pending} is pending; {remedy}", self._pending)
+                self.attributes.abandon()
+                self._pending, self._timed_out = None, False
+            yield
+            self._pending = begins
+
+    @contextlib.contextmanager
+    def waiting(self, pending: str, *, ends: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Run the wait for an asynchronous call in a `with` block; after a timeout it stays pending, and can go on.
+
+        Args:
+            pending: The asynchronous call.
+            ends: Whether the call is over in spite of a timeout; None: it never is.
+
+        Raises:
+            ConcurrentUseError, ClosedError: As `exclusive`.
+            NothingPendingError: No such call is pending.
+        """
+        with self._conflicts:
+            if self.closed:
+                raise ClosedError(f"{pending}_wait on a closed vector environment; make a new one")
+            if self._pending != pending:
+                raise NothingPendingError(f"expected {pending}_async before {pending}_wait", pending)
+            over = True
+            try:
+                yield
+            except RemoteTimeoutError:
+                over = ends is not None and ends()
+                raise
+            finally:
+                self._pending, self._timed_out = None if over else pending, not over
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Run `close` in a `with` block, after which no other call may come."""
+        with self._conflicts:
+            self.closed, self._pending = True, None
+            yield
+
+    def cancel(self) -> None:
+        """Let a `reset` give up what is pending, without a wait for it."""
+        self._timed_out = self._pending is not None

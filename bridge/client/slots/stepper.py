@@ -90,12 +90,12 @@ class Stepper:
         plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
         for member in self.pool.members:
             chosen = None if mask is None or not self.pool.started else mask[member.slots]
+            if member.phase is SlotPhase.STEPPING and chosen is not None and not chosen.all():
+                raise AlreadyPendingError(
+                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its slots too",
+                    "step",
+                )
             if chosen is not None and not chosen.any():
-                if member.phase is SlotPhase.STEPPING:
-                    raise AlreadyPendingError(
-                        f"{member.remote.url} still owes the answer to a step that timed out; reset its slots too",
-                        "step",
-                    )
                 continue
             part = seeds[member.slots]
             own = dict(slot_options[member.start]) if slot_options is not None else {}
@@ -105,10 +105,6 @@ class Stepper:
                     f"by one call, got {list(slot_options[member.slots])}"
                 )
             lane_mask = None if member.single or chosen is None or chosen.all() else chosen
-            if member.phase is SlotPhase.STEPPING and lane_mask is not None:
-                raise AlreadyPendingError(
-                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its lanes", "step"
-                )
             options_here = member.remote.options({**given, **own} if options is not None or own else None)
             plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
         for member, settings in plans:

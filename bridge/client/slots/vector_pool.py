@@ -7,21 +7,34 @@ keepalive thread that all pools of the process share drives them in between, and
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from bridge.client.endpoints import kind_of
 from bridge.client.slots.endpoint import EndpointEvent
-from bridge.client.slots.members import MemberPool
-from bridge.client.slots.policy import AddSpare, Begin, Connect, Decision, Disconnect, DropSpare, GiveUp, TakeOver
+from bridge.client.slots.policy import (
+    AddSpare,
+    Begin,
+    Connect,
+    ConnectInstead,
+    Decision,
+    Disconnect,
+    DropSpare,
+    GiveUp,
+    SlotPolicy,
+    TakeOver,
+)
+from bridge.client.slots.pool import Pool
 from bridge.client.slots.resets import further_seeds
 from bridge.client.slots.slot import CONNECTING, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.world.remote import Delivery, Remote
-from bridge.client.world.world_request import WorldRequest
+from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.seeds import pack_seed
-from bridge.errors import PeerError, SettingError, shown_url
+from bridge.errors import ClosedError, PeerError, SettingError, shown_url
 from bridge.logs import LimitedLog, SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport import keepalive
@@ -36,8 +49,8 @@ _AWAY_PERIOD = 0.1
 _log = SafeLog(__name__)
 
 
-class VectorPool(MemberPool):
-    """The remotes of a vector environment, which come, go and answer by themselves.
+class VectorPool(Pool):
+    """The remotes of a vector environment, which come, go and answer by themselves: each fills slots, or stands by.
 
     Args:
         timeout: Seconds to wait for any answer.
@@ -47,6 +60,26 @@ class VectorPool(MemberPool):
 
     def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
         super().__init__(timeout, max_message_bytes, transport)
+        self.members: list[Member] = []
+        """Those that fill slots, in the slots' order."""
+        self.spares: list[Member] = []
+        """Those that stand by."""
+        self.policy = SlotPolicy(self.members, self.spares, timeout)
+        """Where worlds are, and when what failed is tried again."""
+        self.member_at: list[Member] = []
+        """The member of each slot."""
+        self.member_of: dict[Remote, Member] = {}
+        """The member of each remote; what comes of another remote means nothing any more."""
+        self.num_envs = 0
+        """The number of slots."""
+        self.shared = False
+        """True if some remotes are in the same place."""
+        self.waits_for_lanes = False
+        """True if real-time worlds of lanes answer only when every lane has an observation."""
+        self.has_errors = False
+        """True if a member may have an error."""
+        self.step_timeout: float | None = None
+        """Seconds after which a world that has not answered a Step is cut; None: as any answer."""
         self.stalled = 0.0
         """Seconds for which calls waited for slots whose remotes were lost."""
         self.started = False
@@ -56,6 +89,115 @@ class VectorPool(MemberPool):
         self.log = LimitedLog(__name__, burst=10, rate=1 / 30)
         """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
         self._closed = False
+
+    # Copies and forked processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy: its remotes connect anew."""
+        members = [
+            (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
+            for member in self.policy.everybody()
+        ]
+        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
+        policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
+        return {"parts": self.parts(), "members": members, "kept": kept, "policy": policy}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["parts"])  # type: ignore[misc]
+        self.__dict__.update(state["kept"])
+        self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
+        if moves:
+            self.enable_moves()
+        self._adopt((self._new_member_remote(request, info), *place) for request, info, place in state["members"])
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next `check_deadlines` makes some."""
+        everybody = [(member.remote, member.start, member.lanes, member.endpoint) for member in self.policy.everybody()]
+        self.disown(remote for remote, *_ in everybody)
+        if self.policy.moves:
+            self.enable_moves()
+        self._adopt(everybody)
+
+    def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
+        """Begin with members that have no connection."""
+        made = [self._new_member(*given) for given in everybody]
+        self.members[:] = [member for member in made if member.start != SPARE]
+        self.spares[:] = [member for member in made if member.start == SPARE]
+        self.member_at = [member for member in self.members for _ in range(member.lanes)]
+        self.member_of = {member.remote: member for member in made}
+        for member in made:
+            member.single = member.remote.info is not None and member.remote.info.lanes is None
+        self.has_errors = True
+
+    def enable_moves(self) -> None:
+        """Look for servers that drain from now on; called before the first one is connected."""
+        self.policy.look_at = 0.0
+        self.poller.watches_health = True
+
+    # Who is there
+
+    def _new_member_remote(self, request: WorldRequest, info: WorldInfo | None = None) -> Remote:
+        remote = self.new_remote(request, info, shared=self.shared)
+        if self.waits_for_lanes:
+            remote.session.wait_for_all()
+        return remote
+
+    def _new_remote_like(self, request: WorldRequest, like: Remote) -> Remote:
+        """Make a remote that is to take over from another one."""
+        remote = self._new_member_remote(request)
+        remote.session.know(like.session)
+        return remote
+
+    def _new_member(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
+        kind = None if endpoint is None else kind_of(remote.request.address)
+        return Member(remote, start, lanes, endpoint, kind)
+
+    def drop(self, member: Member) -> None:
+        """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
+        (self.spares if member.start == SPARE else self.members).remove(member)
+        del self.member_of[member.remote]
+        member.remote.close(0.0)
+
+    def place_members(self) -> None:
+        """Give the worlds, all of which are joined, their slots in order.
+
+        Raises:
+            SettingError: One has other spaces than the first.
+        """
+        start = 0
+        for member in self.members:
+            member.place(start, member.remote.slots)
+            start += member.lanes
+            self.check_spaces(member)
+        self.num_envs = start
+        self.member_at = [member for member in self.members for _ in range(member.lanes)]
+
+    def check_spaces(self, member: Member) -> None:
+        """Raise SettingError where a world has other spaces than the first, and say what differs."""
+        mine, first = member.remote.info, self.world_info()
+        if mine is not None and mine.spaces == first.spaces:
+            return
+        theirs = () if mine is None else mine.spaces
+        names = ("observation space", "action space", "reward space")
+        pairs = itertools.zip_longest(names, theirs, first.spaces)
+        different = "; ".join(f"the {name} {got} and not {wanted}" for name, got, wanted in pairs if got != wanted)
+        raise SettingError(
+            f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment takes "
+            "worlds of equal spaces"
+        )
+
+    def world_info(self) -> WorldInfo:
+        """Return what is known of the worlds, whose spaces are equal."""
+        world_info = self.members[0].remote.info
+        if world_info is None:
+            raise ClosedError("this vector environment never joined a world")
+        return world_info
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self.waits_for_lanes = True
+        for member in self.members:
+            member.remote.session.wait_for_all()
 
     # Connecting
 
@@ -68,16 +210,27 @@ class VectorPool(MemberPool):
         self._add(self.new_remote(request, shared=self.shared), SPARE, 1, None)
 
     def _add(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
-        member = self.include(remote, start, lanes, endpoint)
+        member = self._new_member(remote, start, lanes, endpoint)
+        (self.spares if start == SPARE else self.members).append(member)
+        self.member_of[remote] = member
         self.open(member)
         return member
 
     def connect_instead(self, member: Member, request: WorldRequest) -> None:
-        """Give up a connection that is being made, and make another one."""
+        """Give up a connection, or the making of it, and make another one."""
         member.remote.close(0.0)
         member.handle(SlotEvent.LOST)
-        self.give_remote(member, self.new_remote(request, shared=self.shared))
+        member.refusal = None  # it was refused where it leaves
+        self._replace_remote(member, request)
         self.open(member)
+
+    def _replace_remote(self, member: Member, request: WorldRequest) -> None:
+        """Let a member have another remote; that which it had is forgotten, but what it counted goes along."""
+        before = member.remote
+        del self.member_of[before]
+        member.remote = self._new_remote_like(request, before)
+        member.remote.record = before.record
+        self.member_of[member.remote] = member
 
     def open(self, member: Member) -> None:
         """Start to connect."""
@@ -106,20 +259,16 @@ class VectorPool(MemberPool):
             self.open(member)
             return
         if endpoint.key != member.endpoint or shown_url(endpoint.url) != member.remote.url:
-            remote = self.new_remote_at(endpoint, placement, member.remote)
-            remote.record = member.remote.record  # what it counted goes with it
-            self.give_remote(member, remote)
+            self._replace_remote(member, placement.request_for(endpoint.url))
             member.endpoint = endpoint.key
         self.open(member)
 
     def _add_replacement(self, decision: AddSpare) -> None:
         endpoint, lanes = decision
         if self.policy.placement is not None:
-            remote = self.new_remote_at(endpoint, self.policy.placement, self.members[0].remote)
+            request = self.policy.placement.request_for(endpoint.url)
+            remote = self._new_remote_like(request, self.members[0].remote)
             self._add(remote, SPARE, lanes, endpoint.key)
-
-    def _drop_spare(self, decision: DropSpare) -> None:
-        self.drop(decision.spare)
 
     def _disconnect(self, decision: Disconnect) -> None:
         decision.spare.remote.close(0.0)
@@ -162,8 +311,9 @@ class VectorPool(MemberPool):
 
     _EXECUTE: Mapping[type[Any], Callable[[VectorPool, Any], None]] = {
         Connect: _connect,
+        ConnectInstead: lambda self, decision: self.connect_instead(*decision),
         AddSpare: _add_replacement,
-        DropSpare: _drop_spare,
+        DropSpare: lambda self, decision: self.drop(decision.spare),
         Disconnect: _disconnect,
         TakeOver: _take_over,
         Begin: _begin_again,
@@ -302,7 +452,7 @@ class VectorPool(MemberPool):
         """If we did not poll for a while, extend the deadlines by the gap; return it."""
         missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
         if missed:
-            for member in self.everybody():
+            for member in self.policy.everybody():
                 member.deadline += missed
         return missed
 
@@ -329,7 +479,7 @@ class VectorPool(MemberPool):
             self.turn.release()
         if self._closed:  # meanwhile, by the garbage collector
             self.close_all(0.0)
-        away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.everybody())
+        away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.policy.everybody())
         return min(_AWAY_PERIOD if away else keepalive.period(), self.poller.renew_every)
 
     # Gathering
@@ -370,4 +520,4 @@ class VectorPool(MemberPool):
         """Leave all worlds and disconnect, within `timeout` seconds in all."""
         self._closed = True
         keepalive.remove(self)
-        self.close([member.remote for member in self.everybody()], timeout)
+        self.close([member.remote for member in self.policy.everybody()], timeout)

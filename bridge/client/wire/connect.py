@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bridge.client.wire.connection import ClientCall, close_calls, connection_to
+from bridge.client.wire.connection import ClientCall, Deliver, close_calls, connection_to
 from bridge.client.wire.directory import known_targets
 from bridge.client.wire.poller import Poller
-from bridge.errors import RemoteError, SettingError
+from bridge.errors import SettingError
 from bridge.transport.address import Address, is_loopback
+
+if TYPE_CHECKING:
+    from bridge.client.wire.grpcio_transport import GrpcioCall
 
 __all__ = ["TRANSPORTS", "AnyCall", "Transport", "checked_transport", "close_all", "connect"]
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 """The ways to connect: our own HTTP/2, or the library grpcio."""
-
-
-class AnyCall(Protocol):
-    """A stream of requests and answers, over whatever transport."""
-
-    @property
-    def server_version(self) -> str | None:
-        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
-
-    @property
-    def silent(self) -> bool:
-        """True if not a byte has come yet."""
-
-    @property
-    def draining(self) -> bool:
-        """True if the server has said that it takes no further calls; this one goes on."""
-
-    def send(self, request: bytes) -> None:
-        """Send a request; SettingError where it is larger than `max_message_bytes`."""
-
-    def finish(self) -> None:
-        """Say that no request follows; those sent before are served."""
-
-    def close(self, timeout: float) -> None:
-        """End the stream, within `timeout` seconds."""
+AnyCall: TypeAlias = "ClientCall | GrpcioCall"
+"""A stream of requests and answers, over whatever transport."""
 
 
 def checked_transport(transport: Any) -> str:
@@ -54,7 +34,7 @@ def checked_transport(transport: Any) -> str:
 def connect(
     address: Address,
     poller: Poller[Any],
-    deliver: Callable[[bytes | bytearray | RemoteError], None],
+    deliver: Deliver,
     max_message_bytes: int,
     transport: str = "http2",
     *,

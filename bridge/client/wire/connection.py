@@ -7,6 +7,7 @@ bytes into answers.
 from __future__ import annotations
 
 import contextlib
+import math
 import selectors
 import socket
 import ssl
@@ -14,16 +15,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bridge.client.wire.dialed import take
 from bridge.client.wire.dialer import Dialer
 from bridge.client.wire.grpc_client import CallRefused, GrpcClient, Received
-from bridge.client.wire.keepalive import ClientKeepalive, patience
 from bridge.client.wire.poller import Poller
 from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
 from bridge.extras import install_command
 from bridge.forks import forget_in_child
+from bridge.transport import keepalive
 from bridge.transport.address import Address
 from bridge.transport.remedies import remedy
 from bridge.transport.sockets import AT_ONCE, let_receive_wait
@@ -32,7 +33,7 @@ from bridge.transport.tls import Tls, client_context, explain
 if TYPE_CHECKING:
     from bridge.client.wire.websocket_client import WebSocketClient
 
-__all__ = ["ClientCall", "ClientConnection", "close_calls", "connection_to"]
+__all__ = ["ClientCall", "ClientConnection", "Deliver", "close_calls", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -49,6 +50,9 @@ _MAX_PARTS = 64
 # Answers to pings and settings that a server may leave unread.
 _MAX_REPLIES = 10_000
 
+Deliver: TypeAlias = Callable[[bytes | bytearray | RemoteError], None]
+"""A function that takes an answer, or how a stream ended."""
+
 
 class ClientCall:
     """One stream of requests and answers; used by one thread, the one that takes from the poller.
@@ -59,9 +63,7 @@ class ClientCall:
         deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
     """
 
-    def __init__(
-        self, connection: ClientConnection, url: str, deliver: Callable[[bytes | bytearray | RemoteError], None]
-    ) -> None:
+    def __init__(self, connection: ClientConnection, url: str, deliver: Deliver) -> None:
         self.connection = connection
         self.url = url
         self.deliver = deliver
@@ -128,7 +130,6 @@ class ClientCall:
         if self.finished or connection.inherited:
             return
         self.finished = True
-        self.deliver = _only_answers(self.deliver)
         with connection.poller.lock:
             if not self.ended:
                 connection.protocol.finish(self)
@@ -173,7 +174,12 @@ class ClientConnection:
         self._watched = 0
         self._replies_taken = 0
         """How many replies there were when the server had taken all that was sent."""
-        self._keepalive = ClientKeepalive(time.monotonic())
+        self._heard = time.monotonic()
+        """When something came last, or when the connection was made."""
+        self._asked = -math.inf
+        """When the server was asked last for a sign of life."""
+        self.silent = True
+        """True if not a byte has come yet."""
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
         if address.tls:
@@ -189,11 +195,6 @@ class ClientConnection:
     def after_fork(self) -> None:
         """In a forked process: leave the socket to the parent process."""
         self.inherited = True
-
-    @property
-    def silent(self) -> bool:
-        """True if not a byte has come yet."""
-        return self._keepalive.silent
 
     @property
     def connected(self) -> bool:
@@ -247,7 +248,7 @@ class ClientConnection:
             if not isinstance(self.protocol, GrpcClient):
                 self.protocol.begin(found.server_version)
             self._connected(found.sock)
-        elif time.monotonic() < self._keepalive.heard + _NEXT:
+        elif time.monotonic() < self._heard + _NEXT:
             # The server dials again when its connection has ended, and by WebSocket when it sees that one is used.
             self.poller.call_later(_NEXT / 40, self._take_dialed)
         else:
@@ -256,7 +257,7 @@ class ClientConnection:
     def _connected(self, sock: socket.socket) -> None:
         self._sock = sock
         self._receives_alone = let_receive_wait(sock)
-        self._keepalive.heard = time.monotonic()
+        self._heard = time.monotonic()
         self._watch(_READ)
         self.flush()
 
@@ -391,7 +392,7 @@ class ClientConnection:
             self._lost(error)
             return
         if count:
-            self._keepalive.heard, self._keepalive.silent = time.monotonic(), False
+            self._heard, self.silent = time.monotonic(), False
         for call, what in came:
             if isinstance(what, (RemoteError, CallRefused)):
                 self._end_call(call, what)
@@ -421,11 +422,13 @@ class ClientConnection:
         """Ask for a sign of a server that has been quiet; give up one that gave none."""
         if self._sock is None:
             return
-        now = time.monotonic()
-        if self._keepalive.is_late(now):
-            text = f"the connection was lost: no answer to a keepalive ping within {patience():g} s"
-            self._end(lambda url: ConnectionLostError(url, text))
-        elif self._keepalive.asks(now, self.protocol.keepalive_interval):
+        now, patience = time.monotonic(), keepalive.KEEPALIVE / 2
+        if self._heard < self._asked:
+            if now - self._asked > patience:
+                text = f"the connection was lost: no answer to a keepalive ping within {patience:g} s"
+                self._end(lambda url: ConnectionLostError(url, text))
+        elif now - self._heard > self.protocol.keepalive_interval:
+            self._asked = now
             self.protocol.ping()
             self.flush()
 
@@ -483,7 +486,8 @@ class ClientConnection:
                 ending = ending.error
         if isinstance(ending, RemoteError):
             call.ended = True
-            call.deliver(ending)
+            if not call.finished:
+                call.deliver(ending)
         if not self._calls:
             self._abort()
 
@@ -560,18 +564,6 @@ def close_calls(calls: Sequence[ClientCall], timeout: float) -> None:
 def _all_over(calls: Sequence[ClientCall]) -> bool:
     """True if nothing more can come of these calls: they have ended, or have no connection yet that could end them."""
     return all(call.ended or not call.connection.connected for call in calls)
-
-
-def _only_answers(
-    deliver: Callable[[bytes | bytearray | RemoteError], None],
-) -> Callable[[bytes | bytearray | RemoteError], None]:
-    """Return what delivers answers, but not how the stream ended."""
-
-    def only(what: bytes | bytearray | RemoteError) -> None:
-        if not isinstance(what, RemoteError):
-            deliver(what)
-
-    return only
 
 
 def _ignore(what: bytes | bytearray | RemoteError) -> None:

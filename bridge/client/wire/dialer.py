@@ -63,7 +63,9 @@ class Dialer:
             return
         self._resolving = True
         self._poller.add_poster()
-        look_up(self._address.host, self._address.port, self._on_looked_up)
+        # It is called in the resolver's thread.
+        done = self._poller.call_soon_threadsafe
+        look_up(self._address.host, self._address.port, lambda found: done(partial(self._resolved, found)))
 
     def cancel(self) -> None:
         """Give up: close what is connecting, and call nothing back."""
@@ -75,10 +77,6 @@ class Dialer:
         for sock in list(self._attempts):
             self._close(sock)
         self._targets.clear()
-
-    def _on_looked_up(self, found: tuple[Target, ...] | OSError) -> None:
-        """Called in the resolver's thread."""
-        self._poller.call_soon_threadsafe(partial(self._resolved, found))
 
     def _resolved(self, found: tuple[Target, ...] | OSError) -> None:
         if not self._resolving:

@@ -18,23 +18,19 @@ from typing import Any, Generic, Protocol, TypeVar
 from bridge.transport import keepalive
 from bridge.transport.sockets import RECEIVE_TIMEOUT
 
-__all__ = ["Flushable", "Poller", "PollerTimer", "RegisteredConnection"]
+__all__ = ["Poller", "PollerTimer", "RegisteredConnection"]
 
 T = TypeVar("T")
 
 
 class RegisteredConnection(Protocol):
-    """A connection that is checked now and then."""
+    """A connection that is checked now and then, and may keep what it has to send for a while."""
 
     def check_keepalive(self) -> None:
         """Ping the other end if it has been quiet, and end if a ping was not answered; with the lock held."""
 
-
-class Flushable(Protocol):
-    """A connection that may keep what it has to send for a while."""
-
     def flush(self) -> None:
-        """Send it."""
+        """Send what there is to send."""
 
 
 class PollerTimer:
@@ -70,7 +66,7 @@ class Poller(Generic[T]):
         """Waits for the only socket that is watched; None: there are more, or none that can."""
         self._registered: set[RegisteredConnection] = set()
         self._check_at = 0.0
-        self.deferred: set[Flushable] | None = None
+        self.deferred: set[RegisteredConnection] | None = None
         """Connections that hold their requests back, to send them together at the end of `corked`; None: none does."""
         self.connections: dict[Any, Any] = {}
         """Sockets that may carry further calls, by where to."""
@@ -151,7 +147,7 @@ class Poller(Generic[T]):
                 for connection in held:
                     connection.flush()
 
-    def defers(self, connection: Flushable) -> bool:
+    def defers(self, connection: RegisteredConnection) -> bool:
         """Return whether a connection shall keep what it has to send; it is flushed at the end of `corked`."""
         if self.deferred is None:
             return False

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from bridge.client.wire.connect import connect
 from bridge.client.wire.poller import Poller
+from bridge.client.world.extensions import extension
 from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
@@ -142,8 +143,7 @@ class Inspector:
         return list(self._ask_property(body).list_property.values)
 
     def _ask_property(self, body: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        request = pb.EnvironmentRequest().extension
-        request.type_url, request.value = PROPERTY_REQUEST_URL, body.SerializeToString()
+        request = extension(PROPERTY_REQUEST_URL, body).extension
         try:
             return properties_pb2.PropertyResponse.FromString(self.ask("extension", request).value)
         except DecodeError as error:

@@ -15,7 +15,7 @@ from bridge.client.world.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.space_json import plain_space_from_json, space_from_json
 from bridge.encoding.space_specs import space_from_specs
-from bridge.encoding.spaces import Column, Layout, Leaf
+from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepCodec
 from bridge.encoding.tensors import Array, Spec, fill_tensor
 from bridge.errors import PeerError
@@ -84,7 +84,10 @@ class JoinedWorld:
             single = Layout(observation_space, "observation")
             self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
             tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]
-            self.feed = _feed(self.realtime, self._uids, tensors, lanes, properties)
+            if "round_trip" in properties:  # the server holds Steps until there is a new frame
+                self.realtime.in_flight = True
+                fps, round_trip = float(properties["fps"]), float(properties["round_trip"])
+                self.feed = Feed(self._uids, tensors, lanes, fps, round_trip, self.realtime.latency)
             if before is not None and before.realtime is not None:
                 self.realtime.stale = before.realtime.stale
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
@@ -188,20 +191,6 @@ class JoinedWorld:
 
 def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:
     return {uid: Spec.from_proto(spec) for uid, spec in specs.items()}
-
-
-def _feed(
-    realtime: RealtimeReader,
-    uids: Mapping[str, int],
-    tensors: Sequence[tuple[int, Leaf]],
-    lanes: int | None,
-    properties: Mapping[str, Any],
-) -> Feed | None:
-    """Return what Steps in flight bring, where the server holds them; None: it does not."""
-    if "round_trip" not in properties:
-        return None
-    realtime.in_flight = True
-    return Feed(uids, tensors, lanes, float(properties["fps"]), float(properties["round_trip"]), realtime.latency)
 
 
 def _world_info(

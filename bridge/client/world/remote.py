@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bridge.client.realtime.acting import ActingStream, Place
+from bridge.client.realtime.acting import ActingStream
 from bridge.client.realtime.far_session import FarSession
 from bridge.client.realtime.feed import Feed
 from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.slots.remote_record import RemoteRecord
 from bridge.client.wire.connect import AnyCall, close_all, connect
+from bridge.client.wire.connection import Deliver
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Event, Joined, Lost, StepAnswered
 from bridge.client.world.extensions import extension, property_request
@@ -163,17 +164,13 @@ class Remote:
             arrivals.append(now())
             put((self, number, what))
 
-        self._call = connect(
-            self.request.address,
-            self._poller,
-            deliver,
-            self._max_message_bytes,
-            self._transport,
-            shared=self._shared,
-            together=self._together,
-        )
+        self._call = self._connect(deliver, shared=self._shared, together=self._together)
         self.session.connect(self.now())
         self._flush()
+
+    def _connect(self, deliver: Deliver, *, shared: bool = False, together: bool = False) -> AnyCall:
+        address, most, transport = self.request.address, self._max_message_bytes, self._transport
+        return connect(address, self._poller, deliver, most, transport, shared=shared, together=together)
 
     def _flush(self) -> None:
         """Send what the session has to send."""
@@ -326,11 +323,12 @@ class Remote:
         world, feed, number = self.world, self.feed, -self._number
         if feed is None or world.seat is None or self.session.world_name is None:
             return
-        place = Place(self.request, self.session.world_name, world.seat, self._transport, self._max_message_bytes)
+        settings = {"seat": pack_tensor(world.seat)}
+        join = pb.JoinWorldRequest(world_name=self.session.world_name, settings=settings)
         items = self._poller.items
         self._acting = ActingStream(
-            place,
-            self._poller,
+            self._connect,
+            pb.EnvironmentRequest(join_world=join).SerializeToString(),
             lambda what: items.append((self, number, what)),
             self.now,
             feed.latency,

@@ -94,6 +94,12 @@ class WorldRequest:
         env_id = address.env_id or env_id
         return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics, factory)
 
+    @property
+    def kind(self) -> Any:
+        """What it asks for, wherever that is; None: a world that is there already, which is in one place."""
+        address = self.address
+        return None if address.world is not None else (self.env_id, address.settings, self.agent)
+
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
         found: dict[str, pb.Tensor] = {}
