@@ -255,14 +255,14 @@ class WebProtocol(Keepalive):
         self._waiting += size
         if self._waiting > _MAX_WAITING and not self._connection.paused:
             self._connection.paused = True
-            self._handler.go_on(self._connection)
+            self._connection.flush()
 
     def resume(self, call: Call, size: int) -> None:
         """Read on once little waits."""
         self._waiting -= size
         if self._connection.paused and self._waiting <= _MAX_WAITING // 2:
             self._connection.paused = False
-            self._handler.go_on(self._connection)
+            self._connection.flush()
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the last frame."""
