@@ -67,8 +67,7 @@ HELPERS = {
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
-        """perlert.guard perlert.host perlert.player perlert.player_run perlert.server
-        worlds.realtime.joint_loop""",
+        """perlert.guard perlert.host perlert.player perlert.player_run perlert.server""",
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",

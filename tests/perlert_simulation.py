@@ -27,7 +27,7 @@ from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
 from bridge.perlert.server import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
-from bridge.worlds.realtime.joint_loop import Transition
+from bridge.worlds.environment import Transition
 
 LOBBY_PORT = 32322
 SERVER = "192.0.2.1"

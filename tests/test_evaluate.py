@@ -284,7 +284,8 @@ def test_the_command_evaluates_compares_and_records(tmp_path, expected):
         both = bridge(*common, "--compare", "mine:bad", "mine:good", cwd=tmp_path)
         assert both.returncode == 0, both.stderr
         assert "larger than chance" in both.stdout
-        assert "return" in both.stdout
+        assert both.stdout.splitlines()[0] == "mine:bad:"
+        assert sum(line.startswith("  return ") for line in both.stdout.splitlines()) == 2
         wrong = bridge(*common, "--policy", "mine:none", cwd=tmp_path)
         assert wrong.returncode == 2
     command = [sys.executable, "-m", "bridge", "runs", str(tmp_path / "runs"), "--json"]

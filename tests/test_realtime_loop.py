@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from bridge.errors import SettingError
+from bridge.worlds.environment import Transition
 from bridge.worlds.realtime.loop import TRANSITIONS, Job, LaneEvent, LoopAgent, Phase, RealtimeLoop
 
 
@@ -26,12 +27,12 @@ class Drive:
         lane = job.lane
         if job.kind == "reset":
             self.steps[lane] = 0
-            self.loop.began(job, self.now, (job.episode, 0), {"seed": job.seed})
+            self.loop.began(job, self.now, Transition((job.episode, 0), info={"seed": job.seed}))
             return
         self.steps[lane] += 1
         self.actions.append(job.action)
         steps = self.steps[lane]
-        self.loop.stepped(job, self.now, 0.001, (job.episode, steps), 1.0, steps == self.length, False, {})
+        self.loop.stepped(job, self.now, 0.001, Transition((job.episode, steps), 1.0, steps == self.length))
 
     def until(self, when: float) -> None:
         again = False
@@ -230,7 +231,7 @@ def test_a_reward_after_the_end_changes_no_episode() -> None:
     observer = drive.player()
     drive.until(0.2)
     job = Job(0, 1, "step")
-    drive.loop.stepped(job, 0.2, 0.0, (1, 3), 100.0, True, False, {})
+    drive.loop.stepped(job, 0.2, 0.0, Transition((1, 3), 100.0, True))
     taken = drive.loop.take(observer, 0)
     assert taken is not None
     assert (taken.reward, taken.terminated, taken.observation) == (2.0, True, (1, 2))

@@ -195,7 +195,7 @@ def test_a_first_step_that_waits_ends_when_its_client_hangs_up() -> None:
     runtime, session = registry.runtime, direct_session(registry)
     session.answer(pb.EnvironmentRequest(join_world=pb.JoinWorldRequest()))
     runtime.executor, answers = Later(), []
-    registry.worlds[0].env._executor = runtime.executor
+    registry.worlds[0].env.executor = runtime.executor
     request = pb.EnvironmentRequest(step=pb.StepRequest())
     runtime.scheduler.start(session.wrapped.answer(request), lambda answer, error: answers.append(answer))
     while not runtime.executor.begun:

@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         say(json.dumps(whole.summary()))
         return OK
     for text, evaluation in zip(texts, found, strict=True):
-        say(f"{text}:\n{textwrap.indent(str(evaluation), '  ')}")
+        for line in (f"{text}:", *textwrap.indent(str(evaluation), "  ").splitlines()):
+            say(line)  # one by one: it lets no control character through
     if arguments.compare:
         say(str(whole))
     return OK

@@ -21,7 +21,7 @@ from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, run_server, server_logging
 from bridge.cli.target import Target, find_policies, find_target
-from bridge.errors import SettingError
+from bridge.errors import SettingError, shown_url
 from bridge.facade.options import GROUPS
 from bridge.facade.process_group import ServerGroup
 from bridge.facade.serve import serve_gym
@@ -350,9 +350,16 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     if target.several_agents:
         kind = "match" if keywords.get("match") else "agents"
     credentials = client_credentials(keywords)
+
+    def tell(server: Server) -> None:
+        more = [f"Dials {shown_url(keywords['dial'])} until it is stopped."] if "dial" in keywords else []
+        if keywords.get("openenv") and server.web_url is not None:
+            more.append(f'In OpenEnv: base_url="{server.web_url.partition("#")[0].rstrip("/")}"')
+        announce(server, arguments.env, kind, credentials, more)
+
     run_server(
         lambda: serve(target.env, start=False, **grouped_keywords(keywords, serve)),
-        lambda server: announce(server, arguments.env, kind, credentials),
+        tell,
         exit_on_eof=arguments.exit_on_eof,
     )
     say("stopped: connections and environments are closed")
@@ -403,7 +410,13 @@ def _run_perlert(target: Target, keywords: dict[str, Any], arguments: argparse.N
     return OK
 
 
-def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping[str, str] | None = None) -> None:
+def announce(
+    server: Server,
+    ids: Sequence[str],
+    kind: str,
+    credentials: Mapping[str, str] | None = None,
+    more: Sequence[str] = (),
+) -> None:
     """Print where the environments are, and how to connect.
 
     Args:
@@ -411,6 +424,7 @@ def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping
         ids: What the command line named.
         kind: As for `connecting_lines`.
         credentials: What a client gives beside the URL.
+        more: Further lines.
     """
     say(f"{', '.join(ids)} {'is' if len(ids) == 1 else 'are'}{SERVED_AT}{' '.join(server.urls)}")
     say("Connect from Python:")
@@ -423,6 +437,8 @@ def announce(server: Server, ids: Sequence[str], kind: str, credentials: Mapping
     if server.web_url is not None:
         asks = "#" not in server.web_url and bool({"token", "token_file"} & set(credentials or {}))
         say(f"In a browser: {server.web_url}{' (it asks for the token)' if asks else ''}")
+    for line in more:
+        say(line)
     say("Ctrl-C stops.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
 
-__all__ = ["VECTOR_ENTRY_POINT", "RemoteVectorEnv"]
+__all__ = ["VECTOR_ENTRY_POINT", "OwningVectorEnv", "RemoteVectorEnv"]
 
 VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 """The entry point that `gymnasium.make_vec(envs.spec)` calls."""
@@ -419,6 +419,29 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def __del__(self) -> None:
         if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
             self._slots.pool.close_all(0.0)
+
+
+class OwningVectorEnv(RemoteVectorEnv):
+    """A vector environment that ends what its servers are reached through: a listener, or a server between.
+
+    Args:
+        end: Ends it. Called by `close`, or where the environment cannot be made.
+        urls: As of `RemoteVectorEnv`.
+        keywords: As of `RemoteVectorEnv`.
+    """
+
+    def __init__(self, end: Callable[[], None], urls: str | Sequence[str] | Directory, **keywords: Any) -> None:
+        self._end = end
+        try:
+            super().__init__(urls, **keywords)
+        except BaseException:
+            end()
+            raise
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Leave the worlds, and end what they were reached through."""
+        super().close_extras(**kwargs)
+        self._end()
 
 
 def slots_of(envs: VectorEnv[Any, Any, Any]) -> Slots:

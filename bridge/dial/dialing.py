@@ -10,13 +10,13 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from bridge.client.slots.back_off import pause
 from bridge.dial import handshake
-from bridge.errors import AddressError, BridgeError, SettingError
-from bridge.extras import install_command
+from bridge.errors import AddressError, BridgeError, RequestError, SettingError
+from bridge.extras import install_command, is_installed
 from bridge.logs import SafeLog
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials
@@ -31,7 +31,8 @@ __all__ = ["Dialing"]
 
 _log = SafeLog(__name__)
 _TIMEOUT = 20.0
-_FIRST_PAUSE, _LAST_PAUSE = 0.1, 4.0
+# A trainer that is started again waits for no server longer than that.
+_LONGEST_PAUSE = 2.0
 # A connection that ends sooner counts as a failure, after which the pause grows.
 _SHORT = 1.0
 # Seconds from the first use of a WebSocket to the next one, in which it is seen whether the first bytes closed it.
@@ -57,25 +58,22 @@ class Dialing:
 
     def __init__(self, server: Server, url: str, credentials: ClientCredentials, name: str | None = None) -> None:
         address = parse_address(url)
-        if address.path or address.dialed or address.env_id or address.settings or urlsplit(url).query == "?":
+        if address.path or address.dialed or address.env_id or address.settings:
             raise AddressError(url, "expected the trainer's grpc://HOST:PORT or ws://HOST:PORT, or grpcs:// or wss://")
         self._name = name or f"{socket.gethostname()[:40]}-{os.getpid()}-{server.port}"
-        if not handshake.is_name(self._name):
-            raise SettingError(f"expected a name of letters, digits, dots and dashes, got {self._name!r}")
-        self._asking: type[handshake.Asking] = handshake.Asking
-        if address.websocket:
-            try:
-                from bridge.dial.websocket import AskingForWebSocket
-            except ImportError as error:
-                text = f"{address.scheme}:// needs the package websockets: {install_command('web')}"
-                raise SettingError(text) from error
-            self._asking = AskingForWebSocket
+        try:
+            handshake.check_name(self._name)
+        except RequestError as error:
+            raise SettingError(error.message) from None
+        if address.websocket and not is_installed("websockets"):
+            raise SettingError(f"{address.scheme}:// needs the package websockets: {install_command('web')}")
         self._address = dataclasses.replace(
             address, credentials=credentials.with_token_of(address.credentials, address.url)
         )
         self._token = shown_token(self._address)
         self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None
         self._server = server
+        self._said = ""
         self._stopped, self._wanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-dialing", daemon=True)
 
@@ -91,18 +89,18 @@ class Dialing:
             self._thread.join(_TIMEOUT)
 
     def _run(self) -> None:
-        pause, said = _FIRST_PAUSE, ""
+        failures = 0
         while not (self._stopped.is_set() or self._server.draining):
             try:
-                failed, said = self._serve_once(), ""
+                failed = self._serve_once()
             except (OSError, BridgeError) as error:
                 failed, text = True, explain(error) if isinstance(error, ssl.SSLError) else str(error)
-                if text != said:  # one line where the trainer is away for hours
+                if text != self._said:  # one line where the trainer is away for hours
                     _log.warning("cannot dial %s, and try again: %s", self._address.url, text)
-                said = text
-            if failed:
-                self._stopped.wait(pause)
-            pause = min(2 * pause, _LAST_PAUSE) if failed else _FIRST_PAUSE
+                self._said = text
+            failures = failures + 1 if failed else 0
+            if failures:
+                self._stopped.wait(min(pause(failures), _LONGEST_PAUSE))
 
     def _serve_once(self) -> bool:
         """Make one connection, and wait until a further one is wanted; return whether this one ended soon.
@@ -118,44 +116,49 @@ class Dialing:
             lost.set()
             wanted.set()
 
-        sock, tls, received, websocket = self._dial()
+        stream, websocket = self._dial()
         if self._stopped.is_set():
-            sock.close()
+            stream.sock.close()
             return False
-        _log.info("dialed %s as %s", self._address.url, self._name)
+        # Who was told of the failures is told that they are over.
+        (_log.warning if self._said else _log.info)("dialed %s as %s", self._address.url, self._name)
+        self._said = ""
         began = time.monotonic()
-        self._server.serve_on(sock, self._address.target, tls, received, on_end, websocket, wanted.set)
+        self._server.serve_on(
+            stream.sock, self._address.target, stream.tls, stream.received, on_end, websocket, wanted.set
+        )
         wanted.wait()
         soon = time.monotonic() < began + _SHORT
         return lost.wait(_SETTLE) and soon
 
-    def _dial(self) -> tuple[socket.socket, Tls | None, bytes, str | None]:
+    def _dial(self) -> tuple[handshake.Stream, str | None]:
         """Connect, and ask to be let in. Raises OSError where that fails, or is refused.
 
-        The bytes are what followed the answer: a trainer that has been waiting begins to speak at once. The text is,
-        of a WebSocket, the version of this package at the trainer; None: it is gRPC.
+        What the stream has received followed the answer: a trainer that has been waiting begins to speak at once. The
+        text is, of a WebSocket, the version of this package at the trainer; None: it is gRPC.
         """
         proxy = self._proxy()
         place = (self._address.host, self._address.port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
         sock = socket.create_connection(place, _TIMEOUT)
         try:
             if proxy is not None:
-                self._tunnel(sock, proxy)
+                self._tunnel(handshake.Stream(sock), proxy)
             tls = None if self._tls is None else Tls(self._tls, self._address.server_name)
-            plain = b"" if tls is None else tls.receive(b"")
-            while tls is not None and not tls.ready:
-                sock.sendall(tls.send())
-                plain = tls.receive(_received(sock))
-            asking = self._asking(self._address, self._name, self._token)
-            sock.sendall(asking.request if tls is None else tls.send([asking.request]))
-            head, rest = _read_head(lambda: _received(sock) if tls is None else tls.receive(_received(sock)), plain)
-            if problem := asking.refusal(head, rest):
+            stream = handshake.Stream(sock, tls)
+            if tls is not None:
+                tls.receive(b"")  # begins the handshake
+                stream.send()
+                while not tls.ready:
+                    _receive(stream)
+            asking = handshake.Asking(self._address, self._name, self._token)
+            stream.send(asking.request)
+            if problem := asking.refusal(_read_head(stream), stream.received):
                 raise OSError(problem)
             prepare(sock)
         except BaseException:
             sock.close()
             raise
-        return sock, tls, rest, asking.version
+        return stream, asking.version
 
     def _proxy(self) -> SplitResult | None:
         """Return the URL of the proxy that leads to the trainer; None: it is reached without one."""
@@ -164,31 +167,26 @@ class Dialing:
             return None
         return urlsplit(found if "://" in found else f"http://{found}")
 
-    def _tunnel(self, sock: socket.socket, proxy: SplitResult) -> None:
+    def _tunnel(self, stream: handshake.Stream, proxy: SplitResult) -> None:
         """Have a proxy connect to the trainer. Raises OSError."""
-        target = self._address.target
-        lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+        fields = {"Host": self._address.target}
         if proxy.username is not None:
             pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-            lines.append(f"Proxy-Authorization: Basic {base64.b64encode(pair).decode()}")
-        sock.sendall("\r\n".join([*lines, "", ""]).encode())
-        head, _ = _read_head(lambda: _received(sock))
+            fields["Proxy-Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        stream.send(handshake.pack_head(f"CONNECT {self._address.target} HTTP/1.1", fields))
+        head = _read_head(stream)
         if head.split(b" ")[1:2] != [b"200"]:
             line = head.partition(b"\r\n")[0][:80].decode("latin-1")
             raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line!r}")
 
 
-def _read_head(receive: Callable[[], bytes], data: bytes = b"") -> tuple[bytes, bytes]:
-    """Return the header fields of an answer, and what came behind them. Raises OSError where they have no end."""
-    while not (end := handshake.end_of_head(data)):
-        if len(data) > handshake.MAX_HEAD:
-            raise OSError("what is there is no trainer that waits for servers: its answer has no end")
-        data += receive()
-    return data[:end], data[end:]
+def _read_head(stream: handshake.Stream) -> bytes:
+    """Wait for the header fields of an answer. Raises OSError where they do not come, or have no end."""
+    while not (head := stream.take_head()):
+        _receive(stream)
+    return head
 
 
-def _received(sock: socket.socket) -> bytes:
-    data = sock.recv(handshake.MAX_HEAD)
-    if not data:
+def _receive(stream: handshake.Stream) -> None:
+    if not stream.receive():
         raise OSError("it closed the connection without an answer")
-    return data

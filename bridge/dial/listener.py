@@ -12,27 +12,23 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from bridge.client.endpoints import Endpoint
-from bridge.client.options import CONNECT_TIMEOUT
-from bridge.client.vector_env import RemoteVectorEnv
+from bridge.client.options import TIMEOUT
+from bridge.client.vector_env import OwningVectorEnv
 from bridge.client.wire.dialed import Dialed, listeners
 from bridge.dial import handshake
 from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError
-from bridge.extras import install_command
 from bridge.forks import forget_in_child
 from bridge.logs import LimitedLog, SafeLog
 from bridge.server.auth import Gate, Security
 from bridge.server.listeners import listen_tcp
+from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS, TokenLike
-from bridge.transport.service import HELLO
 from bridge.transport.sockets import prepare
 from bridge.transport.tls import Tls, explain
-
-if TYPE_CHECKING:
-    from websockets.http11 import Request
 
 __all__ = ["DialListener", "ListeningVectorEnv", "first_dialed"]
 
@@ -47,25 +43,13 @@ _SPARES = 4
 _numbers = itertools.count(1)
 
 
-class _Caller:
+class _Caller(handshake.Stream):
     """A connection that was accepted, and has not been let in."""
 
     def __init__(self, sock: socket.socket, peer: str, tls: Tls | None) -> None:
-        self.sock, self.peer, self.tls = sock, peer, tls
-        self.head = b""
+        super().__init__(sock, tls)
+        self.peer = peer
         self.until = time.monotonic() + _HELLO
-
-    def receive(self) -> bool:
-        """Take what has come; return whether the connection goes on. Raises OSError as the socket does."""
-        data = self.sock.recv(handshake.MAX_HEAD)
-        self.head += data if self.tls is None else self.tls.receive(data)
-        if self.tls is not None and self.tls.has_output:
-            self.sock.send(self.tls.send())
-        return bool(data)
-
-    def send(self, data: bytes) -> None:
-        """Send a few bytes, which the socket's buffer holds."""
-        self.sock.send(data if self.tls is None else self.tls.send([data]))
 
 
 @dataclasses.dataclass
@@ -108,7 +92,7 @@ class DialListener:
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls: TLS | None = None,
-        timeout: float = 60.0,
+        timeout: float = TIMEOUT,
     ) -> None:
         parts = urlsplit(url)
         try:
@@ -122,8 +106,7 @@ class DialListener:
             raise SettingError(f"{url!r} is open to other machines: give token=, which each server has to show")
         self._gate, self._tls = Gate(security.token), security.context("http/1.1")
         self._timeout = timeout
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self._servers: dict[str, _Server] = {}
         """Those that have dialed in, by name."""
         self._callers: dict[socket.socket, _Caller] = {}
@@ -152,8 +135,7 @@ class DialListener:
 
     def after_fork(self) -> None:
         """In a forked process: leave the sockets to the parent process."""
-        self._lock = threading.Lock()  # the parent's thread may have held the former one
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()  # the parent's thread may have held the former one
         self._closed, self._servers = True, {}
         listeners.pop(self.number, None)
 
@@ -170,7 +152,7 @@ class DialListener:
 
     def _take(self, name: str) -> Dialed | None:
         """Give the socket of a server to a connection; None: it has not dialed in, or other connections have it."""
-        with self._lock:
+        with self._changed:
             server = self._servers.get(name)
             if server is None or not server.waiting:
                 return None
@@ -199,7 +181,7 @@ class DialListener:
             now = time.monotonic()
             for caller in [caller for caller in self._callers.values() if caller.until < now]:
                 self._refuse(caller, f"no request within {_HELLO:g} s")
-        with self._lock:
+        with self._changed:
             for key in list(self._selector.get_map().values()):
                 key.fileobj.close()  # type: ignore[union-attr]
             self._selector.close()
@@ -221,55 +203,56 @@ class DialListener:
             return
         try:
             goes_on = caller.receive()
+            head = caller.take_head()
         except BlockingIOError:
             return
         except ssl.SSLError as error:
             self._refuse(caller, f"no TLS handshake: {explain(error)}")
-            return
-        end = handshake.end_of_head(caller.head)
-        if end:
-            self._answer(caller, caller.head[:end])
-        elif not goes_on or len(caller.head) > handshake.MAX_HEAD:
-            self._refuse(caller, "it sent no request")
+        except OSError as error:
+            self._refuse(caller, str(error))
+        else:
+            if head:
+                self._answer(caller, head)
+            elif not goes_on:
+                self._refuse(caller, "it sent no request")
 
     def _answer(self, caller: _Caller, head: bytes) -> None:
+        asked = None
         try:
-            asked = _websocket_request(head)
-            if asked is None:
-                name, authorization = handshake.read_request(head)
-                self._gate.check(Gate.bearer(authorization), caller.peer)
-                answer, problem = handshake.ACCEPTED, None
-            else:
-                from bridge.dial.websocket import accept
-
-                name, answer, problem = accept(asked, self._gate, caller.peer)
+            asked = handshake.read_request(head)
+            self._check(asked, caller.peer)
         except RequestError as error:
-            answer, problem = handshake.refusal(error), error
-        if problem is not None:
             with contextlib.suppress(OSError):
-                caller.send(answer)
-            self._refuse(caller, problem.message)
+                caller.send(handshake.refusal(error, asked))
+            self._refuse(caller, error.message)
             return
-        caller.send(answer)
+        caller.send(asked.opening)
         del self._callers[caller.sock]
         self._selector.modify(caller.sock, selectors.EVENT_READ, self._drop)  # it speaks no word until it is asked
-        version = None if asked is None else asked.headers.get(HELLO)
-        self._let_in(name, "dialed" if asked is None else "dialed+ws", Dialed(caller.sock, caller.tls, version))
-        _log.info("%s dialed in from %s", name, caller.peer)
+        self._let_in(asked, Dialed(caller.sock, caller.tls, asked.version))
+        _log.info("%s dialed in from %s", asked.name, caller.peer)
 
-    def _let_in(self, name: str, scheme: str, dialed: Dialed) -> None:
+    def _check(self, asked: handshake.Asked, peer: str) -> None:
+        """Raise RequestError unless a server may come in."""
+        self._gate.check(asked.token, peer)
+        origin = asked.origin
+        # Any page that a browser of this machine shows can reach its loopback. Without a token only its own pages may.
+        if origin is not None and not self._gate.asks and not is_loopback(urlsplit(origin).hostname or ""):
+            text = f"a page of {origin!r:.80} needs a token: start the listener with token=, and have the page show it"
+            raise RequestError(Code.PERMISSION_DENIED, text)
+        handshake.check_name(asked.name)
+
+    def _let_in(self, asked: handshake.Asked, dialed: Dialed) -> None:
+        scheme, most = ("dialed+ws", _SPARES) if asked.key is not None else ("dialed", 1)
         with self._changed:
-            server = self._servers.get(name)
-            left: list[Dialed] = []
-            if server is None or server.scheme != scheme:
-                left = [] if server is None else server.waiting
-                server = self._servers[name] = _Server(scheme)
-            server.waiting.append(dialed)
-            most = 1 if scheme == "dialed" else _SPARES
-            left, server.waiting = [*left, *server.waiting[:-most]], server.waiting[-most:]
+            server = self._servers.setdefault(asked.name, _Server(scheme))
+            before = server.waiting
+            server.waiting = [*(before if server.scheme == scheme else []), dialed][-most:]
+            server.scheme = scheme
             self._changed.notify_all()
-        for before in left:
-            self._forget(before.sock)
+        for left in before:
+            if left not in server.waiting:
+                self._forget(left.sock)
 
     def _refuse(self, caller: _Caller, why: str) -> None:
         _refusals.warning("refused %s: %s", caller.peer, why)
@@ -278,7 +261,7 @@ class DialListener:
     def _drop(self, sock: Any) -> None:
         """Let a caller go, or a server that has hung up while it waited."""
         self._callers.pop(sock, None)
-        with self._lock:
+        with self._changed:
             for server in self._servers.values():
                 server.waiting = [dialed for dialed in server.waiting if dialed.sock is not sock]
                 if sock in server.taken:  # a connection took it a moment ago
@@ -308,29 +291,13 @@ def first_dialed(url: str, timeout: float, **credentials: Any) -> Iterator[str]:
         yield url
         return
     with contextlib.closing(DialListener(url.strip(), timeout=timeout, **credentials)) as listener:
-        for endpoint in listener.endpoints()[:1]:
-            yield endpoint.url
-            return
-        raise ConnectError(url, f"no server has dialed in within {timeout:g} s: is it started with `--dial`?")
+        found = listener.endpoints()
+        if not found:
+            raise ConnectError(url, f"no server has dialed in within {timeout:g} s: is it started with `--dial`?")
+        yield found[0].url
 
 
-def _websocket_request(head: bytes) -> Request | None:
-    """Return the request of a server that asks for a WebSocket; None: it asks for something else.
-
-    Raises:
-        RequestError: The package that it takes is not installed.
-    """
-    if b"\r\nsec-websocket-key:" not in head.lower():
-        return None
-    try:
-        from bridge.dial.websocket import read_request
-    except ImportError as error:
-        text = f"WebSockets need the package websockets on the trainer's machine: {install_command('web')}"
-        raise RequestError(Code.UNIMPLEMENTED, text) from error
-    return read_request(head)
-
-
-class ListeningVectorEnv(RemoteVectorEnv):
+class ListeningVectorEnv(OwningVectorEnv):
     """Slots on servers that dial in, as `RemoteVectorEnv` gives them.
 
     Args:
@@ -349,18 +316,8 @@ class ListeningVectorEnv(RemoteVectorEnv):
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls: TLS | None = None,
-        timeout: float = 60.0,
-        connect_timeout: float = CONNECT_TIMEOUT,
+        timeout: float = TIMEOUT,
         **keywords: Any,
     ) -> None:
-        self._listener = DialListener(url, token=token, token_file=token_file, tls=tls, timeout=timeout)
-        try:
-            super().__init__(self._listener, timeout=timeout, connect_timeout=connect_timeout, **keywords)
-        except BaseException:
-            self._listener.close()
-            raise
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """Leave the worlds, and listen no longer."""
-        super().close_extras(**kwargs)
-        self._listener.close()
+        listener = DialListener(url, token=token, token_file=token_file, tls=tls, timeout=timeout)
+        super().__init__(listener.close, listener, timeout=timeout, **keywords)

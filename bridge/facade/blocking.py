@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 
 from bridge.facade.serve import serve_gym
 from bridge.server.server import SWITCH_INTERVAL, Server
-from bridge.worlds.source import EnvLike
+from bridge.worlds.recipe import EnvLike
 
 __all__ = ["serve"]
 

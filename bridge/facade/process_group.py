@@ -30,7 +30,7 @@ from bridge.forks import forget_in_child, leak
 from bridge.server.limits import Limits, check_drain_timeout
 from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.transport.address import parse_address
-from bridge.worlds.source import EnvLike
+from bridge.worlds.recipe import EnvLike
 
 __all__ = ["ServerGroup", "registered_specs"]
 

@@ -16,7 +16,8 @@ from bridge.server.web_site import OpenEnvOptions
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.source import Adapter, EnvLike, EnvSource, WorldKind
+from bridge.worlds.recipe import Adapter, EnvLike
+from bridge.worlds.source import EnvSource, WorldKind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -39,7 +39,7 @@ from bridge.progress import Progress
 from bridge.server.auth import Auth
 from bridge.server.limits import Limits
 from bridge.transport.credentials import Token, checked_tls
-from bridge.worlds.source import EnvLike
+from bridge.worlds.recipe import EnvLike
 
 __all__ = ["Fleet", "attach", "launch"]
 

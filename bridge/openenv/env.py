@@ -16,7 +16,7 @@ import gymnasium
 from gymnasium import Space, spaces
 
 from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, checked_timeout
-from bridge.client.vector_env import RemoteVectorEnv
+from bridge.client.vector_env import OwningVectorEnv
 from bridge.encoding.spaces import Layout
 from bridge.errors import (
     AddressError,
@@ -31,7 +31,7 @@ from bridge.errors import (
 )
 from bridge.extras import install_command
 from bridge.facade.serve import serve_gym
-from bridge.openenv.json_values import SPACE, from_json, space_of, to_json
+from bridge.openenv.json_values import SPACE, from_json, space_of, to_bytes, to_json
 from bridge.server.limits import Limits
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials, TokenLike
@@ -104,14 +104,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self._observation_values = self._values("observation", schema, observation_space)
         self.action_space, self.observation_space = self._action_values.space, self._observation_values.space
         self._socket = MessageSocket(
-            self._address,
-            "/ws",
-            url=self.url,
-            server="server",
-            hint="",
-            timeout=self._timeout,
-            max_message_bytes=max_message_bytes,
-            proxied=True,
+            self._address, "/ws", url=self.url, timeout=timeout, max_message_bytes=max_message_bytes, proxied=True
         )
         self._last: Any = None
 
@@ -151,7 +144,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     def _ask(self, kind: str, data: Any) -> str | bytes:
         if not self._socket.connected:
             self._socket.connect()
-        return self._socket.ask(json.dumps({"type": kind, "data": data}), f"answer to {kind}")
+        return self._socket.ask(to_bytes({"type": kind, "data": data}).decode(), f"answer to {kind}")
 
     def _result(self, data: str | bytes) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Return what an answer says, as `step` does."""
@@ -225,7 +218,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self._socket.close()
 
 
-class OpenEnvVectorEnv(RemoteVectorEnv):
+class OpenEnvVectorEnv(OwningVectorEnv):
     """Environments of OpenEnv servers as slots, as `RemoteVectorEnv` gives them.
 
     A server in this process speaks OpenEnv on one side and dm_env_rpc on the other; each slot has a session of its own.
@@ -256,16 +249,8 @@ class OpenEnvVectorEnv(RemoteVectorEnv):
         )
         limits = Limits(max_worlds=_MAX_SLOTS, max_connections=_MAX_SLOTS)
         secret = secrets.token_urlsafe()
-        self._translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
-        try:
-            found = [urls] if isinstance(urls, str) else list(urls)
-            places = [f"{self._translator.url}?kwargs.url={quote(url, safe='')}" for url in found]
-            super().__init__(places, num_envs=num_envs, token=secret, timeout=2 * timeout, **keywords)
-        except BaseException:
-            self._translator.stop(0.0)
-            raise
-
-    def close_extras(self, **kwargs: Any) -> None:
-        """End the sessions, and the server between."""
-        super().close_extras(**kwargs)
-        self._translator.stop(0.0)
+        translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
+        found = [urls] if isinstance(urls, str) else list(urls)
+        places = [f"{translator.url}?kwargs.url={quote(url, safe='')}" for url in found]
+        end = functools.partial(translator.stop, 0.0)
+        super().__init__(end, places, num_envs=num_envs, token=secret, timeout=2 * timeout, **keywords)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from bridge.errors import SettingError, UnsupportedSpaceError
 from bridge.extras import install_command
 from bridge.watching.pictures import encode_png
 
-__all__ = ["from_json", "schema_of", "space_of", "to_json", "to_plain"]
+__all__ = ["from_json", "schema_of", "space_of", "to_bytes", "to_json"]
 
 SPACE = "x-gymnasium-space"
 """The key of a schema under which a server of ours writes the space itself."""
@@ -47,18 +48,16 @@ def to_json(space: Space[Any], sample: Any, *, pictures: bool = False) -> Any:
         return [to_json(part, item, pictures=pictures) for part, item in zip(space.spaces, sample, strict=True)]
     if pictures and _is_picture(space):
         return _PNG + base64.b64encode(encode_png(sample)).decode()
-    return to_plain(space.to_jsonable([sample])[0])
+    return space.to_jsonable([sample])[0]
 
 
-def to_plain(value: Any) -> Any:
-    """Return a value, such as an info, as what `json.dumps` takes: what JSON has no form for becomes its `repr`."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return to_plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+def to_bytes(value: Any) -> bytes:
+    """Return JSON of a value, such as a message with an info: what JSON has no form for becomes its `repr`."""
+    return json.dumps(value, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else repr(value)
 
 
 def from_json(space: Space[Any], value: Any, where: str) -> Any:

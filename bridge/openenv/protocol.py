@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import http
-import http.client
-import io
 import json
+import re
 from typing import Any
 
 from websockets.frames import Opcode
@@ -18,36 +17,43 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from bridge.errors import Code, RequestError
-from bridge.openenv.session import OpenEnvSession, error_message
+from bridge.openenv.session import ERRORS, FAILED, OpenEnvSession, error_message
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.auth import Gate
 from bridge.server.calls import Call
-from bridge.server.web_protocol import WebProtocol
-from bridge.server.web_site import HttpAnswer
+from bridge.server.web_protocol import WebProtocol, field_of
+from bridge.server.web_site import HttpAnswer, OpenEnvOptions
 from bridge.transport.websocket import LOGGER, MessageJoiner
 from bridge.version import __version__
 
 __all__ = ["OpenEnvProtocol"]
 
-# By method and path, the type of the message that stands for a request.
-_MESSAGES = {"GET /schema": "schema", "GET /state": "state", "POST /reset": "reset", "POST /step": "first step"}
-_STATUSES = {
-    "INVALID_JSON": http.HTTPStatus.BAD_REQUEST,
-    "VALIDATION_ERROR": http.HTTPStatus.UNPROCESSABLE_ENTITY,
-    "CAPACITY_REACHED": http.HTTPStatus.SERVICE_UNAVAILABLE,
-}
+_SESSION = "session"
 _NO_TOOLS = {"code": -32601, "message": "this environment has no tools; its actions go to /ws"}
-# What is said without a world, but for /metadata.
-_DOCUMENTS: dict[str, dict[str, Any]] = {
+# By method and path: the session over WebSocket, the type of the message that stands for a request, or what is said
+# without a world, but for /metadata.
+_ROUTES: dict[str, str | dict[str, Any]] = {
+    "GET /ws": _SESSION,
+    "GET /schema": "schema",
+    "GET /state": "state",
+    "POST /reset": "reset",
+    "POST /step": "first step",
     "GET /health": {"status": "healthy"},
     "GET /metadata": {},
     "POST /mcp": {"jsonrpc": "2.0", "id": None, "error": _NO_TOOLS},
-    "GET /openapi.json": {
-        "openapi": "3.1.0",
-        "info": {"title": "OpenEnv Environment HTTP API", "version": "1.0.0"},
-        "paths": {name.split()[1]: {name.split()[0].lower(): {"responses": {}}} for name in _MESSAGES},
+}
+_ROUTES["GET /openapi.json"] = {
+    "openapi": "3.1.0",
+    "info": {"title": "OpenEnv Environment HTTP API", "version": "1.0.0"},
+    "paths": {
+        path: {method.lower(): {"responses": {}}}
+        for (method, path), route in ((name.split(), route) for name, route in _ROUTES.items())
+        if isinstance(route, str) and route != _SESSION
     },
 }
+_STATUSES = dict([*ERRORS.values(), FAILED])
+_LINE = re.compile(rb"[A-Z]+ [^? ]*")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([^\r]*)")
 
 
 class OpenEnvProtocol(WebProtocol):
@@ -56,112 +62,125 @@ class OpenEnvProtocol(WebProtocol):
     The token comes as Bearer, or as the password of a URL `ws://user:TOKEN@HOST`, which OpenEnv's clients can send.
     """
 
-    _is_session = False
-    """True if the connection is a session of OpenEnv, over WebSocket."""
-    _request: str | None = None
-    """The method and the path of a request over HTTP; None: this is none."""
+    _route: str | dict[str, Any] | None = None
+    """What is asked for, of `_ROUTES`; None: nothing of it."""
+    _length: re.Match[bytes] | None = None
+    """The field that says how long the body is; None: there is none."""
+    _request: Request | None = None
+    """A request over HTTP whose head has come."""
+    _missing, _body = 0, b""
+    """The length of its body, and what has come of that."""
+
+    @property
+    def _over_http(self) -> bool:
+        """True if it is a request that gets one response."""
+        return self._route is not None and self._route != _SESSION
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes, as `WebProtocol.receive_data`; those of a body go to the call once it is whole."""
-        if self._request is None:
-            super().receive_data(data)
-        else:
+        if self._over_http:
             self._receive_rest(data)
+        else:
+            super().receive_data(data)
 
     def _receive_head(self, head: bytes) -> None:
-        line, _, fields = head.partition(b"\r\n")
-        method, _, target = line.decode("latin-1").rpartition(" ")[0].partition(" ")
-        name = f"{method} {target.partition('?')[0]}"
-        if name == "GET /ws":
-            self._is_session = True
+        line = _LINE.match(head)
+        self._route = None if line is None else _ROUTES.get(line[0].decode())
+        if self._route == _SESSION:
             self._joiner = MessageJoiner(Opcode.TEXT)
             self._websocket = ServerProtocol(max_size=self._limits.max_message_bytes, logger=LOGGER)
-        if name not in _MESSAGES and name not in _DOCUMENTS:
-            super()._receive_head(head)
+        if self._over_http and head.startswith(b"POST "):  # without its body it is like a request for a file
+            self._length = _LENGTH.search(head)
+            head = b"GET " + _LENGTH.sub(b"", head.removeprefix(b"POST "))
+        super()._receive_head(head)
+
+    def _serve_file(self, request: Request) -> None:
+        if not self._over_http:
+            super()._serve_file(request)
             return
-        self._request, self._fields, self._body = name, http.client.parse_headers(io.BytesIO(fields)), bytearray()
-        host, length = self._fields.get("Host"), self._fields.get("Content-Length", "0")
-        if (refusal := self._site.check_host(host)) is not None:
-            self._send_file(refusal)
-            return
+        self._request = request
+        length, most = b"0" if self._length is None else self._length[1], self._limits.max_message_bytes
         try:
-            self._site.check_origin(self._fields.get("Origin"), host or "")
+            self._site.check_origin(field_of(request, "Origin"), request.headers["Host"])
+            if not length.isdigit() or int(length) > most:
+                text = f"expected a body with a Content-Length of at most max_message_bytes={most}, got {length!r:.20}"
+                raise RequestError(Code.DATA_LOSS, text)
         except RequestError as error:
-            self._send_json(http.HTTPStatus.FORBIDDEN, {"detail": error.message})
+            self._refuse(error)
             return
-        most = self._limits.max_message_bytes
-        if not length.isdecimal() or int(length) > most or "Transfer-Encoding" in self._fields:
-            text = f"expected a body with a Content-Length of at most max_message_bytes={most}, got {length:.20}"
-            self._send_json(http.HTTPStatus.BAD_REQUEST, {"detail": text})
-            return
-        self._length = int(length) if method == "POST" else 0
+        self._missing = int(length)
         self._receive_rest(b"")
 
     def _receive_rest(self, data: bytes) -> None:
-        if self._request is None:
+        if not self._over_http:
             super()._receive_rest(data)
-        elif not self.finished and self._call is None:
+        elif self._request is not None and not self.finished and self._call is None:
             self._body += data
             self._admit(len(self._body))
-            if len(self._body) >= self._length:
+            if len(self._body) >= self._missing:
                 self._release()
                 self._serve_request(self._request)
 
-    def _serve_request(self, request: str) -> None:
-        if request in _DOCUMENTS:
-            text = f"the Gymnasium environment {self._site.openenv.name}, served by Gymnasium Bridge"  # type: ignore[union-attr]
-            metadata = {"name": self._site.openenv.name, "description": text, "version": __version__}  # type: ignore[union-attr]
-            self._send_json(http.HTTPStatus.OK, _DOCUMENTS[request] or metadata)
+    def _serve_request(self, request: Request) -> None:
+        if isinstance(self._route, dict):
+            name = self._options.name
+            text = f"the Gymnasium environment {name}, served by Gymnasium Bridge"
+            self._respond(self._route or {"name": name, "description": text, "version": __version__})
             return
         try:
-            call = self._call = self._open_session(self._fields.get("Authorization"))
+            call = self._call = self._open_session(field_of(request, "Authorization"))
         except RequestError as error:
-            asks = error.code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
-            status = http.HTTPStatus.UNAUTHORIZED if asks else http.HTTPStatus.SERVICE_UNAVAILABLE
-            self._send_json(status, {"detail": error.message})
+            self._refuse(error)
             return
-        message = b'{"type": "%s", "data": %s}' % (_MESSAGES[request].encode(), bytes(self._body) or b"{}")
+        message = b'{"type": "%s", "data": %s}' % (str(self._route).encode(), self._body or b"{}")
         self._handler.calls.receive(call, message)
         self._handler.calls.receive(call, None)
 
-    def _send_json(self, status: http.HTTPStatus, body: Any) -> None:
+    def _refuse(self, error: RequestError) -> None:
+        self._respond({"detail": error.message}, ERRORS.get(error.code, FAILED)[1])
+
+    def _respond(self, body: Any, status: http.HTTPStatus = http.HTTPStatus.OK) -> None:
         self._send_file(HttpAnswer(status, json.dumps(body).encode(), "application/json"))
 
     def _is_websocket(self, request: Request) -> bool:
-        return self._is_session or super()._is_websocket(request)
+        return self._route == _SESSION or super()._is_websocket(request)
 
     def _open_call(self, request: Request, host: str) -> Call:
-        if not self._is_session:
+        if self._route != _SESSION:
             return super()._open_call(request, host)
-        self._site.check_origin(request.headers.get("Origin"), host)
-        return self._open_session(request.headers.get("Authorization"))
+        self._site.check_origin(field_of(request, "Origin"), host)
+        return self._open_session(field_of(request, "Authorization"))
+
+    @property
+    def _options(self) -> OpenEnvOptions:
+        assert self._site.openenv is not None  # else there is another protocol
+        return self._site.openenv
 
     def _open_session(self, authorization: str | None) -> Call:
         """Admit a client. Raises RequestError."""
         if not self._gate.check(_token_in(authorization), self._connection.peer):
             text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
-            raise RequestError(Code.PERMISSION_DENIED, text)
+            raise RequestError(Code.UNAUTHENTICATED, text)
         call = self._handler.open(self._connection, __version__, may_act=True)
-        call.session = OpenEnvSession(call.session, pictures=self._site.openenv.pictures)  # type: ignore[union-attr]
+        call.handle = OpenEnvSession(call.session.handle, pictures=self._options.pictures).handle
         call.stream = self
         return call
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer: as a text message, or as the response to a request over HTTP."""
-        if self._request is None and not self._is_session:
+        if self._route is None:
             return super().answer(call, parts, size)
         data = b"".join(parts)
         if data[:1] not in (b"", b"{"):  # the server refused the message before the session saw it
             refusal = pb.EnvironmentResponse.FromString(data).error
-            data = error_message(refusal.message, Code(refusal.code))
-        if self._request is not None:
+            data = error_message(RequestError(Code(refusal.code), refusal.message))
+        if self._over_http:
             message = json.loads(data)
             found = message.get("data", message)
             if message.get("type") == "error":
-                status = _STATUSES.get(found["code"], http.HTTPStatus.INTERNAL_SERVER_ERROR)
-                self._send_json(status, {"detail": found["message"]})
+                self._respond({"detail": found["message"]}, _STATUSES[found["code"]])
             else:
-                self._send_json(http.HTTPStatus.OK, found)
+                self._respond(found)
         elif not data:  # it was asked to close: the connection ends with its call
             self._handler.calls.receive(call, None)
         elif self._reply is None and not self.finished:
@@ -171,11 +190,10 @@ class OpenEnvProtocol(WebProtocol):
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the last frame, or the response that a request over HTTP has not got."""
-        if self._request is None:
+        if not self._over_http:
             super().finish(call, error)
         elif not self.finished:
-            text = "the server gave no answer" if error is None else error.message
-            self._send_json(http.HTTPStatus.SERVICE_UNAVAILABLE, {"detail": text})
+            self._refuse(error or RequestError(Code.UNAVAILABLE, "the server gave no answer"))
 
 
 def _token_in(header: str | None) -> str | None:

@@ -7,29 +7,35 @@ one process and without a socket: what our own client can do, an OpenEnv client 
 from __future__ import annotations
 
 import dataclasses
+import http
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from bridge.client.slots.resets import reset_settings
 from bridge.client.world.events import Lost, Refused, StepAnswered
 from bridge.client.world.session import ClientSession, ClientState
 from bridge.client.world.world_request import WorldInfo, WorldRequest
-from bridge.errors import Code, RefusedError, RemoteError, RequestError, SettingError, UsageError
-from bridge.openenv.json_values import from_json, schema_of, to_json, to_plain
+from bridge.errors import Code, RemoteError, RequestError, SettingError, UsageError
+from bridge.openenv.json_values import from_json, schema_of, to_bytes, to_json
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.calls import ServedSession
 from bridge.version import __version__
 
-__all__ = ["OpenEnvSession", "error_message"]
+__all__ = ["ERRORS", "FAILED", "OpenEnvSession", "error_message"]
 
-_CODES = {
-    Code.INVALID_ARGUMENT: "VALIDATION_ERROR",
-    Code.RESOURCE_EXHAUSTED: "CAPACITY_REACHED",
-    Code.UNIMPLEMENTED: "UNKNOWN_TYPE",
-    Code.DATA_LOSS: "INVALID_JSON",
+FAILED = "EXECUTION_ERROR", http.HTTPStatus.INTERNAL_SERVER_ERROR
+"""What OpenEnv calls an error that has no name of its own, and its status over HTTP."""
+ERRORS = {
+    Code.INVALID_ARGUMENT: ("VALIDATION_ERROR", http.HTTPStatus.UNPROCESSABLE_ENTITY),
+    Code.RESOURCE_EXHAUSTED: ("CAPACITY_REACHED", http.HTTPStatus.SERVICE_UNAVAILABLE),
+    Code.UNIMPLEMENTED: ("UNKNOWN_TYPE", http.HTTPStatus.INTERNAL_SERVER_ERROR),
+    Code.DATA_LOSS: ("INVALID_JSON", http.HTTPStatus.BAD_REQUEST),
+    Code.UNAUTHENTICATED: (FAILED[0], http.HTTPStatus.UNAUTHORIZED),
+    Code.PERMISSION_DENIED: (FAILED[0], http.HTTPStatus.FORBIDDEN),
+    Code.UNAVAILABLE: (FAILED[0], http.HTTPStatus.SERVICE_UNAVAILABLE),
 }
+"""The same of other errors."""
 _REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
 _MAX_REQUEST = 1 << 31  # the server has checked the size of what came
 _LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()
@@ -40,39 +46,28 @@ _STATE = {
 
 
 class OpenEnvSession:
-    """Answers JSON messages; takes the place of the session that answers dm_env_rpc.
+    """Answers JSON messages by a session that answers dm_env_rpc.
 
     Args:
-        served: The session with the server's worlds.
+        served: Answers requests of dm_env_rpc.
         pictures: Whether pictures become PNGs.
     """
 
-    def __init__(self, served: ServedSession, *, pictures: bool) -> None:
+    def __init__(self, served: Callable[[bytes], Coroutine[Any, Any, list[Any]]], *, pictures: bool) -> None:
         self._served = served
         self._pictures = pictures
         self._client = ClientSession(_REQUEST, _MAX_REQUEST)
         self._client.server_version = __version__
         self._episode_id: Any = None
         self._steps = 0
-        self.last_step: Any = None
-        """Of a message that was a step, as of `bridge.server.session.Session`."""
-        self.last_error = 0
-        """The code with which the last message was refused; 0: it was not."""
-        self.last_failure: str | None = None
-        """The answer to a message at which the environment failed; None: it did not fail."""
-
-    @property
-    def world_name(self) -> str | None:
-        """The world that it is in; None: none."""
-        return self._served.world_name
-
-    def hang_up(self) -> None:
-        """End what the message at hand waits for: the client is gone."""
-        self._served.hang_up()
-
-    def close(self) -> None:
-        """Take note that the stream ended; the world goes, too."""
-        self._served.close()
+        # Only requests over HTTP send the last two; each of them has a session of its own.
+        self._answers = {
+            "reset": self._reset,
+            "step": self._step,
+            "state": self._state,
+            "schema": self._schema,
+            "first step": self._first_step,
+        }
 
     async def handle(self, data: bytes | bytearray) -> list[bytes | memoryview]:
         """Answer a message of JSON by one of JSON, whatever the bytes are; by nothing where it ends the session."""
@@ -80,40 +75,23 @@ class OpenEnvSession:
             kind, payload = _read(data)
             if kind == "close":
                 return [b""]
-            return [json.dumps(await self._answer(kind, payload)).encode()]
-        except RequestError as error:
-            return [error_message(error.message, error.code)]
-        except RefusedError as error:
-            return [error_message(error.reason, Code(error.code))]
-        except UsageError as error:
-            return [error_message(str(error), Code.INVALID_ARGUMENT)]
-        except RemoteError as error:
-            return [error_message(str(error), Code.INTERNAL)]
-        finally:
-            served = self._served
-            self.last_step, self.last_error, self.last_failure = (
-                served.last_step,
-                served.last_error,
-                served.last_failure,
-            )
-            served.last_failure = None
+            if not isinstance(kind, str) or kind not in self._answers:
+                raise RequestError(
+                    Code.UNIMPLEMENTED, f"expected the type reset, step, state or close, got {kind!r:.40}"
+                )
+            return [to_bytes(await self._answers[kind](payload))]
+        except (RequestError, UsageError, RemoteError) as error:
+            return [error_message(error)]
 
-    async def _answer(self, kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        if kind == "reset":
-            return await self._reset(dict(payload))
-        if kind == "step":
-            return await self._step(payload)
-        if kind == "state":
-            return {"type": "state", "data": {"episode_id": self._episode_id, "step_count": self._steps}}
-        # Only requests over HTTP send these two; each of them has a session of its own.
-        if kind == "schema":
-            return await self._schema()
-        if kind == "first step":
-            await self._reset({})
-            return await self._step(_checked(payload.get("action"), payload))
-        raise RequestError(Code.UNIMPLEMENTED, f"expected the type reset, step, state or close, got {kind!r:.40}")
+    async def _state(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": "state", "data": {"episode_id": self._episode_id, "step_count": self._steps}}
 
-    async def _reset(self, options: dict[str, Any]) -> dict[str, Any]:
+    async def _first_step(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        await self._reset({})
+        return await self._step(_checked(payload.get("action"), payload))
+
+    async def _reset(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        options = dict(payload)
         seed, self._episode_id = options.pop("seed", None), options.pop("episode_id", None)
         await self._join()
         self._client.begin(reset_settings(seed=seed, options=options or None), time.monotonic())
@@ -138,12 +116,12 @@ class OpenEnvSession:
 
     def _observation(self, answer: StepAnswered) -> dict[str, Any]:
         sample, reward, terminated, truncated, info = answer.reader.read(answer.message, time.monotonic())
-        flags = {"terminated": terminated, "truncated": truncated, "info": to_plain(info)}
+        flags = {"terminated": terminated, "truncated": truncated, "info": info}
         observation = {"observation": to_json(self._info.observation_space, sample, pictures=self._pictures), **flags}
         done = terminated or truncated
-        return {"type": "observation", "data": {"observation": observation, "reward": to_plain(reward), "done": done}}
+        return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
 
-    async def _schema(self) -> dict[str, Any]:
+    async def _schema(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         await self._join()
         observed = {"observation": schema_of(self._info.observation_space, pictures=self._pictures)}
         flags = {"terminated": {"type": "boolean"}, "truncated": {"type": "boolean"}, "info": {"type": "object"}}
@@ -158,7 +136,7 @@ class OpenEnvSession:
 
     async def _join(self) -> None:
         if self._client.state is ClientState.LOST:  # the server keeps the session in the lost world until it leaves
-            await self._served.handle(_LEAVE)
+            await self._served(_LEAVE)
         if self._client.state in (ClientState.OFFLINE, ClientState.LOST):
             self._client.connect(time.monotonic())
             await self._exchange()
@@ -176,7 +154,7 @@ class OpenEnvSession:
         event = None
         while requests := self._client.data_to_send():
             for request in requests:
-                answer = b"".join(await self._served.handle(request))
+                answer = b"".join(await self._served(request))
                 event = self._client.receive(answer, time.monotonic()) or event
         if isinstance(event, (Lost, Refused)):
             raise event.error
@@ -200,7 +178,8 @@ def _checked(data: Any, message: Any) -> Mapping[str, Any]:
     return data
 
 
-def error_message(text: str, code: Code) -> bytes:
+def error_message(error: Exception) -> bytes:
     """Return the message by which OpenEnv says that something went wrong."""
-    data = {"message": text, "code": _CODES.get(code, "EXECUTION_ERROR")}
-    return json.dumps({"type": "error", "data": data}).encode()
+    code = getattr(error, "code", Code.INVALID_ARGUMENT if isinstance(error, UsageError) else Code.INTERNAL)
+    text = error.message if isinstance(error, RequestError) else getattr(error, "reason", str(error))
+    return to_bytes({"type": "error", "data": {"message": text, "code": ERRORS.get(code, FAILED)[0]}})

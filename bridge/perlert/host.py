@@ -20,8 +20,8 @@ from bridge.perlert.rollout import Rollout, RolloutConfig
 from bridge.server.failure_log import FailureLog
 from bridge.watching.match import MatchState
 from bridge.worlds.default_actions import default_action
+from bridge.worlds.environment import Transition
 from bridge.worlds.policies import as_policy, by_name
-from bridge.worlds.realtime.joint_loop import Transition
 from bridge.worlds.realtime.multi_agent import Frame, PolicyPlayer, RealtimeMultiAgentWorld
 from bridge.worlds.scheduling import Scheduler, Timer
 

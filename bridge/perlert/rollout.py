@@ -18,7 +18,7 @@ from bridge.errors import PacketError, SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import DECIMALS, decimal_text
-from bridge.worlds.realtime.joint_loop import Transition
+from bridge.worlds.environment import Transition
 
 __all__ = ["Rollout", "RolloutConfig", "RunMember"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError
@@ -187,16 +189,16 @@ def _cut(truncated: Array, terminated: Array) -> Array:
 
 
 def lane_sample(stream: Stream, observation: Any, lane: int) -> Any:
-    """Return the observation of one lane of a batch; of what has no lanes, the observation."""
-    if stream.kind != "lanes":
+    """Return the observation of one lane of a batch; of what has no lanes, the observation, by the agents' names."""
+    if stream.kind == "agents":
+        return {str(agent): seen for agent, seen in observation.items()}
+    if stream.kind == "env":
         return observation
     if isinstance(observation, LaneSamples):
         return observation[lane]
-    layout = stream.columns.groups[0].batches["observation"]
-    columns = layout.columns(stream.lanes)
-    for index, array in enumerate(layout.pack(observation, rounding=True)):
-        layout.write(columns, index, 0, array)
-    return layout.row(columns, lane)
+    layout, batch = stream.columns.groups[0].layouts["observation"], batch_space(stream.spaces[0][0], stream.lanes)
+    sample = next(itertools.islice(iterate(batch, observation), lane, None))
+    return layout.unpack(layout.pack(sample, rounding=True))
 
 
 def stacked(space: Space[Any], samples: list[Any]) -> Any:

@@ -7,7 +7,8 @@ import copy
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,17 @@ from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, 
 from bridge.recording.reader import Episode, Stream
 from bridge.recording.replay import kwargs_of
 
-__all__ = ["Said", "datasets_of", "even", "export_minari", "export_mp4", "name_of_agent", "quiet", "rate_of"]
+__all__ = [
+    "Said",
+    "datasets_of",
+    "even",
+    "export_minari",
+    "export_mp4",
+    "name_of_agent",
+    "quiet",
+    "rate_of",
+    "write_film",
+]
 
 Said = Callable[[str], None]
 
@@ -207,34 +218,40 @@ def export_mp4(
         allow_calls: As for `Replay`.
 
     Raises:
-        SettingError: imageio-ffmpeg is not installed.
+        SettingError: PyAV is not installed.
         RecordingError: The frames of one are not to be had.
     """
-    try:
-        import imageio_ffmpeg
-    except ImportError as error:
-        raise SettingError(f"this needs imageio-ffmpeg: {install_command('film')}") from error
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     written = []
     for episode in episodes:
-        path = target / f"{episode.id}.mp4"
-        rate = rate_of(episode.stream, fps)
-        writer: Any = None
-        try:
-            for _, _, frame in observed_rows(episode, env, frames=True, allow_calls=allow_calls):
-                picture = even(frame() if frame is not None else None)
-                if writer is None:
-                    size = (picture.shape[1], picture.shape[0])
-                    writer = imageio_ffmpeg.write_frames(str(path), size, fps=rate, macro_block_size=1)
-                    writer.send(None)
-                writer.send(picture.tobytes())
-        finally:
-            if writer is not None:
-                writer.close()
+        path, rate = target / f"{episode.id}.mp4", rate_of(episode.stream, fps)
+        rows = observed_rows(episode, env, frames=True, allow_calls=allow_calls)
+        write_film(path, (frame() if frame is not None else None for _, _, frame in rows), rate)
         written.append(path)
         say(f"{path}: {episode.length + 1} frames at {rate:g} a second")
     return written
+
+
+def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int = 12) -> None:
+    """Write pictures as a film (H.264) at so many a second, each of `keyframes` whole.
+
+    Raises:
+        SettingError: PyAV is not installed.
+        RecordingError: They are no pictures.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise SettingError(f"films need PyAV: {install_command('film')}") from error
+    with av.open(str(path), "w") as container:
+        film = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(100_000))
+        film.pix_fmt, film.codec_context.gop_size = "yuv420p", keyframes
+        for picture in map(even, pictures):
+            if not film.codec_context.is_open:
+                film.height, film.width = picture.shape[:2]
+            container.mux(film.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(film.encode())
 
 
 def rate_of(stream: Stream, fps: float | None = None) -> float:

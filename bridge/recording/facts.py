@@ -79,11 +79,10 @@ def facts_of(
         facts["kwargs"] = as_text(dict(made_by.get("kwargs") or {}))
     except TensorError as error:
         facts["unknown_kwargs"] = str(error)
+    pairs: list[Any] = [spaces]
     if isinstance(spaces, Mapping):
-        facts["agents"] = list(spaces)
-        facts["spaces"] = [[space_to_json(space) for space in pair] for pair in spaces.values()]
-    else:
-        facts["spaces"] = [[space_to_json(space) for space in spaces]]
+        facts["agents"], pairs = list(spaces), list(spaces.values())
+    facts["spaces"] = [[space_to_json(space) for space in pair] for pair in pairs]
     facts["versions"] = package_versions(str(made_by.get("entry_point") or ""))
     return facts
 
@@ -100,25 +99,23 @@ def describe_world(
         made_by: What its environment was made of.
         lane: Which lane of a world that steps its lanes one by one; None: all of them together.
     """
-    env = world.env
-    spaces: Any = {str(agent): pair for agent, pair in env.facts.agents.items()} or env.facts.spaces
-    facts = facts_of(journal.run, journal.number(), kind, spaces, made_by)
-    facts["world"] = world.name
-    if kind == "lanes":
-        facts["lanes"] = env.facts.num_envs
-    if lane is not None:
-        facts["lane"] = lane
-    if env.facts.reward_space is not None:
-        facts["reward_space"] = space_to_json(env.facts.reward_space)
-    fps = getattr(getattr(world, "options", None), "fps", None)
-    if fps is not None:
-        facts["fps"] = fps
+    env, own = world.env, world.env.facts
+    spaces: Any = {str(agent): pair for agent, pair in own.agents.items()} or own.spaces
     render_fps = (env.properties().get("world.metadata") or {}).get("render_fps")
-    if isinstance(render_fps, (int, float)) and 0 < render_fps < math.inf:
-        facts["render_fps"] = render_fps  # of a film
-    if env.facts.autoreset is AutoresetMode.SAME_STEP:
-        facts["same_step"] = True
-    return {**facts, **kept_by(journal), "recorded_by": "server"}
+    is_rate = isinstance(render_fps, (int, float)) and 0 < render_fps < math.inf
+    more = {
+        "world": world.name,
+        "lanes": own.num_envs if kind == "lanes" else None,
+        "lane": lane,
+        "reward_space": None if own.reward_space is None else space_to_json(own.reward_space),
+        "fps": getattr(getattr(world, "options", None), "fps", None),
+        "render_fps": render_fps if is_rate else None,  # of a film
+        "same_step": own.autoreset is AutoresetMode.SAME_STEP or None,
+        **kept_by(journal),
+        "recorded_by": "server",
+    }
+    facts = facts_of(journal.run, journal.number(), kind, spaces, made_by)
+    return {**facts, **{name: value for name, value in more.items() if value is not None}}
 
 
 def kept_by(journal: Journal) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from gymnasium import Space, spaces
 
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, SettingError
-from bridge.extras import install_command
 from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
-from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of
+from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, write_film
 from bridge.recording.reader import Episode
 
 __all__ = ["export_lerobot"]
@@ -139,7 +137,9 @@ class _Dataset:
         if self._has_film:
             for data, found in zip(self._data, stats, strict=True):
                 found[_IMAGE] = _picture_statistics(self._pictures(data), len(data.actions))
-            self._film()
+            # Two frames to a keyframe, as LeRobot writes its own: a reader seeks to any of them.
+            pictures = (picture for one in self._data for picture in self._pictures(one))
+            write_film(self._path(_VIDEO.format(video_key=_IMAGE, **_FIRST)), pictures, self._fps, keyframes=2)
         self._save(f"meta/episodes/{_FILE.format(**_FIRST)}.parquet", self._episodes(stats))
         self._save("meta/tasks.parquet", _indexed({"task_index": [0], "task": [self._task]}, "task"))
         self._save_json("meta/stats.json", _joined(stats))
@@ -182,23 +182,6 @@ class _Dataset:
             "video_files_size_in_mb": 500, "fps": self._fps, "splits": {"train": f"0:{len(self._data)}"},
             "data_path": _DATA, "video_path": _VIDEO if self._has_film else None, "features": self._features,
         }  # fmt: skip
-
-    def _film(self) -> None:
-        """Write the pictures of all episodes as one film."""
-        try:
-            import av
-        except ImportError as error:
-            raise SettingError(f"films of LeRobot need PyAV: {install_command('lerobot')}") from error
-        path = self._path(_VIDEO.format(video_key=_IMAGE, **_FIRST))
-        height, width, _ = self._features[_IMAGE]["shape"]
-        with av.open(str(path), "w") as container:
-            # Two frames to a keyframe, as LeRobot writes its own: a reader seeks to any of them.
-            stream = container.add_stream("libx264", rate=Fraction(self._fps).limit_denominator(100_000))
-            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-            stream.codec_context.gop_size = 2
-            for picture in (picture for one in self._data for picture in self._pictures(one)):
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(even(picture), format="rgb24")))
-            container.mux(stream.encode())
 
     def _pictures(self, one: EpisodeData) -> Iterator[Array]:
         """Yield the picture before each action of an episode."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import subprocess
 import sys
-import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 __all__ = ["MOST_EPISODES", "Library"]
 
@@ -32,82 +32,60 @@ class Library:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
-        self._began = 0.0
+        self._process: subprocess.Popen[str] | None = None
+        self._waiting: threading.Thread | None = None
         self._read_at = -math.inf
-        self._episodes: list[dict[str, Any]] = []
+        self._episodes: Sequence[dict[str, Any]] = []
         self._problem = ""
 
     def list(self) -> dict[str, Any]:
         """Return the list as it is now: `episodes`, `reading` (whether a newer one is on its way), and a `problem`."""
-        now = time.monotonic()
-        if self._process is not None:
-            self._look(self._process, now)
-        elif now - self._read_at > _FRESH:
-            self._start(now)
+        if self._process is None and time.monotonic() - self._read_at > _FRESH:
+            if any(path.suffix in (".arrow", ".parquet") for path in self._folder.glob("*")):
+                self._start()
+            else:  # nothing has been recorded yet
+                self._end([], "")
         return {"episodes": self._episodes, "reading": self._process is not None, "problem": self._problem}
 
-    def _start(self, now: float) -> None:
-        if not any(self._folder.glob("*.arrow")) and not any(
-            self._folder.glob("*.parquet")
-        ):  # nothing has been recorded yet
-            self._episodes = []
-            self._end(now, "")
-            return
+    def _start(self) -> None:
         command = [sys.executable, "-m", "bridge", "runs", str(self._folder), "--json", "--last", str(MOST_EPISODES)]
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
-        self._began = now
+        # In a folder without modules, and with the modules of this process.
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        environment = {**os.environ, "PYTHONPATH": path}
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
-            # In a folder without modules, and with the modules of this process.
-            path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                cwd=self._folder,
-                env={**os.environ, "PYTHONPATH": path},
+                command, cwd=self._folder, env=environment, text=True, errors="replace", **pipes
             )
         except OSError as error:
-            self._end(now, f"the recordings cannot be listed: {error}")
-
-    def _look(self, process: subprocess.Popen[bytes], now: float) -> None:
-        """Take the list where the process has ended."""
-        code = process.poll()
-        if code is None:
-            if now - self._began > _DEADLINE:
-                self.close()
-                self._end(now, f"reading the recordings took more than {_DEADLINE:g} s")
+            self._end(self._episodes, f"the recordings cannot be listed: {error}")
             return
-        assert self._output is not None
-        self._output.seek(0)
-        text = self._output.read().decode(errors="replace")
-        if code != 0:
-            self._end(now, f"the recordings cannot be listed: {text.strip()[-300:]}")
-            return
-        self._episodes = [_plain(json.loads(line)) for line in text.splitlines() if line.startswith("{")]
-        self._episodes.reverse()
-        self._end(now, "")
+        self._waiting = threading.Thread(target=self._wait, args=(self._process,), name="bridge-library", daemon=True)
+        self._waiting.start()
 
-    def _end(self, now: float, problem: str) -> None:
-        self._process, self._read_at, self._problem = None, now, problem
-        if self._output is not None:
-            self._output.close()
-            self._output = None
+    def _wait(self, process: subprocess.Popen[str]) -> None:
+        """Wait for a process, and take the list that it prints."""
+        try:
+            text, _ = process.communicate(timeout=_DEADLINE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            self._end(self._episodes, f"reading the recordings took more than {_DEADLINE:g} s")
+            return
+        if process.returncode != 0:
+            self._end(self._episodes, f"the recordings cannot be listed: {text.strip()[-300:]}")
+            return
+        lines = [line for line in reversed(text.splitlines()) if line.startswith("{")]
+        # A return may be no number, or infinite, which the JSON of pages does not have.
+        self._end([json.loads(line, parse_constant=lambda name: None) for line in lines], "")
+
+    def _end(self, episodes: Sequence[dict[str, Any]], problem: str) -> None:
+        self._episodes, self._problem, self._read_at = episodes, problem, time.monotonic()
+        self._process = None  # last: from here on another one may be started
 
     def close(self) -> None:
         """End the process, where one reads."""
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(OSError):
-                process.kill()
-            process.wait(10.0)
-        self._end(time.monotonic(), self._problem)
-
-
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of an episode with None in place of numbers that JSON does not have."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
-    }
+        process, waiting = self._process, self._waiting
+        if process is not None and waiting is not None:
+            process.kill()
+            waiting.join(10.0)

@@ -542,7 +542,7 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
     lanes = columns.width if columns.kind != "env" else int(columns.header.get("lane", 0)) + 1
     known = np.isin(kind, [Kind.STEP, Kind.RESET, Kind.FAILED_STEP, Kind.FAILED_RESET, Kind.CALL, Kind.END])
     sound = call[0] >= max(last, 0) and (np.diff(call) >= 0).all() and (lane >= -1).all() and (lane < lanes).all()
-    sound = sound and ((lane >= 0) | (kind > Kind.LOST)).all() and known.all() and (t >= 0).all()
+    sound = sound and ((lane >= 0) | (kind >= Kind.CALL)).all() and known.all() and (t >= 0).all()
     if not sound:
         raise RecordingError("its rows are not in order, or name a lane or a kind that is not there")
     return int(call[-1])

@@ -33,7 +33,7 @@ from bridge.worlds.environment import Environment
 from bridge.worlds.local import adopt
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.realtime.clocked_world import kept
-from bridge.worlds.source import EnvRecipe, WorldSettings
+from bridge.worlds.recipe import EnvRecipe, WorldSettings
 
 __all__ = [
     "Comparison",
@@ -142,7 +142,7 @@ class Replay:
         for first in range(start, stop, _AT_ONCE):
             bounds = np.searchsorted(numbers, [first, min(first + _AT_ONCE, stop)])
             rows = np.arange(*bounds)
-            rows = rows[kinds[rows] < Kind.LOST]
+            rows = rows[kinds[rows] < Kind.CALL]
             samples = self.stream.samples("action", rows)
             cuts = np.flatnonzero(np.diff(numbers[rows])) + 1
             for part in np.split(np.arange(len(rows)), cuts):
@@ -167,14 +167,7 @@ class Replay:
         try:
             if reset is not None:
                 observation, info, *alive = _now(self.env.reset(seed=kept(reset.seed), options=kept(reset.options)))
-                row = Row(
-                    Kind.RESET,
-                    0.0,
-                    observation=kept(observation),
-                    info=kept(info),
-                    seed=reset.seed,
-                    options=reset.options,
-                )
+                row = Row(Kind.RESET, 0.0, observation=kept(observation), info=kept(info), options=reset.options)
             else:
                 result = _now(self.env.step(self._action(rows, actions)))
                 *told, info = (kept(part) for part in result[:5])
@@ -184,12 +177,9 @@ class Replay:
             row = Row(kind, 0.0, error=error.message, options=None if reset is None else reset.options)
             alive = [()]
         if self.stream.kind != "agents":
-            return row._replace(action=None)
-        named: dict[str, Any] = {
-            name: _named(getattr(row, name) or {}) for name in ("observation", "reward", "terminated", "truncated")
-        }
+            return row
         acted = {self.stream.agents[lane]: action for lane, action in self._by_lane(rows, actions)}
-        return row._replace(action=acted, alive=[str(agent) for agent in alive[0]], **named)
+        return row._replace(action=acted, alive=alive[0])
 
     def _by_lane(self, rows: Array, actions: list[Any]) -> Iterator[tuple[int, Any]]:
         lanes = self.stream.column("lane")[rows].tolist()
@@ -308,10 +298,6 @@ def _unknown(stream: Stream) -> SettingError:
         f"(entry point {header.get('entry_point')!r}); a recording imports nothing by itself: name what makes it, for "
         f"example --env {module}:{name}"
     )
-
-
-def _named(part: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(agent): value for agent, value in part.items()}
 
 
 def refuse_calls(stream: Stream, stop: int, allow_calls: bool) -> None:
@@ -462,7 +448,7 @@ class Comparison:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         header = {**stream.header, "infos": False, "frames": False}
-        self._encoder = Encoder(header, same_step=bool(stream.header.get("same_step")))
+        self._encoder = Encoder(header)
         schema = self._encoder.schema.names
         sampled = [
             name for name in schema if name.partition(":")[2].startswith("observation") or name.startswith("obs")
@@ -484,7 +470,7 @@ class Comparison:
     def difference(self, calls: list[tuple[int, Row]]) -> tuple[int, str] | None:
         """Return the number of the first call that differs, and how; None: none does."""
         try:
-            batches = self._encoder.encode([row for _, row in calls])
+            batches = self._encoder.encode(calls)
         except (TensorError, TypeError, ValueError) as problem:
             self._encoder.rewind()
             if len(calls) == 1:
@@ -493,7 +479,7 @@ class Comparison:
         (fresh,) = batches
         stream, first, last = self._stream, calls[0][0], calls[-1][0]
         rows = np.arange(*np.searchsorted(stream.column("call"), [first, last + 1]))
-        rows = rows[stream.column("kind")[rows] < Kind.LOST]
+        rows = rows[stream.column("kind")[rows] < Kind.CALL]
         count = min(len(rows), len(fresh))
         same = np.ones(count, np.bool_)
         for name in self._names:

@@ -30,9 +30,9 @@ from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.realtime.clocked_world import ROLES, RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
+from bridge.worlds.recipe import EnvRecipe, WorldSettings
 from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler
 from bridge.worlds.settings import read_choice, read_text, refuse_unknown
-from bridge.worlds.source import EnvRecipe, WorldSettings
 
 __all__ = ["MOST_REPLAYS", "REPLAY", "ReplayWorld", "Replays", "SteeredEnv"]
 

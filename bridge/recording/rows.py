@@ -58,8 +58,6 @@ class Kind:
     """The environment raised when it was stepped."""
     FAILED_RESET = 3
     """The environment raised when it was reset."""
-    LOST = 16
-    """So many calls were lost here. It is in no file: the numbers of the calls have a gap there."""
     CALL = 17
     """A method was called, or an attribute set."""
     END = 18
@@ -75,7 +73,8 @@ class Row(NamedTuple):
     by: Any = ""
     """Who acted: a text, or one for each agent by name; a list of one for each lane where they differ."""
     action: Any = None
-    """Of the environment's action space; for `LOST` a number, for `CALL` a pair, else None."""
+    """Of the environment's action space; for `CALL` a pair, else None. Of several agents, this and what follows up to
+    the flags are by agent."""
     observation: Any = None
     reward: Any = 0.0
     terminated: Any = False
@@ -113,12 +112,11 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
     Raises:
         TensorError: It is not of the space.
     """
+    if layout.single and type(sample) is np.ndarray and sample.flags.c_contiguous:
+        spec = layout.specs[0]
+        if sample.dtype == spec.dtype and sample.shape == spec.shape and spec.dtype.kind in "biuf":
+            return hashlib.blake2b(sample.data, digest_size=_HASH_BYTES).digest()
     digest = hashlib.blake2b(digest_size=_HASH_BYTES)
-    spec = layout.specs[0]
-    plain = layout.single and is_fixed(spec) and type(sample) is np.ndarray and sample.flags.c_contiguous
-    if plain and sample.dtype == spec.dtype and sample.shape == spec.shape:
-        digest.update(sample.data)
-        return digest.digest()
     for array, each in zip(layout.pack(sample, rounding=True), layout.specs, strict=True):
         little = array.dtype.newbyteorder("<")
         digest.update(np.ascontiguousarray(array, little).tobytes() if is_fixed(each) else values.encode(array))
@@ -259,15 +257,14 @@ class Encoder:
 
     Args:
         header: The metadata of the files, as `facts_of` makes it.
-        same_step: Whether lanes that end begin anew in the same step; otherwise they do in the next.
     """
 
-    def __init__(self, header: Mapping[str, Any], *, same_step: bool = False) -> None:
+    def __init__(self, header: Mapping[str, Any]) -> None:
         self.columns = Columns(header)
         self.stream = int(header["stream"])
         width = self.columns.width
-        self._same_step = same_step
-        self._lost = 0
+        self._same_step = bool(header.get("same_step"))
+        """True if lanes that end begin anew in the same step; otherwise they do in the next."""
         self._call = 0
         self._begun = np.zeros(width, np.int64)
         self._t = np.zeros(width, np.int64)
@@ -281,56 +278,43 @@ class Encoder:
         return self.columns.schema
 
     def _state(self) -> tuple[Any, ...]:
-        return self._lost, self._call, self._begun, self._t, self._over, self._known
+        return self._call, self._begun, self._t, self._over, self._known
 
-    def encode(self, rows: Sequence[Row]) -> list[pa.RecordBatch]:
-        """Return the rows as record batches."""
+    def encode(self, calls: Sequence[tuple[int, Row]]) -> list[pa.RecordBatch]:
+        """Return calls as record batches.
+
+        Args:
+            calls: The number of each, as in the column `call`, and its row. Where numbers are missing, calls were lost.
+        """
         self._before = self._state()
         found: list[pa.RecordBatch] = []
-        calls: list[Row] = []
-        self._lose(self._lost)
-        self._lost = 0
-        for row in rows:
-            if row.kind < Kind.LOST:
-                calls.append(row)
-                continue
-            if calls:
-                found.append(self._encode(calls))
-                calls = []
-            if row.kind == Kind.LOST:
-                self._lose(row.action)
-            else:
+        run: list[Row] = []  # consecutive resets and steps
+        for number, row in calls:
+            is_note = row.kind >= Kind.CALL
+            if run and (is_note or number != self._call + len(run)):
+                found.append(self._encode(run))
+                run = []
+            if not run and number != self._call:
+                # How many episodes ended meanwhile is not known: rows are of none until the next one begins.
+                self._call = number
+                self._known, self._over = np.zeros_like(self._known), np.zeros_like(self._over)
+            if is_note:
                 found.append(self._note(row))
-        if calls:
-            found.append(self._encode(calls))
+            else:
+                run.append(row)
+        if run:
+            found.append(self._encode(run))
         return found
-
-    def give_up(self, rows: Sequence[Row]) -> None:
-        """Count rows as lost that follow those that were encoded last."""
-        self._lost += sum(row.action if row.kind == Kind.LOST else row.kind < Kind.LOST for row in rows)
 
     def rewind(self) -> None:
         """Forget the last call of `encode`: it failed, or what it returned was not written."""
-        self._lost, self._call, self._begun, self._t, self._over, self._known = self._before
-
-    def _lose(self, count: int) -> None:
-        if count:  # how many episodes ended meanwhile is not known: rows are of none until the next one begins
-            self._call += count
-            self._known = np.zeros_like(self._known)
-            self._over = np.zeros_like(self._over)
+        self._call, self._begun, self._t, self._over, self._known = self._before
 
     def _note(self, row: Row) -> pa.RecordBatch:
         """Return the row of what is neither a reset nor a step."""
         event = {} if row.kind == Kind.END else {"what": row.action[0], "request": _base64(row.action[1])}
-        cells: dict[str, Any] = {
-            "call": self._call,
-            "lane": -1,
-            "kind": row.kind,
-            "episode": 0,
-            "t": 0,
-            "time": row.time,
-        }
-        cells.update(terminated=False, truncated=False, event=json.dumps(event))
+        cells: dict[str, Any] = {"call": self._call, "lane": -1, "kind": row.kind, "time": row.time}
+        cells.update(episode=0, t=0, terminated=False, truncated=False, event=json.dumps(event))
         return pa.RecordBatch.from_pylist([cells], self.schema)
 
     def _encode(self, rows: list[Row]) -> pa.RecordBatch:
@@ -554,7 +538,7 @@ class _Batch:
         return pa.array(found[self.masks].tolist(), kind)
 
     def _events(self) -> pa.Array:
-        texts = [_event(row) for row in self.rows]
+        texts = [_event(row) if row.error or row.kind in (Kind.RESET, Kind.FAILED_RESET) else None for row in self.rows]
         if not any(texts):
             return pa.nulls(int(self.masks.sum()), pa.string())
         first = np.argmax(self.masks, axis=1)  # the lane that says it
@@ -563,17 +547,21 @@ class _Batch:
         return pa.array(found[self.masks].tolist(), pa.string())
 
 
+_BY_AGENT = ("action", "observation", "reward", "terminated", "truncated")
+
+
 def _by_agent(row: Row, agents: Sequence[str]) -> Row:
     """Return a call of several agents as one of lanes, with None for those that have no part in it."""
 
     def each(part: Any) -> Any:
-        return LaneSamples((part or {}).get(agent) for agent in agents)
+        named = {str(agent): value for agent, value in (part or {}).items()}
+        return LaneSamples(named.get(agent) for agent in agents)
 
     by = row.by if isinstance(row.by, str) else [row.by.get(agent, "") for agent in agents]
-    parts = {name: each(getattr(row, name)) for name in ("action", "observation", "reward")}
-    flags = {name: each(getattr(row, name)) for name in ("terminated", "truncated")}
+    parts = {name: each(getattr(row, name)) for name in _BY_AGENT}
+    alive = {str(agent) for agent in row.alive}
     info = [one or {} for one in each(row.info)]
-    return row._replace(by=by, **parts, **flags, info=info, alive=[agent in row.alive for agent in agents])
+    return row._replace(by=by, **parts, info=info, alive=[agent in alive for agent in agents])
 
 
 def _picture(frame: Any) -> bytes | None:
@@ -629,7 +617,7 @@ def mask_of(row: Row) -> Any:
 def _event(row: Row) -> str | None:
     """Return what else there is to say of a call, as JSON: the arguments of a reset, or what was raised."""
     if row.kind in (Kind.FAILED_STEP, Kind.STEP):
-        return json.dumps({"error": row.error}) if row.error else None
+        return json.dumps({"error": row.error})
     found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}
     if row.error == "autoreset":
         return None

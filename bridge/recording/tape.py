@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
@@ -39,7 +40,7 @@ _new_row: Any = tuple.__new__
 
 
 class Tape:
-    """Hands rows to the writer; what does not fit into its queue, or comes while it is switched off, is counted.
+    """Hands rows to the writer. It numbers the calls: of what is left out, or does not fit, a gap in the numbers tells.
 
     Args:
         journal: The writer.
@@ -49,32 +50,36 @@ class Tape:
     def __init__(self, journal: Journal, encoder: Encoder) -> None:
         self._journal = journal
         self._encoder = encoder
-        self._lost = 0
+        self._next = 0
+        """The number of the next reset or step."""
+        self._fits = True
         self._ended = False
-        self.infos, self.unattended = journal.options.infos, journal.options.unattended
-        """True if infos are recorded, and episodes of a real-time world that nobody plays."""
+        options = journal.options
+        self.infos, self.frames, self.unattended = options.infos, options.frames, options.unattended
+        """True if infos and frames are recorded, and episodes of a real-time world that nobody plays."""
         self.on = True
         """True if resets and steps are recorded; calls are in any case, for what follows depends on them."""
 
     def add(self, row: Row, size: int = 0) -> None:
         """Hand over a row of about so many bytes."""
-        if not self.on and row.kind < Kind.LOST:
-            self.skip()
-            return
-        if self._lost:
-            lost = Row(Kind.LOST, row.time, action=self._lost)
-            if not self._journal.offer(self._encoder, lost, _OVERHEAD):
-                self._lost += row.kind < Kind.LOST
+        number, is_note = self._next, row.kind >= Kind.CALL
+        if not is_note:
+            self._next += 1
+            if not self.on:
                 return
-            self._lost = 0
-        if not self._journal.offer(self._encoder, row, size + _OVERHEAD):
-            if not self._lost:
+        before, self._fits = self._fits, self._journal.offer(self._encoder, (number, row), size + _OVERHEAD)
+        if not self._fits:
+            self._next += is_note  # a gap tells of this one, too
+            if before:
                 _log.warning("a recording lacks rows, for they come faster than they are written")
-            self._lost += 1
 
     def skip(self) -> None:
-        """Leave a reset or a step out, and count it."""
-        self._lost += 1
+        """Leave a reset or a step out."""
+        self._next += 1
+
+    def note(self, what: str, request: Message) -> None:
+        """Hand over a call of a method (`call`), or an attribute that was set (`write`)."""
+        self.add(Row(Kind.CALL, time.time(), action=(what, request.SerializeToString())))
 
     def end(self) -> None:
         """The environment was closed. Again: nothing."""
@@ -88,82 +93,70 @@ class _RecordedLane:
     """A lane, or an environment, whose resets and steps are recorded.
 
     Args:
-        env: What is recorded.
+        world: What it is of; says who the action at hand is of.
         tape: Takes the rows.
-        world: Says who the action at hand is of.
-        read_frames: Returns what `render` gives; None: frames are not recorded.
-        lane: Its number among those that are stepped one by one.
+        lane: Its number among those that are stepped one by one; None: the environment as a whole.
     """
 
-    def __init__(
-        self,
-        env: Lane,
-        tape: Tape,
-        world: EnvWorld,
-        read_frames: Callable[[], Any] | None = None,
-        lane: int = 0,
-    ) -> None:
-        self.facts = env.facts
-        self._env = env
-        self._lane = lane
-        self._tape = tape
+    def __init__(self, world: EnvWorld, tape: Tape, lane: int | None = None) -> None:
+        self._inner = world.env
+        self._env: Lane = world.env if lane is None else world.env.lanes[lane]
+        self.facts = self._env.facts
+        self.tape = tape
         self._world = world
-        self._applied_by = world.applied_by
-        self._moment = _moment_of(world, lane)
-        self._read_frames = read_frames
+        self._lane = lane
+        self._applied_by = partial(world.applied_by, lane or 0)
+        self._moment: Callable[[], Any] = _no_moment
+        if isinstance(world, ClockedWorld):
+            self._moment = partial(world.moment, lane or 0)
+        self._renders = tape.frames
         # Elsewhere each episode is there because somebody asked for it.
         self._may_skip = isinstance(world, ClockedWorld) and world.options.autoreset and not tape.unattended
         self._nobodys = False
         """True if nobody played since the episode began, which is not recorded then."""
         # Lanes that begin anew in the step that ends them have their last observations in the infos.
-        self._keeps_infos = tape.infos or (env.facts.autoreset is AutoresetMode.SAME_STEP)
+        self._keeps_infos = tape.infos or (self.facts.autoreset is AutoresetMode.SAME_STEP)
 
     def _skips(self, begins: bool) -> bool:
         """Leave a call out, and return True, if its episode began while nobody played and nobody has come since."""
-        if not self._may_skip:
-            return False
         self._nobodys = (begins or self._nobodys) and not (self._world.has_players or self._world.taken_over)
         if self._nobodys:
-            self._tape.skip()
+            self.tape.skip()
         return self._nobodys
-
-    async def _frame(self) -> Any:
-        """Return what `render` gives now, where that is recorded."""
-        return await self._read_frames() if self._read_frames is not None and self._tape.on else None
 
     async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Reset the environment."""
-        if self._skips(begins=True):
+        if self._may_skip and self._skips(begins=True):
             return await self._env.reset(seed=seed, options=options)
         given = kept(seed), kept(options)  # Gymnasium's vector environments take `reset_mask` out of the dict
         try:
             result = await self._env.reset(seed=seed, options=options)
         except RequestError as error:
-            moment = None if self._moment is None else self._moment()
             failed = Row(Kind.FAILED_RESET, time.time(), seed=given[0], options=given[1], error=error.message)
-            self._tape.add(failed._replace(moment=moment))
+            self.tape.add(failed._replace(moment=self._moment()))
             raise
-        moment = None if self._moment is None else self._moment()
-        frame = None if self._read_frames is None else await self._frame()
-        self._record(Kind.RESET, result, None, "", moment, frame, *given)
+        moment = self._moment()
+        self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given)
         return result
 
     async def step(self, action: object) -> Result:
         """Step the environment."""
         if self._may_skip and self._skips(begins=False):
             return await self._env.step(action)
-        by = self._applied_by(self._lane)
+        by = self._applied_by()
         if self._world.taken_over:
             by = self._acting(by)
-        given = action if type(action) in _IMMUTABLE else self._copy(action)
-        moment = None if self._moment is None else self._moment()
+        given = action
+        if type(action) not in _IMMUTABLE:
+            given = kept(dict(action) if self.facts.agents else action)  # type: ignore[call-overload]
+        moment = self._moment()
         try:
             result = await self._env.step(action)
         except RequestError as error:
-            self._tape.add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
+            self.tape.add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
             raise
-        frame = None if self._read_frames is None else await self._frame()
-        self._record(Kind.STEP, result, given, by, moment, frame)
+        frames = await self._frames() if self._renders else None
+        self._record(Kind.STEP, result, given, by, moment, frames)
         return result
 
     def _acting(self, by: Any) -> Any:
@@ -182,9 +175,29 @@ class _RecordedLane:
             return [people.get(str(lane), by) for lane in range(lanes)]
         return {**by, **people} if isinstance(by, Mapping) else next(iter(people.values()))
 
-    def _copy(self, action: Any) -> Any:
-        """Return an action as it is recorded, whatever the environment does with it."""
-        return kept(action)
+    async def _frames(self) -> Sequence[Any] | None:
+        """Return what `render` gives now, where that is recorded; once it gives no pictures, no more."""
+        if not self._renders or not self.tape.on:
+            return None
+        try:
+            frames = await self._render()
+        except RequestError as error:
+            why = error.message.partition("\n")[0]
+        else:
+            if all(isinstance(frame, np.ndarray) for frame in frames):
+                return frames
+            why = "render() gives no arrays; make the environment with render_mode='rgb_array'"
+        self._renders = False
+        _log.warning("no frames are recorded: %s", why)
+        return None
+
+    async def _render(self) -> Sequence[Any]:
+        lanes = self._inner.facts.num_envs
+        if self._lane is None or lanes is None:
+            return await self._inner.render(range(lanes or 1))
+        # `render` of an environment in a process of its own draws all lanes; others may not have been reset yet.
+        response = await self._inner.call(bridge_pb2.CallRequest(name="render", lanes=[self._lane]))
+        return [values.from_value(result) for result in response.results]
 
     def _record(
         self,
@@ -193,43 +206,55 @@ class _RecordedLane:
         action: Any,
         by: Any,
         moment: Any,
-        frame: Any,
+        frames: Any,
         seed: Any = None,
         options: Any = None,
     ) -> None:
         """Hand over what came of a call; nothing of this concerns the world."""
+        reward, terminated, truncated, alive = 0.0, False, False, ()
         try:
-            observation, reward, terminated, truncated, info, alive = self._parts(kind, result)
+            if self.facts.agents:
+                *result, alive = result
+            if kind == Kind.STEP:
+                observation, reward, terminated, truncated, info = result
+            else:
+                observation, info = result
         except (TypeError, ValueError):  # it did not return what it must, which the world says
-            self._tape.add(Row(Kind.LOST, time.time(), action=1))
+            self.tape.skip()
             return
         seen, told = kept(observation), kept(info) if self._keeps_infos else None
         flags = kept(terminated), kept(truncated)
         # A call of `Row` with its fields by name takes longer than all of this.
         row = _new_row(Row, (kind, time.time(), by, action, seen, kept(reward), *flags, alive, seed, options, "",
-                             moment, frame, told))  # fmt: skip
-        self._tape.add(row, size_of(seen) + size_of(frame))
-
-    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-        """Return observation, reward, flags, info and who goes on."""
-        if kind == Kind.STEP:
-            observation, reward, terminated, truncated, info = result
-            return observation, reward, terminated, truncated, info, ()
-        observation, info = result
-        return observation, 0.0, False, False, info, ()
+                             moment, frames, told))  # fmt: skip
+        self.tape.add(row, size_of(seen) + size_of(frames))
 
 
-class _Recorded(EnvironmentProxy):
+def _no_moment() -> None:
+    """Say nothing of when a step takes place: the world is in lock-step."""
+
+
+class RecordedEnv(EnvironmentProxy):
     """An environment that is recorded, with the switch of its recording.
 
     Args:
         env: The environment.
-        tapes: Take its rows.
+        parts: It as a whole, recorded; or each of its lanes.
+        by_lane: Whether a world steps these lanes one by one.
     """
 
-    def __init__(self, env: Environment, tapes: Sequence[Tape]) -> None:
-        EnvironmentProxy.__init__(self, env)
-        self._tapes = tapes
+    def __init__(self, env: Environment, parts: Sequence[_RecordedLane], *, by_lane: bool) -> None:
+        super().__init__(env)
+        self._parts = parts
+        self._tapes = [part.tape for part in parts]
+        self._by_lane = by_lane
+        if not by_lane:  # methods would be one call more in each step
+            self.reset, self.step = parts[0].reset, parts[0].step  # type: ignore[method-assign]
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """The parts that a world can step separately."""
+        return self._parts if self._by_lane else super().lanes
 
     @property
     def recording(self) -> bool:
@@ -254,6 +279,32 @@ class _Recorded(EnvironmentProxy):
             )
         self.recording = text == "on"
 
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute; calls are recorded, for they may change its state."""
+        response = await self.inner.call(request)
+        part, tapes = bridge_pb2.CallRequest(), self._tapes
+        part.CopyFrom(request)
+        if self._by_lane:  # a stream of the recording has one lane
+            tapes = [tapes[lane] for lane in request.lanes or range(len(tapes))]
+            del part.lanes[:]
+        for tape in () if request.look else tapes:
+            tape.note("call", part)
+        return response
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Answer a request for a property; what is written is recorded, for each lane its own value."""
+        response = await self.inner.answer_property(request)
+        written = request.write_property
+        if request.WhichOneof("payload") != "write_property":
+            return response
+        if not self._by_lane:
+            self._tapes[0].note("write", request)
+            return response
+        for tape, value in zip(self._tapes, read_encoded(written.value), strict=True):
+            own = properties_pb2.WritePropertyRequest(key=written.key, value=encoded([value]))
+            tape.note("write", properties_pb2.PropertyRequest(write_property=own))
+        return response
+
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""
         try:
@@ -261,86 +312,6 @@ class _Recorded(EnvironmentProxy):
         finally:
             for tape in self._tapes:
                 tape.end()
-
-
-class RecordedEnv(_RecordedLane, _Recorded):
-    """An environment that is recorded as a whole; arguments as of a lane."""
-
-    def __init__(
-        self, env: Environment, tape: Tape, world: EnvWorld, read_frames: Callable[[], Any] | None = None
-    ) -> None:
-        _Recorded.__init__(self, env, [tape])
-        _RecordedLane.__init__(self, env, tape, world, read_frames)
-
-    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Call a public method, or read a public attribute; calls are recorded, for they may change its state."""
-        response = await self.inner.call(request)
-        if not request.look:
-            self._tape.add(Row(Kind.CALL, time.time(), action=("call", request.SerializeToString())))
-        return response
-
-    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Answer a request for a property; what is written is recorded."""
-        response = await self.inner.answer_property(request)
-        if request.WhichOneof("payload") == "write_property":
-            self._tape.add(Row(Kind.CALL, time.time(), action=("write", request.SerializeToString())))
-        return response
-
-
-class RecordedParallelEnv(RecordedEnv):
-    """A PettingZoo environment whose resets and steps are recorded."""
-
-    def _parts(self, kind: int, result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-        if kind == Kind.RESET:
-            observations, info, alive = result
-            return _named(observations), None, None, None, _named(info), [str(agent) for agent in alive]
-        *parts, alive = result
-        observations, rewards, terminated, truncated, info = map(_named, parts)
-        return observations, rewards, terminated, truncated, info, [str(agent) for agent in alive]
-
-    def _copy(self, action: Any) -> Any:
-        return _named(kept(dict(action)))
-
-
-class RecordedLanes(_Recorded):
-    """Lanes that are stepped one by one, each of which is recorded.
-
-    Args:
-        env: What has the lanes.
-        lanes: The lanes, recorded.
-        tapes: Those of the lanes.
-    """
-
-    def __init__(self, env: Environment, lanes: Sequence[Lane], tapes: Sequence[Tape]) -> None:
-        super().__init__(env, tapes)
-        self._lanes = lanes
-
-    @property
-    def lanes(self) -> Sequence[Lane]:
-        """The parts that a world can step separately."""
-        return self._lanes
-
-    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Call a public method, or read a public attribute, on the lanes that the request names."""
-        response = await self.inner.call(request)
-        part = bridge_pb2.CallRequest()
-        part.CopyFrom(request)
-        del part.lanes[:]
-        for lane in () if request.look else request.lanes or range(len(self._tapes)):
-            self._tapes[lane].add(Row(Kind.CALL, time.time(), action=("call", part.SerializeToString())))
-        return response
-
-    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Answer a request for a property; what is written is recorded, for each lane its own value."""
-        response = await self.inner.answer_property(request)
-        if request.WhichOneof("payload") == "write_property":
-            written = read_encoded(request.write_property.value)
-            for tape, value in zip(self._tapes, written, strict=True):
-                part = properties_pb2.PropertyRequest()
-                part.write_property.key = request.write_property.key
-                part.write_property.value.CopyFrom(encoded([value]))
-                tape.add(Row(Kind.CALL, time.time(), action=("write", part.SerializeToString())))
-        return response
 
 
 def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> None:
@@ -352,79 +323,13 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
         made_by: What the environment was made of, for the record `world`.
     """
     env, facts = world.env, world.env.facts
-    if isinstance(world, RealtimeWorld):
-        made = [_record_lane(journal, world, lane, made_by) for lane in range(len(env.lanes))]
-        world.env = RecordedLanes(env, [recorded for recorded, _ in made], [tape for _, tape in made])
-        return
-    frames = _Frames(env, None) if journal.options.frames else None
-    kind = "agents" if facts.agents else "env" if facts.num_envs is None else "lanes"
-    header = describe_world(journal, world, kind, made_by)
-    tape = Tape(journal, Encoder(header, same_step=facts.autoreset is AutoresetMode.SAME_STEP))
-    make = RecordedParallelEnv if facts.agents else RecordedEnv
-    world.env = make(env, tape, world, frames)
-
-
-def _moment_of(world: EnvWorld, lane: int) -> Callable[[], Any] | None:
-    """Return what says when a frame of a real-time world takes place; None: the world is in lock-step."""
-    return partial(world.moment, lane) if isinstance(world, ClockedWorld) else None
-
-
-def _record_lane(
-    journal: Journal, world: RealtimeWorld, lane: int, made_by: Mapping[str, Any]
-) -> tuple[_RecordedLane, Tape]:
-    """Return one lane of a real-time world, recorded."""
-    env = world.env
-    facts = describe_world(journal, world, "env", made_by, lane)
-    tape = Tape(journal, Encoder(facts))
-    frames = _Frames(env, None if world.single else lane) if journal.options.frames else None
-    return _RecordedLane(env.lanes[lane], tape, world, frames, lane), tape
-
-
-class _Frames:
-    """Renders an environment; once it cannot, no more.
-
-    Args:
-        env: What answers for the property `world.frame`.
-        lane: Which of its frames is wanted; None: all of them.
-    """
-
-    def __init__(self, env: Environment, lane: int | None) -> None:
-        self._env = env
-        self._lane = lane
-        self._over = False
-
-    async def __call__(self) -> Sequence[Any] | None:
-        if self._over:
-            return None
-        try:
-            frames = await (self._render() if self._lane is None else self._render_lane(self._lane))
-        except RequestError as error:
-            self._stop(error.message.partition("\n")[0])
-            return None
-        if not all(isinstance(frame, np.ndarray) for frame in frames):
-            self._stop("render() gives no arrays; make the environment with render_mode='rgb_array'")
-            return None
-        return frames
-
-    async def _render(self) -> list[Any]:
-        request = properties_pb2.PropertyRequest()
-        request.read_property.key = "world.frame"
-        response = await self._env.answer_property(request)
-        frames: list[Any] = read_encoded(response.read_property.value)
-        return frames
-
-    async def _render_lane(self, lane: int) -> list[Any]:
-        """Render one lane: the others may not have been reset yet."""
-        response = await self._env.call(bridge_pb2.CallRequest(name="render", lanes=[lane]))
-        return [values.from_value(result) for result in response.results]
-
-    def _stop(self, why: str) -> None:
-        self._over = True
-        _log.warning("no frames are recorded: %s", why)
-
-
-def _named(part: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(agent): value for agent, value in part.items()}
+    by_lane = isinstance(world, RealtimeWorld)
+    kind = "agents" if facts.agents else "env" if by_lane or facts.num_envs is None else "lanes"
+    lanes: Sequence[int | None] = range(len(env.lanes)) if by_lane else [None]
+    headers = [describe_world(journal, world, kind, made_by, lane) for lane in lanes]
+    tapes = [Tape(journal, Encoder(header)) for header in headers]
+    parts = [_RecordedLane(world, tape, lane) for tape, lane in zip(tapes, lanes, strict=True)]
+    world.env = RecordedEnv(env, parts, by_lane=by_lane)
 
 
 def size_of(value: Any) -> int:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,8 +21,9 @@ from bridge.facade.record import Recording
 from bridge.forks import forget_in_child
 from bridge.logs import SafeLog
 from bridge.recording.files import Segment
+from bridge.recording.rows import Encoder
 
-__all__ = ["Journal", "Source"]
+__all__ = ["Journal"]
 
 _log = SafeLog(__name__)
 _GATHER = 0.1
@@ -36,27 +37,6 @@ _BATCH = 4096
 _BATCH_BYTES = 16 << 20
 _SEGMENT_ROWS = 1 << 20
 """Rows after which another segment is begun."""
-
-
-class Source(Protocol):
-    """Makes record batches of rows, in the writer's thread."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns, and in their metadata what the rows are of."""
-
-    @property
-    def stream(self) -> int:
-        """The number of the stream."""
-
-    def encode(self, rows: list[Any]) -> list[pa.RecordBatch]:
-        """Return the rows as record batches."""
-
-    def rewind(self) -> None:
-        """Forget the last call of `encode`: what it returned was not written."""
-
-    def give_up(self, rows: list[Any]) -> None:
-        """Count rows as lost. They follow those that were encoded last."""
 
 
 class Journal:
@@ -93,7 +73,7 @@ class Journal:
         # With its first array pyarrow imports pandas, where that is installed: half a second that no step should wait.
         pa.array([0])
         self._files = _Files(self.folder, self.run, self.options.max_bytes, segment_bytes)
-        self._rows: deque[tuple[Source, Any, int]] = deque()
+        self._rows: deque[tuple[Encoder, Any, int]] = deque()
         self._offered = self._taken = 0  # bytes; each is changed by one side alone
         self._streams = 0
         self._wake = threading.Event()
@@ -108,7 +88,7 @@ class Journal:
             self._streams += 1
             return self._streams
 
-    def offer(self, source: Source, row: Any, size: int) -> bool:
+    def offer(self, source: Encoder, row: Any, size: int) -> bool:
         """Have a row written; return whether it fits into the queue. Never waits.
 
         Args:
@@ -179,7 +159,7 @@ class Journal:
 
     def _write(self) -> int:
         """Write some of what waits; return how many rows. The order of each source's rows is kept."""
-        count, total, held = 0, 0, dict[Source, list[Any]]()
+        count, total, held = 0, 0, dict[Encoder, list[Any]]()
         ended = []
         while self._rows and count < _BATCH and total <= _BATCH_BYTES:
             count += 1
@@ -196,16 +176,14 @@ class Journal:
         self._taken += total
         return count
 
-    def _store(self, source: Source, rows: list[Any]) -> None:
+    def _store(self, source: Encoder, rows: list[Any]) -> None:
         """Encode and write rows of a source. Of those that do not fit on the disk, the first are written."""
         if self._files.is_paused:
-            source.give_up(rows)
             return
         try:
             batches = source.encode(rows)
         except Exception as error:  # whatever an environment returned
             source.rewind()
-            source.give_up(rows)
             _log.error("rows of a recording cannot be encoded: %r", error, exc_info=error)
             return
         if not batches or self._files.write(source, batches):
@@ -213,7 +191,6 @@ class Journal:
         source.rewind()
         if len(rows) == 1:
             self._files.pause()
-            source.give_up(rows)
             return
         # How many rows come at once depends on the processor's speed, and what a disk holds of them must not.
         half = len(rows) // 2
@@ -227,7 +204,7 @@ class _Files:
     def __init__(self, folder: Path, run: str, most: int | None, segment_bytes: int) -> None:
         self._folder, self._run, self._most = folder, run, most
         self._segment_bytes = segment_bytes if most is None else max(1, min(segment_bytes, most // 4))
-        self._open: dict[Source, Segment] = {}
+        self._open: dict[Encoder, Segment] = {}
         self._parts: dict[int, int] = {}
         self._ended: deque[Segment] = deque()
         self._retry_at = 0.0
@@ -249,7 +226,7 @@ class _Files:
             _PAUSE,
         )
 
-    def write(self, source: Source, batches: list[pa.RecordBatch]) -> bool:
+    def write(self, source: Encoder, batches: list[pa.RecordBatch]) -> bool:
         """Append record batches of a source, all or nothing; return whether they are written."""
         segment = self._open.get(source)
         if segment is not None:
@@ -266,8 +243,9 @@ class _Files:
 
     def _append(self, segment: Segment, batches: list[pa.RecordBatch]) -> bool:
         data = segment.pack(batches)
-        if not self._make_room(len(data) + 100):
-            self._problem = f"{len(data)} bytes do not fit into the limit of {self._most}"
+        size = sum(map(len, data))
+        if not self._make_room(size + 100):
+            self._problem = f"{size} bytes do not fit into the limit of {self._most}"
             return False
         try:
             segment.append(data, sum(len(batch) for batch in batches))
@@ -276,7 +254,7 @@ class _Files:
             return False
         return True
 
-    def end(self, source: Source) -> None:
+    def end(self, source: Encoder) -> None:
         """Seal the segment of a source, where it has one."""
         segment = self._open.pop(source, None)
         if segment is None:

@@ -56,6 +56,10 @@ class Client(Protocol):
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer with the next flush; return whether the client has room for all of it."""
 
+    def flush(self) -> None:
+        """Send what waits in `outgoing`."""
+        return None
+
     def is_blocked(self, call: Call) -> bool:
         """True if the client does not take the answers of a call for now."""
         return False
@@ -113,6 +117,8 @@ class Call:
     def __init__(self, client: Client, session: ServedSession, name: str) -> None:
         self.client = client
         self.session = session
+        self.handle = session.handle
+        """Answers a request; another protocol's messages are translated in its place."""
         self.name = name
         self.stream: Any = None
         """The number or object by which the client's protocol knows it."""
@@ -153,7 +159,6 @@ class Calls:
         viewers: Admits calls of clients that may only watch: they take no places of those that act.
         admission: Admits requests.
         scheduler: Goes on with requests that wait.
-        flush: Sends what waits in a client's `outgoing`.
         cut: Closes the connection of a client after a fault of this server.
         charge: Counts the processor time of a request of a viewer or an operator.
         open_session: Makes what answers a call; None: a `Session`.
@@ -168,7 +173,6 @@ class Calls:
         viewers: ConnectionCount,
         admission: Admission,
         scheduler: Scheduler,
-        flush: Callable[[Any], None],
         cut: Callable[[Any], None],
         charge: Callable[[Any, float], None],
         open_session: Callable[[Hub, str, bool], ServedSession] | None = None,
@@ -182,7 +186,6 @@ class Calls:
         self._scheduler = scheduler
         self.failures = FailureLog(scheduler)
         """The log of the errors of environments."""
-        self._flush = flush
         self._cut = cut
         self._charge = charge
         self.metrics: Metrics | None = None
@@ -296,7 +299,7 @@ class Calls:
             now = time.monotonic()
             full = together >= _TOGETHER or now - since > _SOON or not client.joins_answers
             if full or not ready or ready[0][0].client is not client:
-                self._flush(client)
+                client.flush()
                 if now > until:
                     break
                 together, since = 0, now
@@ -310,12 +313,12 @@ class Calls:
 
     def _flush_all(self) -> None:
         while self._unflushed:
-            self._flush(self._unflushed.popitem()[0])
+            self._unflushed.popitem()[0].flush()
 
     def flush_served(self) -> None:
         """Send the answers that wait for one that takes long."""
         if self._served is not None:
-            self._flush(self._served)
+            self._served.flush()
 
     def _serve_limited(self, call: Call, request: Request | None) -> None:
         """Serve a request at the expense of its connection.
@@ -352,23 +355,21 @@ class Calls:
                 if admission.requests >= admission.max_requests or admission.bytes + size > admission.max_bytes:
                     admission.check(size)
             except RequestError as error:
-                self._answer(call, [error_response(error)])
-                if call.requests:
-                    self.unblock(call)
+                self._finish(call, None, [error_response(error)])
                 return
             admission.requests += 1
             admission.bytes += size
-            began = time.perf_counter()
-            coroutine = call.session.handle(request)
+            admitted = size, time.perf_counter()
+            coroutine = call.handle(request)
             call.busy = True
             try:
                 pending = coroutine.send(None)
             except StopIteration as stop:
-                self._finish(call, size, began, stop.value)
+                self._finish(call, admitted, stop.value)
             except Exception as error:
-                self._finish(call, size, began, _fault(error))
+                self._finish(call, admitted, _fault(error))
             else:
-                self._go_on_later(call, size, began, coroutine, pending)
+                self._go_on_later(call, admitted, coroutine, pending)
 
     def _defer(self, call: Call, request: Request | None, *, first: bool) -> None:
         """Keep a request until those before it are answered, and the client has taken the answers."""
@@ -388,23 +389,41 @@ class Calls:
         if not call.busy:
             call.client.blocked_calls.add(call)
 
-    def _go_on_later(self, call: Call, size: int, began: float, coroutine: Any, pending: Any) -> None:
+    def _go_on_later(self, call: Call, admitted: tuple[int, float], coroutine: Any, pending: Any) -> None:
         """Finish a request that waits for a result once the result is there."""
 
         def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
-            self._finish(call, size, began, parts if error is None else _fault(error))
+            self._finish(call, admitted, parts if error is None else _fault(error))
             self._flush_later(call.client)
 
         Task(self._scheduler, coroutine, done).wait_for(pending)
 
-    def _finish(self, call: Call, size: int, began: float, parts: Any) -> None:
-        """Note that a request was served, and answer it."""
-        self._admission.requests -= 1
-        self._admission.bytes -= size
-        call.busy = False
-        if call.session.last_error or self.metrics is not None:
-            self._record(call, time.perf_counter() - began)
-        self._answer(call, parts)
+    def _finish(self, call: Call, admitted: tuple[int, float] | None, parts: Any) -> None:
+        """Answer a request; with whatever goes with it, the answer is sent by the next flush.
+
+        Args:
+            call: Its call.
+            admitted: Its size, and when it began to be served; None: it was refused before.
+            parts: The answer.
+        """
+        if admitted is not None:
+            size, began = admitted
+            self._admission.requests -= 1
+            self._admission.bytes -= size
+            call.busy = False
+            if call.session.last_error or self.metrics is not None:
+                self._record(call, time.perf_counter() - began)
+        if not call.over:
+            client, limit = call.client, self._limits.max_message_bytes
+            size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+            if size > limit:
+                text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
+                parts = [error_response(RequestError(Code.RESOURCE_EXHAUSTED, text))]
+                size = len(parts[0])
+            if not client.answer(call, parts, size):
+                call.blocked, call.unsent = True, size
+                client.hold(size)
+                client.blocked_calls.add(call)
         if call.requests:
             self.unblock(call)
 
@@ -421,22 +440,6 @@ class Calls:
                 self.metrics.refused(code)
         elif self.metrics is not None and session.last_step is not None:
             self.metrics.stepped(seconds)
-
-    def _answer(self, call: Call, parts: list[bytes | memoryview]) -> None:
-        """Give an answer to the client; with whatever goes with it, it is sent by the next flush."""
-        if call.over:
-            return
-        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        if size > self._limits.max_message_bytes:
-            limit = self._limits.max_message_bytes
-            text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
-            parts = [error_response(RequestError(Code.RESOURCE_EXHAUSTED, text))]
-            size = len(parts[0])
-        client = call.client
-        if not client.answer(call, parts, size):
-            call.blocked, call.unsent = True, size
-            client.hold(size)
-            client.blocked_calls.add(call)
 
     def _conclude(self, call: Call) -> None:
         """Close the session of a call, and end the call."""

@@ -80,10 +80,21 @@ class ConnectionProtocol(Protocol):
         """Free everything, at once."""
 
 
+class ConnectionOwner(Protocol):
+    """What watches the sockets of connections."""
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection at once; its calls end."""
+
+    def arrange(self, connection: Connection) -> None:
+        """Watch for what a connection needs: room to send, or else the next request."""
+
+
 class Connection:
     """One client's socket, and what is to be sent over it.
 
     Args:
+        owner: Watches the socket.
         sock: Not blocking.
         peer: Where the client is, for the log.
         tls: What stands between the socket and the protocol; None: nothing.
@@ -92,8 +103,15 @@ class Connection:
     """
 
     def __init__(
-        self, sock: socket.socket, peer: str, tls: Tls | None, admission: Admission, account: ProcessorAccount
+        self,
+        owner: ConnectionOwner,
+        sock: socket.socket,
+        peer: str,
+        tls: Tls | None,
+        admission: Admission,
+        account: ProcessorAccount,
     ) -> None:
+        self._owner = owner
         self.sock = sock
         self.peer = peer
         self.tls = tls
@@ -195,33 +213,38 @@ class Connection:
     # What goes
 
     def flush(self) -> None:
-        """Send what is to be sent, as far as the socket takes it. Raises OSError as the socket does."""
+        """Send what is to be sent, as far as the socket takes it, and watch for what is needed next."""
+        if self.closed:
+            return
         outgoing = self.outgoing[:]
-        if self.tls is None:
-            self.outgoing.clear()
-        elif self.tls.ready:
-            self.outgoing.clear()
-            outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.has_output else []
-        else:
-            outgoing = [self.tls.send()] if self.tls.has_output else []
-        if not outgoing:
+        try:
+            if self.tls is None:
+                self.outgoing.clear()
+            elif self.tls.ready:
+                self.outgoing.clear()
+                outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.has_output else []
+            else:
+                outgoing = [self.tls.send()] if self.tls.has_output else []
+            size = len(outgoing[0]) if len(outgoing) == 1 else sum(map(len, outgoing))
+            if self.unsent:
+                self._keep(outgoing, size)
+            elif size > CHUNK and len(outgoing) > 1:
+                self._keep(outgoing, size)
+                self.drain()
+            elif outgoing:
+                data = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
+                try:
+                    sent = self.sock.send(data)
+                except BlockingIOError:
+                    sent = 0
+                if sent < size:
+                    self.unsent.append(memoryview(data)[sent:])
+                    self.hold(size - sent)
+        except OSError:
+            self._owner.close(self)
             return
-        size = len(outgoing[0]) if len(outgoing) == 1 else sum(map(len, outgoing))
-        if self.unsent:
-            self._keep(outgoing, size)
-            return
-        if size <= CHUNK or len(outgoing) == 1:
-            data = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
-            try:
-                sent = self.sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            if sent < size:
-                self.unsent.append(memoryview(data)[sent:])
-                self.hold(size - sent)
-            return
-        self._keep(outgoing, size)
-        self.drain()
+        if self.unsent or self.ending or not self.calls or self.events != READ or self.paused:
+            self._owner.arrange(self)
 
     def _keep(self, parts: list[bytes | memoryview], size: int) -> None:
         self.unsent.extend(memoryview(part) for part in parts if len(part))

@@ -122,10 +122,6 @@ class Connections:
         """Call a function after so many seconds."""
         return self._loop.scheduler.call_later(seconds, callback)
 
-    def go_on(self, connection: Connection) -> None:
-        """Send what a connection has to send, outside of its turn."""
-        self.flush(connection)
-
     # Accepting
 
     def listen(self, host: str, port: int) -> int:
@@ -178,7 +174,7 @@ class Connections:
         self._close_after(connection, self._limits.hello_timeout)
         connection.speak(self._speak(connection))
         if tls is None:
-            self.flush(connection)
+            connection.flush()
 
     def serve_on(
         self,
@@ -201,14 +197,14 @@ class Connections:
         except RequestError as error:
             connection.protocol.refuse(error)
             self._linger(connection)
-        self.flush(connection)
+        connection.flush()
 
     def _add(self, sock: socket.socket, peer: str, tls: Tls | None) -> Connection:
         most = max(_MAX_IDLE, self._limits.max_connections)  # all of them may connect at once
         if len(self._idle) >= most:
             self._cut(next(iter(self._idle)), f"{most} others have no call either")
         account = ProcessorAccount(self._share, time.monotonic())
-        connection = Connection(sock, peer, tls, self._admission, account)
+        connection = Connection(self, sock, peer, tls, self._admission, account)
         self.all[sock] = connection
         self._share.connections = len(self.all)
         self._idle[connection] = None
@@ -235,9 +231,9 @@ class Connections:
         if account.timer is None:  # else of requests that came together another one was served
             self._share.waiting += 1
             account.timer = self.call_later(min(wait, _PROBE), lambda: self._read_again(connection))
-            self.flush(connection)  # before it may be closed, which `_arrange` does where all is said
+            connection.flush()  # before it may be closed, which `arrange` does where all is said
             if not connection.closed:
-                self._arrange(connection)
+                self.arrange(connection)
 
     def _read_again(self, connection: Connection) -> None:
         """Read a connection again if it is time, and its client is still there. Of one that is closed: wait no more."""
@@ -256,7 +252,7 @@ class Connections:
         account.timer = None
         self._share.waiting -= 1
         if not connection.closed:
-            self._arrange(connection)
+            self.arrange(connection)
 
     def _probe(self, connection: Connection, now: float) -> None:
         """Close a connection whose client has closed it: what it had sent is dropped.
@@ -273,7 +269,7 @@ class Connections:
         elif not connection.ending and now - connection.account.probed >= _PROBE:
             connection.account.probed = now
             connection.protocol.ping()
-            self.flush(connection)
+            connection.flush()
 
     # Time
 
@@ -299,7 +295,7 @@ class Connections:
         now = time.monotonic()
         for connection in list(self.all.values()):
             if connection.protocol.check_keepalive(now):
-                self.flush(connection)
+                connection.flush()
             else:
                 _log.info("peer=%s lost: no sign of life", connection.peer)
                 self.close(connection)
@@ -347,7 +343,7 @@ class Connections:
             _log.exception("peer=%s cut: a fault of this server", connection.peer)
             self.close(connection)
         if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
-            self.flush(connection)
+            connection.flush()
 
     def _measure(self, connection: Connection) -> int:
         """Receive once, and charge the processor time beside its requests; return the number of bytes.
@@ -363,20 +359,7 @@ class Connections:
             served = max(0, connection.unserved - before) * self._share.worth
             self._charge(connection, max(0.0, seconds - served))
 
-    def flush(self, connection: Connection) -> None:
-        """Send what is to be sent, and watch for what the connection needs next."""
-        if connection.closed:
-            return
-        try:
-            connection.flush()
-        except OSError:
-            self.close(connection)
-            return
-        plain = connection.events == READ and not connection.paused
-        if connection.unsent or connection.ending or not connection.calls or not plain:
-            self._arrange(connection)
-
-    def _arrange(self, connection: Connection) -> None:
+    def arrange(self, connection: Connection) -> None:
         """Watch for what the connection needs: room to send, or else the next request."""
         if not connection.calls and not connection.ending:
             self._idle.setdefault(connection)
@@ -448,7 +431,7 @@ class Connections:
         del grace
         for connection in list(self.all.values()):
             connection.protocol.drain()
-            self.flush(connection)
+            connection.flush()
 
     def close_all(self, error: RequestError) -> None:
         """End every call with an error, and close every connection."""
@@ -456,7 +439,7 @@ class Connections:
         for connection in list(self.all.values()):
             for call in list(connection.calls):
                 self.abandon(call, error)
-            self.flush(connection)
+            connection.flush()
             with contextlib.suppress(OSError):  # closing on unread bytes would take our last words away
                 for _ in range(_LAST_READS):
                     if len(connection.sock.recv(CHUNK)) < CHUNK:

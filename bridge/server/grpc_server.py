@@ -88,9 +88,6 @@ class CallHandler(Protocol):
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """Call a function after so many seconds."""
 
-    def go_on(self, connection: Connection) -> None:
-        """Send what a connection has to send, outside of its turn."""
-
     def charge_request(self, connection: Connection, seconds: float) -> None:
         """Count processor time at the expense of a connection."""
 
@@ -276,7 +273,7 @@ class GrpcProtocol(Keepalive):
         elif isinstance(stream.owner, Call):
             self._receive(stream.owner, result)
         self._handle([(stream, event) for event in waiting])
-        self._handler.go_on(self._connection)
+        self._connection.flush()
 
     # Calls
 
@@ -338,7 +335,7 @@ class GrpcProtocol(Keepalive):
         """End a call whose client waits for it no longer."""
         if stream in self._deadlines:
             self._fail(stream, RequestError(Code.DEADLINE_EXCEEDED, "the time of grpc-timeout is over"))
-            self._handler.go_on(self._connection)
+            self._connection.flush()
 
     def _reply(self, stream: Stream, side: SideCall, messages: list[bytes]) -> None:
         """Answer a call of gRPC's own services."""
@@ -408,7 +405,7 @@ class GrpcProtocol(Keepalive):
             else:
                 self.http.send_data(call.stream, message_parts(parts, size), size + PREFIX)
             self._handler.calls.unblock(call)
-            self._handler.go_on(self._connection)
+            self._connection.flush()
 
         self._handler.helper.submit(lambda: compress(encoding, parts), done)
 

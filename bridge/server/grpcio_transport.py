@@ -146,9 +146,6 @@ class GrpcioTransport:
         """True if a call is open."""
         return bool(self.all)
 
-    def flush(self, client: Any) -> None:
-        """Do nothing: answers are sent at once."""
-
     def close(self, client: Any) -> None:
         """End the calls of a client after a fault of this server."""
         for call in list(client.calls):

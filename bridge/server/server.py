@@ -201,7 +201,6 @@ class Server:
             viewers=self._viewers,
             admission=self._admission,
             scheduler=self._loop.scheduler,
-            flush=self._connections.flush,
             cut=self._connections.close,
             charge=self._connections.charge_request,
             open_session=open_session,

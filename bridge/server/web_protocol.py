@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from bridge.server.calls import Call
     from bridge.server.grpc_server import CallHandler
 
-__all__ = ["DialedWebProtocol", "WebProtocol"]
+__all__ = ["DialedWebProtocol", "WebProtocol", "field_of"]
 
 _log = LimitedLog(__name__)
 _END_OF_HEAD = b"\r\n\r\n"
@@ -132,7 +132,7 @@ class WebProtocol(Keepalive):
             text = "expected a request of HTTP/1.1 without a body\n"
             self._send_file(HttpAnswer(http.HTTPStatus.BAD_REQUEST, text.encode()))
             return
-        host = _field(request, "Host")
+        host = field_of(request, "Host")
         refusal = self._site.check_host(host)
         if refusal is not None or host is None:
             _log.warning("refused %s: a request for the host %.80r", self._connection.peer, host)
@@ -140,8 +140,12 @@ class WebProtocol(Keepalive):
         elif self._is_websocket(request):
             self._upgrade(request, host)
         else:
-            method = getattr(request, "method", "GET")  # older versions of the package take no other
-            self._send_file(self._site.answer(method, request.path), with_body=method != "HEAD")
+            self._serve_file(request)
+
+    def _serve_file(self, request: Request) -> None:
+        """Answer a request that is for no WebSocket."""
+        method = getattr(request, "method", "GET")  # older versions of the package take no other
+        self._send_file(self._site.answer(method, request.path), with_body=method != "HEAD")
 
     def _is_websocket(self, request: Request) -> bool:
         """Tell whether a request is for a WebSocket, and not for a file."""
@@ -172,13 +176,13 @@ class WebProtocol(Keepalive):
         """Admit a client. Raises RequestError."""
         peer = self._connection.peer
         try:
-            self._site.check_origin(_field(request, "Origin"), host)
+            self._site.check_origin(field_of(request, "Origin"), host)
         except RequestError as error:
             _log.warning("refused %s: %s", peer, error.message)
             raise
         names = [name for text in request.headers.get_all("Sec-WebSocket-Protocol") for name in parse_subprotocol(text)]
         may_act = self._gate.check(shown_token_in(names), peer)
-        call = self._handler.open(self._connection, _field(request, HELLO) or "", may_act=may_act)
+        call = self._handler.open(self._connection, field_of(request, HELLO) or "", may_act=may_act)
         call.stream = self
         return call
 
@@ -251,14 +255,14 @@ class WebProtocol(Keepalive):
         self._waiting += size
         if self._waiting > _MAX_WAITING and not self._connection.paused:
             self._connection.paused = True
-            self._handler.go_on(self._connection)
+            self._connection.flush()
 
     def resume(self, call: Call, size: int) -> None:
         """Read on once little waits."""
         self._waiting -= size
         if self._connection.paused and self._waiting <= _MAX_WAITING // 2:
             self._connection.paused = False
-            self._handler.go_on(self._connection)
+            self._connection.flush()
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the last frame."""
@@ -341,7 +345,7 @@ class DialedWebProtocol(WebProtocol):
         super()._receive_rest(data)
 
 
-def _field(request: Request, name: str) -> str | None:
+def field_of(request: Request, name: str) -> str | None:
     """Return a header field; None: it is missing, or came several times."""
     try:
         return request.headers.get(name)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bridge.encoding.properties import NUMBER, TEXT, Property, PropertyTree
-from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.watching.match import Match, MatchOptions, MatchState, Order
@@ -24,7 +23,8 @@ from bridge.worlds.policies import policy_name
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.loop import LoopAgent
 from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgent, RealtimeMultiAgentWorld
-from bridge.worlds.scheduling import Executor, Scheduler, Timer
+from bridge.worlds.scheduling import Scheduler, Timer
+from bridge.worlds.settings import ResetRequest
 
 __all__ = ["MatchWorld"]
 
@@ -32,12 +32,12 @@ __all__ = ["MatchWorld"]
 class _SeatedAgent(RealtimeMultiAgent):
     """A client in a seat, or one that watches."""
 
-    _real: MatchWorld
+    world: MatchWorld
 
     async def begin(self) -> int:
         """Wait until a round runs that the seat has a part in, and enter it."""
         if not self.spectator:
-            self._real.refuse_unready(self.name)
+            self.world.refuse_unready(self.name)
         return await super().begin()
 
     def _world_properties(self) -> PropertyTree:
@@ -45,14 +45,14 @@ class _SeatedAgent(RealtimeMultiAgent):
         if self.spectator:
             return tree
         text = "whether this seat is ready for the next round: 1 or 0"
-        seat = self._real.match.seats[self.name]
+        seat = self.world.match.seats[self.name]
         ready = Property("world.ready", NUMBER, text, lambda: int(seat.ready), self._set_ready)
         return tree.merged(PropertyTree([ready]))
 
     def _set_ready(self, value: Any) -> None:
         if int(value) not in (0, 1):
             raise RequestError(Code.INVALID_ARGUMENT, f"expected world.ready to be 1 or 0, got {int(value)}")
-        self._real.set_ready(self.name, bool(value))
+        self.world.set_ready(self.name, bool(value))
 
 
 class MatchWorld(RealtimeMultiAgentWorld):
@@ -62,7 +62,6 @@ class MatchWorld(RealtimeMultiAgentWorld):
         name: The world's name.
         env: As for `RealtimeMultiAgentWorld`.
         scheduler: Runs the frames, and the countdown.
-        executor: Calls the policies.
         options: How it runs.
         match: Times of the match.
 
@@ -77,11 +76,10 @@ class MatchWorld(RealtimeMultiAgentWorld):
         name: str,
         env: Environment,
         scheduler: Scheduler,
-        executor: Executor,
         options: RealtimeOptions,
         match: MatchOptions,
     ) -> None:
-        super().__init__(name, env, scheduler, executor, dataclasses.replace(options, autoreset=False))
+        super().__init__(name, env, scheduler, dataclasses.replace(options, autoreset=False))
         other = "nobody" if options.default_action is None else policy_name(options.default_action)
         self.match = Match({seat: self.stand_ins.get(seat, other) for seat in self.members}, match)
         self._next_settings: tuple[int | None, Any] = (None, None)
@@ -131,17 +129,15 @@ class MatchWorld(RealtimeMultiAgentWorld):
                 "send Reset, and then Step",
             )
 
-    def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: Any, restart: bool = True
-    ) -> None:
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Take a Reset: its agent is ready for the next round, and gives up the one that runs if it is in that."""
         self.refuse_if_over()
         name = self._seat_of(loop_agent)
-        inside = restart and self.loop.is_in_episode(loop_agent)
-        self.loop.give_up(loop_agent, restart=restart or not (name and self.match.is_playing(name)))
+        inside = asked.restart and self.loop.is_in_episode(loop_agent)
+        self.loop.give_up(loop_agent, restart=asked.restart or not (name and self.match.is_playing(name)))
         if name is not None:
-            if seeds[0] is not None or options:
-                self._next_settings = seeds[0], options
+            if asked.seeds[0] is not None or asked.options:
+                self._next_settings = asked.seeds[0], asked.options
             if inside:
                 self.match.stand_down(name)
             self.match.set_ready(name, True)

@@ -11,7 +11,7 @@ from bridge.encoding import values
 from bridge.errors import Code, RequestError, TensorError
 from bridge.worlds.kinds import BatchVector, Known, has_attribute, layers_of, local_lanes
 
-__all__ = ["find_attribute", "list_attributes"]
+__all__ = ["find_attribute", "list_attributes", "travels"]
 
 _MOST_NAMES = 100
 _MOST_ITEMS = 1000  # a longer list or dict is not looked through
@@ -31,7 +31,7 @@ def list_attributes(env: Known) -> list[str]:
         for owner in (layer, *type(layer).__mro__):
             for name, value in getattr(owner, "__dict__", {}).items():
                 found.setdefault(name, value)
-    return [name for name, value in found.items() if not name.startswith("_") and _travels(value)][:_MOST_NAMES]
+    return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
 
 
 def find_attribute(env: Known, name: str) -> None:
@@ -49,13 +49,20 @@ def _layers(env: Known) -> Sequence[object]:
     return list(layers_of(lanes[0])) if lanes else []
 
 
-def _travels(value: object) -> bool:
-    """True if the values codec can encode a value, without copying large ones.
+def _listed(value: object) -> bool:
+    """True if an attribute with a value is listed: one that can be sent, and is not too large to look through.
 
     None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.
     """
-    if value is None or (isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS):
-        return False
+    return (
+        value is not None
+        and not (isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS)
+        and travels(value)
+    )
+
+
+def travels(value: object) -> bool:
+    """True if the values codec can encode a value, without copying large arrays."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         value = np.empty(0, value.dtype)
     try:

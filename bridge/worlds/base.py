@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +30,9 @@ __all__ = [
     "World",
     "WorldCounts",
     "answer_to",
-    "constructed",
     "environment_failure",
     "failures_in",
     "in_environment",
-    "misfit",
     "start_error",
 ]
 
@@ -301,6 +298,14 @@ class World(abc.ABC):
             raise RequestError(Code.NOT_FOUND, f"the world {self.name!r} was destroyed while ResetWorld waited")
         if caller is not None:
             self.resets.end(caller)
+        self.restart(None if caller is None else caller.unwrapped)
+
+    def restart(self, caller: Agent | None) -> None:  # noqa: B027 - most worlds begin anew at the agents' next Steps
+        """Begin the new sequence of a ResetWorld: every other agent was told that its own is over.
+
+        Args:
+            caller: The agent of the connection that asked, where it is in this world.
+        """
 
 
 def in_environment(where: str, function: Callable[..., T], *args: object, **kwargs: object) -> T:
@@ -385,40 +390,6 @@ def answer_to(where: str, error: BaseException) -> RequestError:
     if isinstance(error, NotImplementedError) and where == "render":
         return RequestError(Code.FAILED_PRECONDITION, "this environment has no frames to render")
     return environment_failure(where, error)
-
-
-def constructed(title: str, kwargs: Mapping[str, object], make: Callable[[], T], misfit: Callable[[], str | None]) -> T:
-    """Return what `make` makes, or say whether the arguments or the environment are at fault.
-
-    Args:
-        title: The environment, for the message.
-        kwargs: The arguments, for the message.
-        make: Calls its constructor.
-        misfit: Asked after a TypeError: what the constructor takes; None: it takes the arguments, or nobody knows.
-
-    Raises:
-        RequestError: INVALID_ARGUMENT, it does not take the arguments; else as `answer_to`.
-    """
-    try:
-        return make()
-    except RequestError:
-        raise
-    except (Exception, SystemExit) as error:
-        # Other errors are the environment's own, also a TypeError, and are told with their traceback.
-        wrong = misfit() if isinstance(error, TypeError) else None
-        if wrong is None:
-            raise answer_to("its construction", error) from error
-        text = f"{title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}"
-        raise RequestError(Code.INVALID_ARGUMENT, text) from error
-
-
-def misfit(signature: inspect.Signature, arguments: Mapping[str, object]) -> str | None:
-    """Return a sentence with what a callable takes, where it does not take some keyword arguments; None: it does."""
-    try:
-        signature.bind(**arguments)
-    except TypeError:
-        return f"It takes {signature}"
-    return None
 
 
 def fill_observations(response: pb.StepResponse, observations: Mapping[int, Array]) -> None:

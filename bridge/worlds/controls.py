@@ -21,7 +21,6 @@ from bridge.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec
 
 __all__ = [
     "ACTION_NAMES",
-    "LANES_HAVE_NO_KEYS",
     "checked_play_fps",
     "controls_of",
     "controls_of_space",
@@ -117,8 +116,7 @@ def known_names(spec: EnvSpec | None, space: Space[object]) -> list[str] | None:
         spec: The environment's.
         space: Its action space.
     """
-    names = ACTION_NAMES.get(spec.name) if spec is not None and spec.namespace is None else None
-    return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
+    return _fitting(ACTION_NAMES.get(spec.name) if spec is not None and spec.namespace is None else None, space)
 
 
 def known_agent_names(name: str, space: Space[object]) -> list[str] | None:
@@ -128,7 +126,10 @@ def known_agent_names(name: str, space: Space[object]) -> list[str] | None:
         name: How the environment's metadata call it.
         space: The agent's action space: those who speak beside moving have other actions.
     """
-    names = AGENTS_ACTION_NAMES.get(name.split("_", 1)[0])
+    return _fitting(AGENTS_ACTION_NAMES.get(name.split("_", 1)[0]), space)
+
+
+def _fitting(names: Sequence[str] | None, space: Space[object]) -> list[str] | None:
     return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
 
 
@@ -159,10 +160,6 @@ def checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
     return float(play_fps)
 
 
-LANES_HAVE_NO_KEYS = json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
-"""The controls of a vector environment."""
-
-
 def controls_of(env: GymEnv | Lanes) -> str:
     """Return what keys do in an environment, as JSON; a function of its own is asked.
 
@@ -170,7 +167,7 @@ def controls_of(env: GymEnv | Lanes) -> str:
         env: A Gymnasium environment, or a vector of them, in its own thread.
     """
     if isinstance(env, VectorEnv):
-        return LANES_HAVE_NO_KEYS
+        return json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
     own: dict[Any, Any] = {}
     names: list[str] | None = None
     with contextlib.suppress(Exception):  # whatever an environment's own function raises: it has no keys then
@@ -233,7 +230,7 @@ def controls_of_space(
         idle = no_key is not None or between or does_nothing(names, neutral - int(space.start))
         if idle and neutral in entries and (found or min(entries[neutral]).isdigit()):
             del entries[neutral]  # no key means the same
-        return _json(
+        return json.dumps(
             {
                 "kind": "discrete",
                 "fps": fps,
@@ -252,7 +249,7 @@ def controls_of_space(
             neutral_numbers = np.asarray(neutral_action(space), np.float64).reshape(-1).tolist()
             if axes is None or len(axes) != count:
                 axes = [(str(index), less, more) for index, (less, more) in enumerate(_AXES[:count])]
-            return _json(
+            return json.dumps(
                 {
                     "kind": "box",
                     "fps": fps,
@@ -266,7 +263,7 @@ def controls_of_space(
                     ],
                 }
             )
-    return _json({"kind": "none", "why": f"there are no keys for actions of {type(space).__name__}"})
+    return json.dumps({"kind": "none", "why": f"there are no keys for actions of {type(space).__name__}"})
 
 
 def _held(keys: Any) -> frozenset[str]:
@@ -280,7 +277,3 @@ def _name(key: Any) -> str:
     if isinstance(key, (int, np.integer)):
         return _CODES.get(int(key)) or chr(int(key)).lower()
     return _WORDS.get(key) or str(key).lower()
-
-
-def _json(value: dict[str, object]) -> str:
-    return json.dumps(value)

@@ -8,7 +8,7 @@ its environment (a recording, people who watch) is an `EnvironmentProxy`, which 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gymnasium import Space
@@ -18,8 +18,20 @@ from bridge.encoding.properties import PropertyTree
 from bridge.errors import RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
+from bridge.worlds.scheduling import Executor
 
-__all__ = ["Call", "EnvFacts", "Environment", "EnvironmentProxy", "Lane", "LaneOf", "Result", "Spaces", "StepTimes"]
+__all__ = [
+    "Call",
+    "EnvFacts",
+    "Environment",
+    "EnvironmentProxy",
+    "Lane",
+    "LaneOf",
+    "Result",
+    "Spaces",
+    "StepTimes",
+    "Transition",
+]
 
 T = TypeVar("T")
 Call: TypeAlias = Coroutine[Any, None, T]
@@ -28,6 +40,27 @@ Result: TypeAlias = tuple[Any, ...]
 """The result of `reset` or `step` of the user's environment, followed by the living agents if it has several."""
 Spaces: TypeAlias = tuple[Space[object], Space[object]]
 """Observation space and action space."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Transition:
+    """The result of a frame for one environment, or for one agent of several."""
+
+    observation: object
+    """An element of the observation space."""
+    reward: float = 0.0
+    """Of this frame; 0.0 in the first frame of an episode."""
+    terminated: bool = False
+    """True if the episode terminated in this frame."""
+    truncated: bool = False
+    """True if the episode was truncated in this frame."""
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The info, a dict."""
+
+    @property
+    def ended(self) -> bool:
+        """True if the episode ended in this frame."""
+        return self.terminated or self.truncated
 
 
 class StepTimes:
@@ -75,6 +108,12 @@ class EnvFacts:
         """One environment's action space."""
         return self.spaces[1]
 
+    def named_spaces(self) -> Iterator[tuple[str, Space[object]]]:
+        """Give all spaces, each with a name for messages."""
+        for agent, pair in self.agents.items() if self.agents else [("", self.spaces)]:
+            for part, space in zip(("observation", "action"), pair, strict=True):
+                yield f"{agent}'s {part}" if self.agents else part, space
+
     @property
     def of_lane(self) -> EnvFacts:
         """Return the facts of one lane that is stepped by itself."""
@@ -101,6 +140,10 @@ class Environment(Lane, Protocol):
     @property
     def lanes(self) -> Sequence[Lane]:
         """The parts to step separately: each lane, or the environment itself; empty: lanes are stepped together."""
+
+    @property
+    def executor(self) -> Executor:
+        """Runs what else belongs into the thread of its calls, or into that of its server's calls."""
 
     @property
     def times(self) -> StepTimes:
@@ -157,6 +200,7 @@ class EnvironmentProxy:
         self.inner = env
         """The environment that does what is asked."""
         self.facts = env.facts
+        self.executor = env.executor
         self.times = env.times
         self.notes = env.notes
 

@@ -23,10 +23,10 @@ from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
-from bridge.worlds.attributes import find_attribute, list_attributes
+from bridge.worlds.attributes import find_attribute, list_attributes, travels
 from bridge.worlds.base import failures_in
 from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
-from bridge.worlds.controls import LANES_HAVE_NO_KEYS, controls_of
+from bridge.worlds.controls import controls_of
 from bridge.worlds.environment import EnvFacts, Result
 from bridge.worlds.kinds import (
     GymEnv,
@@ -209,14 +209,6 @@ class EnvHost(Host[GymEnv]):
     def _own_properties(self) -> list[Property]:
         return _of_gymnasium(self, self.env)
 
-    def controls(self) -> str:
-        """Return what keys do, as JSON."""
-        return controls_of(self.env)
-
-    def random(self) -> list[dict[str, object]]:
-        """Return seed and state of the random generator."""
-        return _random_states(self.env, 1)
-
     def _find(self, name: str, lanes: list[int]) -> list[object]:
         return [_look_up(partial(self.env.get_wrapper_attr, name), name)]
 
@@ -317,14 +309,6 @@ class LanesHost(Host[Lanes]):
     def _own_properties(self) -> list[Property]:
         return _of_gymnasium(self, next(iter(local_lanes(self.env)), None))
 
-    def controls(self) -> str:
-        """Return what keys do, as JSON."""
-        return LANES_HAVE_NO_KEYS
-
-    def random(self) -> list[dict[str, object]]:
-        """Return seed and state of each lane's random generator."""
-        return _random_states(self.env, self.env.num_envs)
-
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         if set(lanes) < set(range(self.env.num_envs)):
             return super()._call(name, args, kwargs, lanes)
@@ -407,11 +391,15 @@ def _of_gymnasium(host: EnvHost | LanesHost, one: GymEnv | None) -> list[Propert
         else (env.observation_space, env.action_space)
     )
     observation_space, action_space = (space_to_json(space) for space in spaces)
+
+    def random() -> list[dict[str, object]]:
+        return _random_states(host.env, host.facts.num_envs or 1)
+
     return [
         _fixed("observation_space", TEXT, "one environment's exact space, as JSON", observation_space),
         _fixed("action_space", TEXT, "one environment's exact space, as JSON", action_space),
-        _live("controls", TEXT, "what keys do for a person, as JSON", host.controls),
-        _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", host.random),
+        _live("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of(host.env)),
+        _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", random),
         _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", _wrappers_of(one)),
     ]
 
@@ -454,15 +442,7 @@ def _look_up(look: Callable[[], T], name: str) -> T:
 
 def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
     """Return the entries of a dict that the values codec can encode."""
-    return {key: value for key, value in data.items() if isinstance(key, str) and _plain(value)}
-
-
-def _plain(value: object) -> bool:
-    try:
-        values.to_value(value)
-    except TensorError:
-        return False
-    return True
+    return {key: value for key, value in data.items() if isinstance(key, str) and travels(value)}
 
 
 def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
@@ -477,4 +457,4 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
         "order_enforce": spec.order_enforce,
         "kwargs": _plain_dict(spec.kwargs),
     }
-    return {key: value for key, value in facts.items() if _plain(value)}
+    return {key: value for key, value in facts.items() if travels(value)}

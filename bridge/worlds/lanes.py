@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
@@ -39,7 +37,7 @@ class VectorAgent(EnvAgent):
         asked = read_reset(settings, self.SETTINGS, self._count)
         with reading("Reset"):
             seed, options = self._seed_of(asked.seed), asked.options
-            if asked.mask is None or asked.mask.all():
+            if asked.mask.all():
                 return seed, options
             if not self._separable:
                 raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")
@@ -60,14 +58,6 @@ class VectorAgent(EnvAgent):
     def ended_lanes(self) -> Array | None:
         """Which lanes the next step resets, bools `(lanes,)`; None: it resets none."""
         return None if self._resets_at_once else super().ended_lanes
-
-    async def step(self, actions: Mapping[int, Array]) -> int:
-        """Step all lanes."""
-        return await self.apply(self._action(actions))
-
-    def decode(self, actions: Mapping[int, Array]) -> object:
-        """Return the lanes' actions."""
-        return self._action(actions)
 
     async def apply(self, action: object) -> int:
         """Step all lanes with actions of their own."""

@@ -36,7 +36,7 @@ class LocalEnv:
     def __init__(self, host: AnyHost, executor: Executor, own_executor: bool = False) -> None:
         self._host: AnyHost | None = host
         self._tree = host.properties()
-        self._executor = executor
+        self.executor = executor
         self._own_executor = own_executor
         self._closed = RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
         self.facts = host.facts
@@ -64,7 +64,7 @@ class LocalEnv:
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
         """Reset the environment, or one lane by itself."""
-        return self._executor.run(self._reset, seed, options, lane)
+        return self.executor.run(self._reset, seed, options, lane)
 
     def _reset(self, seed: object, options: object, lane: int | None) -> Result:
         host, began = self._hosted(lane), time.perf_counter()
@@ -97,10 +97,10 @@ class LocalEnv:
             reason: What later calls raise; None: that it was closed.
         """
         try:
-            await self._executor.run(self._close, reason)
+            await self.executor.run(self._close, reason)
         finally:
             if self._own_executor:
-                self._executor.close()
+                self.executor.close()
 
     def _close(self, reason: RequestError | None) -> None:
         self._closed = reason or self._closed
@@ -111,7 +111,7 @@ class LocalEnv:
 
     def render(self, lanes: Sequence[int]) -> Call[list[object]]:
         """Return what `render()` gives now for some lanes, copied."""
-        return self._executor.run(lambda: in_environment("render", self._hosted().draw, lanes))
+        return self.executor.run(lambda: in_environment("render", self._hosted().draw, lanes))
 
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`."""
@@ -119,7 +119,7 @@ class LocalEnv:
 
     def answer_property(self, request: properties_pb2.PropertyRequest) -> Call[properties_pb2.PropertyResponse]:
         """Read, write or list a property for which code of the environment runs."""
-        return self._executor.run(self._answer_property, request)
+        return self.executor.run(self._answer_property, request)
 
     def _answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         self._hosted()
@@ -128,7 +128,7 @@ class LocalEnv:
     def call(self, request: bridge_pb2.CallRequest) -> Call[bridge_pb2.CallResponse]:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
         where = f"call of {request.name}"
-        return self._executor.run(lambda: in_environment(where, self._hosted().call, request))
+        return self.executor.run(lambda: in_environment(where, self._hosted().call, request))
 
 
 def _without_environment(tree: PropertyTree) -> PropertyTree:

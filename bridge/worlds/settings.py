@@ -163,10 +163,17 @@ class ResetRequest:
     """One seed, from which each lane has its own, or one for each lane."""
     options: dict[str, object] | None
     """For the environment's `reset`."""
-    mask: Array | None
-    """Which lanes are to be reset, bools `(lanes,)`; None: all of them."""
+    mask: Array
+    """Which lanes are to be reset, bools `(lanes,)`; of a world without lanes there is one."""
     restart: bool
     """In real time, whether running episodes end."""
+
+    @property
+    def seeds(self) -> Sequence[int | None]:
+        """A seed for each lane; None: none."""
+        if isinstance(self.seed, list):
+            return self.seed
+        return [None] * len(self.mask) if self.seed is None else range(self.seed, self.seed + len(self.mask))
 
 
 def read_reset(settings: Settings, known: Sequence[str], lanes: int | None) -> ResetRequest:
@@ -183,8 +190,9 @@ def read_reset(settings: Settings, known: Sequence[str], lanes: int | None) -> R
         seed: int | list[int | None] | None = None
         if "seed" in arrays:
             seed = unpack_seed(arrays["seed"]) if lanes is None else unpack_seeds(arrays["seed"], lanes)
-        mask = arrays.get("reset_mask")
-        if mask is not None and (mask.shape != (lanes,) or mask.dtype != np.bool_ or not mask.any()):
+        count = lanes or 1
+        mask = arrays.get("reset_mask", np.ones(count, np.bool_))
+        if mask.shape != (count,) or mask.dtype != np.bool_ or not mask.any():
             raise TensorError(f"expected a reset_mask of {lanes} bools, one of them True, got {mask!r:.80}")
         options = _decoded(settings, "options")
         if not isinstance(options, (dict, type(None))):

@@ -132,7 +132,12 @@ class EnvAgent(Agent):
         self._truncated[...] = True
         self._info = {}
 
-    def _action(self, actions: Mapping[int, Array]) -> object:
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Step the environment."""
+        return await self.apply(self.decode(actions))
+
+    def decode(self, actions: Mapping[int, Array]) -> object:
+        """Return the environment's action."""
         try:
             return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
         except KeyError as error:
@@ -146,19 +151,14 @@ class EnvAgent(Agent):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
         first = self._first_flag
+        flags = (self._reward, 1.0 - self._terminated, self._terminated, self._truncated)  # D-21
         found: dict[int, Array] = {}
         for uid in uids:
             if uid < first:
                 found[uid] = self._leaf(uid)
-            elif uid == first:
-                found[uid] = self._reward
-            elif uid == first + 1:
-                found[uid] = 1.0 - self._terminated  # D-21
-            elif uid == first + 2:
-                found[uid] = self._terminated
-            elif uid == first + 3:
-                found[uid] = self._truncated
-            elif uid == first + 4:
+            elif uid < first + len(flags):
+                found[uid] = flags[uid - first]
+            else:
                 found[uid] = np.frombuffer(self._encode_info(), np.uint8)
         return found
 
@@ -201,7 +201,11 @@ class EnvAgent(Agent):
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read, write or list a property that the environment computes."""
         self._world.refuse_if_over()
-        return await self._world.env.answer_property(request)
+        env = self._world.env
+        # One of several agents draws what there is before its first reset, or fails in some way of its own.
+        if request.read_property.key == "world.frame" and env.facts.agents and not env.times.reset.count:
+            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
+        return await env.answer_property(request)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method of the environment, or read a public attribute, on some lanes."""
@@ -227,16 +231,8 @@ class GymAgent(EnvAgent):
         first = self._first_flag
         self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
 
-    async def step(self, actions: Mapping[int, Array]) -> int:
-        """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
-        return await self.apply(self._action(actions))
-
-    def decode(self, actions: Mapping[int, Array]) -> object:
-        """Return the environment's action."""
-        return self._action(actions)
-
     async def apply(self, action: object) -> int:
-        """Step the environment with an action of its own."""
+        """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result
@@ -289,7 +285,8 @@ class EnvWorld(World):
         """Episodes that ended, counted for each lane."""
         self._agent: EnvAgent | None = None
         self._closed = False
-        self._carried: tuple[object, object] = (None, None)
+        self.pending: tuple[object, object] = (None, None)
+        """Seed and options of the first sequence of the next agent."""
 
     @property
     def alive(self) -> bool:
@@ -311,7 +308,7 @@ class EnvWorld(World):
                 f"the world {self.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or {OTHER_WORLD}",
             )
         self._agent = self.make_agent()
-        self._agent.pending, self._carried = self._carried, (None, None)
+        self._agent.pending, self.pending = self.pending, (None, None)
         return self._agent
 
     def applied_by(self, lane: int) -> object:
@@ -377,17 +374,13 @@ class EnvWorld(World):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
-        pending = self.make_agent().read_settings(settings)
-        agent = self._agent
-        before = self._carried if agent is None else agent.pending
-        self._set_pending(agent, pending)
-        return lambda: self._set_pending(agent, before)
+        holder: EnvAgent | EnvWorld = self._agent or self
+        before, holder.pending = holder.pending, self.make_agent().read_settings(settings)
 
-    def _set_pending(self, agent: EnvAgent | None, pending: tuple[object, object]) -> None:
-        if agent is None:
-            self._carried = pending
-        else:
-            agent.pending = pending
+        def undo() -> None:
+            holder.pending = before
+
+        return undo
 
     def make_agent(self, world: AgentsWorld | None = None) -> EnvAgent:
         """Return an agent that is not in; `world` stands for this world where it is to see another environment."""
@@ -406,17 +399,11 @@ class EnvWorld(World):
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
-        return (
-            PropertyTree([self._name_leaf()]).merged(self.env.properties()).merged(PropertyTree([self._timing_leaf()]))
-        )
-
-    def _name_leaf(self) -> Property:
-        return Property("world.name", TEXT, "the world's name", lambda: self.name)
-
-    def _timing_leaf(self) -> Property:
-        """`count`, `p50`, `p90`, `p99` and `max` of the calls of `step` and of `reset`, in seconds."""
+        name = Property("world.name", TEXT, "the world's name", lambda: self.name)
+        # `count`, `p50`, `p90`, `p99` and `max` of each.
         text = "seconds in the environment's step and reset, a dict for each"
-        return Property("world.timing", ENCODED, text, lambda: self.env.times.summary())
+        timing = Property("world.timing", ENCODED, text, lambda: self.env.times.summary())
+        return PropertyTree([name]).merged(self.env.properties()).merged(PropertyTree([timing]))
 
 
 class GymWorld(EnvWorld):

@@ -1,285 +1,226 @@
-"""Where a server's environments come from: an id, a spec, a callable, or a list of ids and patterns."""
+"""Makes the worlds of a server."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-import fnmatch
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
-import cloudpickle
 import gymnasium
-import numpy as np
-from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from bridge.errors import Code, RequestError, SettingError
+from bridge.encoding.spaces import Layout
+from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import World, constructed, misfit
+from bridge.worlds.base import World
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
-from bridge.worlds.isolated.world import Isolation, start_method
-from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
+from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.kinds import Known
 from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.local import LaneGroup, LocalEnv, adopt
-from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.scheduling import Runtime, Scheduler, gather
-from bridge.worlds.settings import Settings, read_kwargs, read_scalar
+from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, WorldSettings, lanes_already
+from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler, gather
 from bridge.worlds.single import GymWorld
 
-__all__ = ["Adapter", "EnvLike", "EnvRecipe", "EnvSource", "WorldKind", "WorldSettings"]
-
-EnvLike: TypeAlias = "str | EnvSpec | Callable[..., object] | Sequence[str]"
-"""The types that `serve_gym` takes as its environment."""
+__all__ = ["EnvSource", "Recipe", "Source", "WorldKind"]
 
 WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
 """Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
-MODES = ("sync", "async", "vector_entry_point")
+Request = TypeVar("Request")
+"""The settings of a CreateWorld, as a recipe reads them."""
 
 
-class Adapter(Protocol):
-    """Stands around environments, and changes what they take or give. It can be pickled."""
-
-    def wrap(self, env: GymEnv) -> EnvWrapper:
-        """Return one environment, or one lane of several, with the change."""
-
-    def wrap_lanes(self, env: Lanes) -> Lanes:
-        """Return lanes that are stepped together with the change; raises SettingError where that cannot be."""
-
-    def describe(self) -> Mapping[str, object]:
-        """Return what a recording says of it, by keyword."""
-
-
-@dataclasses.dataclass(frozen=True)
-class WorldSettings:
-    """The settings of a CreateWorld request, read and checked."""
-
-    env_id: str | None
-    num_envs: int
-    vectorization_mode: str
-    kwargs: Mapping[str, object]
-
-    @property
-    def single(self) -> bool:
-        """True if the world is of one environment rather than of lanes."""
-        return self.num_envs == 1 and self.vectorization_mode == "sync"
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvRecipe:
+class Recipe(Protocol[Request]):
     """How to make environments. It can be pickled for another process where its parts can."""
 
-    factory: Callable[..., Any] | None
-    """Returns an Env or a VectorEnv."""
-    spec: EnvSpec | None
-    """The id of the environment to make, if there is no factory."""
-    patterns: tuple[str, ...] = ()
-    """The ids that a client may choose from where there is neither."""
-    num_envs: int = 1
-    vectorization_mode: str = "sync"
-    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    max_lanes: int = 4096
-    adapters: tuple[Adapter, ...] = ()
-    """What stands around each environment, the innermost first."""
-
-    @classmethod
-    def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
-        """Read what a user gave as the environment.
-
-        Raises:
-            SettingError: It cannot be served, such as an id that is not registered.
-        """
-        if isinstance(env, str):
-            return cls(None, _find(env), **options)
-        if isinstance(env, EnvSpec):
-            return cls(None, env, **options)
-        if callable(env):
-            return cls(env, None, **options)
-        if isinstance(env, Sequence) and env and all(isinstance(item, str) for item in env):
-            missing = [pattern for pattern in env if not fnmatch.filter(gymnasium.registry, pattern)]
-            if missing:
-                raise SettingError(
-                    f"no registered environment matches {', '.join(map(repr, missing))}; import the package that "
-                    "registers it first"
-                )
-            return cls(None, None, tuple(env), **options)
-        raise SettingError(
-            "expected a Gymnasium id, an EnvSpec, a callable that returns an environment, or a list of ids; got "
-            f"{env!r:.80} of type {type(env).__name__}"
-        )
-
     @property
-    def env_ids(self) -> list[str]:
-        """The ids that a client may name; empty where there is but one environment, without an id."""
-        if self.patterns:
-            names = (name for pattern in self.patterns for name in fnmatch.filter(gymnasium.registry, pattern))
-            return list(dict.fromkeys(names))
-        return [self.spec.id] if self.spec else []
+    def factory(self) -> Callable[..., object] | None:
+        """Returns an environment; None: an id says how it is made, or there is one, which was made already."""
 
     @property
     def title(self) -> str:
         """Its name, as a person reads it."""
-        if self.factory is not None:
-            return getattr(self.factory, "__name__", type(self.factory).__name__)
-        return ", ".join(self.patterns) or (self.spec.id if self.spec else "")
 
-    def of_factory(self, factory: Callable[..., object]) -> EnvRecipe:
-        """Return a recipe that calls a client's function in place of what is served."""
-        return EnvRecipe(factory, None, max_lanes=self.max_lanes, adapters=self.adapters)
+    def pickled(self, request: Request | None) -> bytes:
+        """Pickle what another process makes an environment of."""
 
-    def pickled(self, request: WorldSettings | None) -> bytes:
-        """Pickle the recipe for another process, in which nothing is registered that was registered here."""
-        recipe = self
-        if request is not None and request.env_id is not None and self.factory is None:
-            recipe = dataclasses.replace(self, spec=self.spec or gymnasium.spec(request.env_id), patterns=())
-        data: bytes = cloudpickle.dumps((recipe, request))
-        return data
+    def read(self, settings: Mapping[str, pb.Tensor]) -> Request:
+        """Read CreateWorld settings; raises RequestError."""
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> WorldSettings:
-        """Read CreateWorld settings.
+    def make_env(self, request: Request) -> Known:
+        """Make the environment of a world; raises RequestError."""
+
+
+class Source(abc.ABC, Generic[Request]):
+    """Makes worlds, each of an environment of its own.
+
+    The environment of the first world is made as the server starts: what it lacks shows at once. At most one is held
+    until a world takes it, because of a robot or an emulator there is but one.
+
+    Args:
+        recipe: Makes the environments.
+        kind: Makes a world of an environment.
+        realtime: The settings of real-time worlds; None: lock-step.
+        thread_safe: Each world has a thread of its own.
+        isolation: The limits of each world's process; None: environments run in this process.
+        traits: What a page shows of all its worlds.
+
+    Raises:
+        SettingError: The recipe cannot be sent to another process, and should be.
+    """
+
+    SETTINGS: tuple[str, ...]
+    """The settings of a CreateWorld."""
+
+    def __init__(
+        self,
+        recipe: Recipe[Request],
+        kind: WorldKind,
+        realtime: RealtimeOptions | None,
+        thread_safe: bool,
+        isolation: Isolation | None,
+        traits: Mapping[str, object],
+    ) -> None:
+        self.recipe = recipe
+        """How its environments are made."""
+        self._kind = kind
+        self._realtime = realtime
+        self._thread_safe = thread_safe
+        self._isolation = isolation
+        self.traits = traits
+        """What a page shows of all its worlds."""
+        self._making: PendingResult[None] | None = None
+        """Done once an environment has been made ahead, or could not be."""
+        self._made: tuple[Request, Environment] | None = None
+        """The request that an environment was made ahead for, and the environment."""
+        if isolation is not None:
+            isolation.check(recipe.title, lambda: recipe.pickled(None))
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of its worlds; None: they are in lock-step."""
+        return None if self._realtime is None else self._realtime.fps
+
+    @property
+    def title(self) -> str:
+        """Its name, as a person reads it."""
+        return self.recipe.title
+
+    @property
+    def factory(self) -> Callable[..., object] | None:
+        """The factory of its environments; None: their ids say how they are made, or there is one, made already."""
+        return self.recipe.factory
+
+    @property
+    def env_ids(self) -> list[str]:
+        """The ids that a client may name."""
+        return []
+
+    @property
+    def offers_one(self) -> bool:
+        """True if its worlds are of one kind of environment, which is made when it is asked for."""
+        return True
+
+    async def prepare(self, runtime: Runtime) -> Environment | None:
+        """Make the environment of the first world ahead, which takes it; None: `offers_one` says that there is none.
 
         Raises:
-            RequestError: INVALID_ARGUMENT for unknown or bad settings, NOT_FOUND for an environment not served here.
+            RequestError: It could not be made, or has a space that does not travel.
         """
-        kwargs = read_kwargs(settings, EnvSource.SETTINGS, self.kwargs)
-        env_id = _text(settings, "env_id")
-        mode = _text(settings, "vectorization_mode") or self.vectorization_mode
-        num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
-        if mode not in MODES:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}"
-            )
-        return WorldSettings(self._resolve(env_id), num_envs, mode, kwargs)
-
-    def _resolve(self, env_id: str | None) -> str | None:
-        """Find the environment that a client names among those that are served."""
-        served = self.env_ids
-        if env_id is None:
-            if len(served) > 1:
-                raise RequestError(
-                    Code.INVALID_ARGUMENT,
-                    "name one of the environments, in the path of the URL or by env_id: this server has "
-                    f"{_some(served)}",
-                )
-            return served[0] if served else None
-        if env_id not in served:
-            offer = (
-                f"this server has {_some(served)}"
-                if served
-                else f"this server has one environment, {self.title}, without an id"
-            )
-            raise RequestError(Code.NOT_FOUND, f"the environment {env_id!r} is not served here; {offer}")
-        return env_id
-
-    def make_env(self, request: WorldSettings) -> GymEnv | Lanes:
-        """Make the environment of a world.
-
-        Raises:
-            RequestError: It could not be made.
-        """
-        title = request.env_id or self.title
-        return constructed(title, request.kwargs, lambda: self._make(request), lambda: self._misfit(request))
-
-    def _make(self, request: WorldSettings) -> GymEnv | Lanes:
-        kwargs: dict[str, Any] = dict(request.kwargs)
-        if self.factory is not None:
-            return self._make_by_factory(self.factory, request, kwargs)
-        spec = self.spec if self.spec is not None else gymnasium.spec(str(request.env_id))
-        if request.single:
-            return self._adapted(gymnasium.make(spec, **kwargs))
-        # Gymnasium refuses wrappers of one environment there.
-        stepped_together = request.vectorization_mode == "vector_entry_point"
-        vector_kwargs: dict[str, Any] = {}
-        if request.vectorization_mode == "sync":
-            vector_kwargs = {"copy": False}  # what it returns is sent before its next step
-        elif request.vectorization_mode == "async":
-            vector_kwargs = {"copy": False, "context": start_method()}
-        vector: Lanes = gymnasium.make_vec(
-            spec,
-            num_envs=request.num_envs,
-            vectorization_mode=request.vectorization_mode,
-            vector_kwargs=vector_kwargs,
-            wrappers=None if stepped_together else [adapter.wrap for adapter in self.adapters] or None,
-            **kwargs,
-        )
-        return self._adapted(vector) if stepped_together else vector
-
-    def _adapted(self, made: object) -> GymEnv | Lanes:
-        """Return what a callable returned as an environment of Gymnasium, if it is one, with the adapters around it."""
-        try:
-            env = recognise(made)
-        except SettingError as error:
-            raise RequestError(Code.FAILED_PRECONDITION, f"{self.title} returned {error}") from error
-        if not isinstance(env, (gymnasium.Env, VectorEnv)):
-            raise RequestError(
-                Code.FAILED_PRECONDITION,
-                f"{self.title} returned a {type(made).__name__}, where a gymnasium.Env or VectorEnv was expected; "
-                "PettingZoo environments are for serve_parallel, or for `bridge serve` with a function that says what "
-                "it returns: def make() -> pettingzoo.ParallelEnv",
-            )
-        for adapter in self.adapters:
-            env = adapter.wrap_lanes(env) if isinstance(env, VectorEnv) else adapter.wrap(env)
-        return env
-
-    def _make_by_factory(
-        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, object]
-    ) -> GymEnv | Lanes:
-        num_envs = request.num_envs
-        if request.single:
-            return self._adapted(factory(**kwargs))
-        if request.vectorization_mode == "vector_entry_point":
-            raise RequestError(
-                Code.INVALID_ARGUMENT,
-                f"{self.title} is a callable, which has no vector entry point; expected vectorization_mode sync or "
-                "async, or a callable that returns a VectorEnv",
-            )
-        if request.vectorization_mode == "async":
-            return AsyncVectorEnv([lambda: self._one(factory, kwargs)] * num_envs, copy=False, context=start_method())
-        first = self._adapted(factory(**kwargs))
-        if isinstance(first, VectorEnv):
-            first.close()
-            raise self.lanes_already(first.num_envs)
-        made = iter([first])
-        return SyncVectorEnv([lambda: next(made, None) or self._one(factory, kwargs)] * num_envs, copy=False)
-
-    def _one(self, factory: Callable[..., object], kwargs: Mapping[str, object]) -> GymEnv:
-        env = self._adapted(factory(**kwargs))
-        assert not isinstance(env, VectorEnv), "the same function made one environment before"
-        return env
-
-    def lanes_already(self, count: int) -> RequestError:
-        """Return how to refuse `num_envs` where the environment has lanes by itself."""
-        return RequestError(
-            Code.INVALID_ARGUMENT,
-            f"{self.title} returns a vector environment of {count} lanes, so num_envs cannot be given",
-        )
-
-    def _misfit(self, request: WorldSettings) -> str | None:
-        """Return what the environment's constructor takes, where it does not take the arguments; None: it does."""
-        arguments = dict(request.kwargs)
-        constructor: Any = self.factory
-        if constructor is None:
-            spec = self.spec or gymnasium.spec(str(request.env_id))
-            constructor = spec.entry_point
-            if request.vectorization_mode == "vector_entry_point" and not request.single:
-                constructor, arguments["num_envs"] = spec.vector_entry_point, request.num_envs
-            of_make = inspect.signature(gymnasium.make).parameters
-            arguments = {**spec.kwargs, **{key: value for key, value in arguments.items() if key not in of_make}}
-        try:
-            if isinstance(constructor, str):
-                constructor = gymnasium.envs.registration.load_env_creator(constructor)
-            signature = inspect.signature(constructor)
-        except (TypeError, ValueError, ImportError, AttributeError, gymnasium.error.Error):
+        if not self.offers_one:
             return None
-        return misfit(signature, arguments)
+        request = self.recipe.read({})
+        done = self._making = PendingResult()
+        try:
+            env = await self._make_env("", self.recipe, request, runtime)
+            self._made = (request, env)
+            for name, space in env.facts.named_spaces():
+                Layout(space, name)
+            return env
+        except TensorError as error:
+            await self.close()
+            text = f"this environment has a space that does not travel: {error}"
+            raise RequestError(Code.FAILED_PRECONDITION, text) from error
+        finally:
+            self._making = None
+            done.set_result(None)
+
+    async def close(self) -> None:
+        """Close the environment that was made ahead, where no world has taken it."""
+        made, self._made = self._made, None
+        if made is not None:
+            await made[1].close()
+
+    async def _take(self, request: Request | None) -> Environment | None:
+        """Return the environment that was made ahead for this request, once it is; else None.
+
+        One that was made for another request is closed, because there may be no second one at a time.
+        """
+        if self._making is not None:
+            await self._making
+        if self._made is not None and _equal(self._made[0], request):
+            (_, env), self._made = self._made, None
+            return env
+        await self.close()
+        return None
+
+    async def _make_env(
+        self, name: str, recipe: Recipe[Request], request: Request, runtime: Runtime, factory: bytes | None = None
+    ) -> Environment:
+        """Make the environment of a world, in this process or in one of its own.
+
+        Args:
+            name: The world's name.
+            recipe: Makes it.
+            request: What is asked for.
+            runtime: Runs it.
+            factory: A client's own factory, pickled.
+        """
+        return await self._make_one(name, recipe, request, runtime, factory)
+
+    async def _make_one(
+        self, name: str, recipe: Recipe[Request], request: Request, runtime: Runtime, factory: bytes | None
+    ) -> LocalEnv | IsolatedEnv:
+        if self._isolation is not None:
+            return await start_isolated(name, recipe.pickled(request), factory, self._isolation, runtime)
+        make = partial(recipe.make_env, request)
+        if not self._thread_safe:
+            return await adopt(make, runtime.executor)
+        return await adopt(make, runtime.start_thread(f"bridge-world {name or 'default'}"), own_executor=True)
+
+    @abc.abstractmethod
+    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
+        """Build the world that CreateWorld settings ask for; none of them: the default one.
+
+        Raises:
+            RequestError: Settings that are unknown or invalid, or an environment that could not be made.
+        """
+
+    async def _world_of(self, name: str, env: Environment, runtime: Runtime) -> World:
+        """Return a world of an environment, which is closed where it cannot be served."""
+        try:
+            return self._kind(name, env, runtime.scheduler)
+        except SettingError as error:
+            await env.close()
+            raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
+        except BaseException:
+            await env.close()
+            raise
 
 
-class EnvSource:
+def _equal(one: object, other: object) -> bool:
+    try:
+        return bool(one == other)
+    except ValueError:  # arguments that are arrays
+        return False
+
+
+class EnvSource(Source[WorldSettings]):
     """Makes worlds of Gymnasium environments.
 
     Args:
@@ -301,7 +242,8 @@ class EnvSource:
         SettingError: Something of this cannot be served, such as an id that is not registered.
     """
 
-    SETTINGS = ("env_id", "num_envs", "vectorization_mode", "render_mode", "kwargs")
+    SETTINGS = SETTINGS
+    recipe: EnvRecipe
 
     def __init__(
         self,
@@ -330,7 +272,7 @@ class EnvSource:
             raise SettingError(
                 f"expected vectorization_mode to be one of {', '.join(MODES)}, got {vectorization_mode!r}"
             )
-        self._recipe = EnvRecipe.of(
+        recipe = EnvRecipe.of(
             env,
             num_envs=num_envs,
             vectorization_mode=vectorization_mode,
@@ -338,40 +280,24 @@ class EnvSource:
             max_lanes=max_lanes,
             adapters=tuple(adapters),
         )
-        self._realtime = realtime
-        self._thread_safe = thread_safe
-        self._isolation = isolation
+        if realtime is not None:
+            kind = partial(RealtimeWorld, options=realtime)
+        super().__init__(recipe, kind or _in_lock_step, realtime, thread_safe, isolation, traits)
         self._factories = allow_env_factories
-        self._kind = kind
-        self.traits = traits
-        """What a page shows of all its worlds."""
-        self._ahead: MadeAhead[WorldSettings, Environment] = MadeAhead()
-        if isolation is not None:
-            isolation.check(self.title, lambda: self._recipe.pickled(None))
-
-    @property
-    def fps(self) -> float | None:
-        """Frames a second of its worlds; None: they are in lock-step."""
-        return None if self._realtime is None else self._realtime.fps
 
     @property
     def env_ids(self) -> list[str]:
         """The ids that a client may name; empty where there is but one environment, without an id."""
-        return self._recipe.env_ids
+        return self.recipe.env_ids
 
     @property
-    def title(self) -> str:
-        """Its name, as a person reads it."""
-        return self._recipe.title
-
-    @property
-    def factory(self) -> Callable[..., object] | None:
-        """The factory of its environments; None: they are made by their ids."""
-        return self._recipe.factory
+    def offers_one(self) -> bool:
+        """False where there are several environments to choose from."""
+        return len(self.env_ids) <= 1
 
     def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
-        recipe = self._recipe if "env_factory" not in settings else self._recipe.of_factory(_factory_of_client)
+        recipe = self.recipe if "env_factory" not in settings else self.recipe.of_factory(_factory_of_client)
         request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
         spec = recipe.spec or (gymnasium.spec(request.env_id) if request.env_id and recipe.factory is None else None)
         entry_point = getattr(spec, "entry_point", recipe.factory)
@@ -388,27 +314,6 @@ class EnvSource:
             **{name: value for adapter in recipe.adapters for name, value in adapter.describe().items()},
         }
 
-    async def prepare(self, runtime: Runtime) -> Environment | None:
-        """Make the environment of the first world ahead, where there is one to choose: what it lacks shows at once.
-
-        Returns:
-            The environment, which the first world takes; None: there are several to choose from.
-
-        Raises:
-            RequestError: It could not be made, or has a space that does not travel.
-        """
-        if len(self.env_ids) > 1:
-            return None
-        request = self._recipe.read({})
-        making = self._make_env("", self._recipe, request, None, runtime)
-        return await self._ahead.make(
-            request, making, lambda env: zip(env.facts.spaces, ("observation", "action"), strict=True)
-        )
-
-    async def close(self) -> None:
-        """Close the environment that was made ahead, where no world has taken it."""
-        await self._ahead.close()
-
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for; none of them: the default one.
 
@@ -416,44 +321,26 @@ class EnvSource:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
         factory = self._read_factory(settings)
-        recipe = self._recipe if factory is None else self._recipe.of_factory(_factory_of_client)
+        recipe = self.recipe if factory is None else self.recipe.of_factory(_factory_of_client)
         request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
-        env = await self._ahead.take(request if factory is None else None)
+        env = await self._take(request if factory is None else None)
         if env is None:
-            env = await self._make_env(name, recipe, request, factory, runtime)
-        try:
-            if self._realtime is not None:
-                world: World = RealtimeWorld(name, env, runtime.scheduler, self._realtime)
-            else:
-                kind = self._kind or (GymWorld if env.facts.num_envs is None else VectorWorld)
-                world = kind(name, env, runtime.scheduler)
-            world.title = request.env_id
-            return world
-        except SettingError as error:
-            await env.close()
-            raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
-        except BaseException:
-            await env.close()
-            raise
+            env = await self._make_env(name, recipe, request, runtime, factory)
+        world = await self._world_of(name, env, runtime)
+        world.title = request.env_id
+        return world
 
     async def _make_env(
-        self, name: str, recipe: EnvRecipe, request: WorldSettings, factory: bytes | None, runtime: Runtime
+        self,
+        name: str,
+        recipe: Recipe[WorldSettings],
+        request: WorldSettings,
+        runtime: Runtime,
+        factory: bytes | None = None,
     ) -> Environment:
-        """Make the environment of a world, in this process or in one of its own."""
-        isolation = self._isolation
-        if self._realtime is not None and self._thread_safe and request.num_envs > 1:
-            return await self._make_lanes(name, recipe, request, factory, runtime)
-        if isolation is not None:
-            return await start_isolated(name, recipe.pickled(request), factory, isolation, runtime)
-        if self._thread_safe:
-            thread = runtime.start_thread(f"bridge-world {name or 'default'}")
-            return await adopt(partial(recipe.make_env, request), thread, own_executor=True)
-        return await adopt(partial(recipe.make_env, request), runtime.executor)
-
-    async def _make_lanes(
-        self, name: str, recipe: EnvRecipe, request: WorldSettings, factory: bytes | None, runtime: Runtime
-    ) -> LaneGroup:
-        """Make the lanes of a real-time world one by one, each in a thread or a process of its own."""
+        """Make the environment of a world; the lanes of a real-time world may have a thread or a process each."""
+        if self._realtime is None or not self._thread_safe or request.num_envs == 1:
+            return await self._make_one(name, recipe, request, runtime, factory)
         if request.vectorization_mode != "sync":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -464,14 +351,9 @@ class EnvSource:
         lanes: list[LocalEnv | IsolatedEnv] = []
         try:
             for lane in range(request.num_envs):
-                if self._isolation is not None:
-                    data = recipe.pickled(single)
-                    lanes.append(await start_isolated(f"{name} {lane}", data, factory, self._isolation, runtime))
-                else:
-                    thread = runtime.start_thread(f"bridge-world {name or 'default'} {lane}")
-                    lanes.append(await adopt(partial(recipe.make_env, single), thread, own_executor=True))
+                lanes.append(await self._make_one(f"{name or 'default'} {lane}", recipe, single, runtime, factory))
                 if (count := lanes[-1].facts.num_envs) is not None:
-                    raise recipe.lanes_already(count)
+                    raise lanes_already(recipe.title, count)
         except BaseException:
             await gather(runtime.scheduler, [lane.close() for lane in lanes])
             raise
@@ -495,43 +377,11 @@ class EnvSource:
         return tensor.uint8s.array
 
 
+def _in_lock_step(name: str, env: Environment, scheduler: Scheduler) -> World:
+    """Return a world in which one agent steps the environment, or all lanes."""
+    return (GymWorld if env.facts.num_envs is None else VectorWorld)(name, env, scheduler)
+
+
 def _factory_of_client(**kwargs: object) -> object:
     """A placeholder for a client's factory in the server, which does not unpickle it."""
     raise SettingError("a client's factory is called in a world's process only")
-
-
-def _find(env_id: str) -> EnvSpec:
-    try:
-        # `module:Name-v0` imports the module, which only the server's own user may ask for.
-        if ":" in env_id:
-            module, _, name = env_id.partition(":")
-            __import__(module)
-            return gymnasium.spec(name)
-        return gymnasium.spec(env_id)
-    except (gymnasium.error.Error, ImportError) as error:
-        remedy = "Import the package that registers it first, or write MODULE:ENV_ID"
-        if env_id.startswith("ALE/"):
-            remedy = f"pip install 'gymnasium[atari]', and write ale_py:{env_id}"
-        raise SettingError(f"cannot serve {env_id!r}: {error} {remedy}") from None
-
-
-def _text(settings: Settings, name: str) -> str | None:
-    value = read_scalar(settings, name, "CreateWorld")
-    if value is not None and not isinstance(value, str):
-        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name!r} to be a string, got {value!r:.80}")
-    return value
-
-
-def _count(settings: Settings, name: str, most: int) -> int | None:
-    value = read_scalar(settings, name, "CreateWorld")
-    if value is None:
-        return None
-    if not isinstance(value, np.integer) or not 1 <= value <= most:
-        text = f"expected the setting {name!r} to be an integer from 1 to {most}, got {value!r:.80}"
-        raise RequestError(Code.INVALID_ARGUMENT, text)
-    return int(value)
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:20])
-    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"

@@ -2,9 +2,9 @@
 //
 //   import {box, discrete, serve} from "./bridge_env.js";
 //
-//   serve("ws://localhost:6000", () => new Game(), {token: "a-secret"});
+//   serve("ws://localhost:6100", () => new Game(), {token: "a-secret"});
 //
-// and in Python: make_vec_remote("listen://127.0.0.1:6000", num_envs=1, token="a-secret").
+// and in Python: make_vec_remote("listen://127.0.0.1:6100", num_envs=1, token="a-secret").
 //
 // An environment is an object with
 //   observationSpace, actionSpace   a space (`box`, `discrete`, `text`), or an object of them by name (but `reward`)

@@ -92,7 +92,7 @@ class Catch {
 }
 
 const options = new URLSearchParams(location.search);
-serve(options.get("dial") ?? "ws://127.0.0.1:6000", () => new Catch(document.getElementById("games")), {
+serve(options.get("dial") ?? "ws://127.0.0.1:6100", () => new Catch(document.getElementById("games")), {
   name: options.get("name") ?? undefined,
   token: options.get("token") ?? undefined,
   fps: Number(options.get("fps")) || undefined,

@@ -40,7 +40,7 @@ def probabilities(weights: Array, observations: Array) -> tuple[Array, Array]:
 def main() -> None:
     """Wait for the tabs, and train."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--listen", default="listen://127.0.0.1:6000", help="where the pages dial in")
+    parser.add_argument("--listen", default="listen://127.0.0.1:6100", help="where the pages dial in")
     parser.add_argument("--page", type=int, default=8000, help="the port of the page; 0: it is served elsewhere")
     parser.add_argument("--tabs", type=int, default=4, help="how many games to play at a time")
     parser.add_argument("--steps", type=int, default=4000, help="steps of each game")

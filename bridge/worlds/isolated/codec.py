@@ -29,18 +29,14 @@ _NOT_STEPPED: Sequence[Mapping[object, Any]] = ({}, {}, {})
 def facts_to_values(facts: EnvFacts) -> dict[str, object]:
     """Return facts as the values codec sends them; agents' ids that are no texts or integers become texts."""
     return {
-        "kind": facts.kind,
+        **vars(facts),
         "spaces": _texts(facts.spaces),
         "agents": [
             [agent if isinstance(agent, (str, int)) else str(agent), _texts(pair)]
             for agent, pair in facts.agents.items()
         ],
-        "num_envs": facts.num_envs,
         "reward_space": None if facts.reward_space is None else space_to_json(facts.reward_space),
         "autoreset": None if facts.autoreset is None else facts.autoreset.name,
-        "resets_lanes": facts.resets_lanes,
-        "steps_lanes": facts.steps_lanes,
-        "name": facts.name,
     }
 
 

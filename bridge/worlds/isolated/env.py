@@ -15,10 +15,10 @@ from bridge.encoding.properties import Family, Property, PropertyTree, read_enco
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
-from bridge.worlds.environment import Call, EnvFacts, Lane, LaneOf, Result, StepTimes
+from bridge.worlds.environment import Call, Lane, LaneOf, Result, StepTimes
 from bridge.worlds.isolated.codec import Codec, codec_of, facts_from_values
 from bridge.worlds.isolated.world import Isolation, WorldProcess
-from bridge.worlds.scheduling import Runtime
+from bridge.worlds.scheduling import Executor, Runtime
 
 __all__ = ["IsolatedEnv", "start_isolated"]
 
@@ -28,14 +28,15 @@ class IsolatedEnv:
 
     Args:
         process: Its process.
-        facts: Those of the environment.
+        executor: Runs what belongs to the environment in this process.
         leaves: The properties that the environment adds, as the process describes them.
         families: The families of properties, likewise.
     """
 
-    def __init__(self, process: WorldProcess, facts: EnvFacts, leaves: list[Any], families: list[Any]) -> None:
+    def __init__(self, process: WorldProcess, executor: Executor, leaves: list[Any], families: list[Any]) -> None:
         self.process = process
-        self.facts = facts
+        self.facts = facts = facts_from_values(process.facts)
+        self.executor = executor
         self.times = StepTimes()
         self.notes: list[str] = []
         self._tree = PropertyTree(
@@ -127,7 +128,7 @@ async def start_isolated(
     process = await WorldProcess.start(name, recipe, factory, isolation, runtime)
     try:
         leaves, families = values.decode(await process.ask(b"d", b"", "its properties"))
-        return IsolatedEnv(process, facts_from_values(process.facts), leaves, families)
+        return IsolatedEnv(process, runtime.executor, leaves, families)
     except BaseException:
         await process.close()
         raise

@@ -14,11 +14,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent
+from bridge.worlds.environment import Transition
 from bridge.worlds.resets import ResetBook
 
 __all__ = ["JointStepTable", "MissingAgent", "MultiAgentOptions", "Participant", "ResetCall", "StepCall"]
@@ -62,6 +62,9 @@ class MultiAgentOptions:
             )
 
 
+_NOTHING = Transition(None)
+
+
 @dataclasses.dataclass(eq=False)
 class Participant:
     """A joined agent, and what its next Step will report."""
@@ -77,20 +80,12 @@ class Participant:
     """How its sequence ended, until a Step has told."""
     absent: bool = False
     """True if the sequence that it asked for began without it."""
-    observation: object = None
-    info: object = None
+    told: Transition = _NOTHING
+    """The newest of what happened to it."""
     reward: float = 0.0
     """The rewards that no Step has told yet."""
-    terminated: bool = False
-    truncated: bool = False
     cut_off: bool = False
     """True if the Step that is answered now tells that the sequence was ended from outside."""
-
-    def receive(self, observation: object, reward: float, terminated: bool, truncated: bool, info: object) -> None:
-        """Take a transition; rewards that no Step has told yet add up."""
-        self.observation, self.info = observation, info
-        self.reward += reward
-        self.terminated, self.truncated = terminated, truncated
 
     def take_outcome(self) -> int:
         """Return the state of the Step that is answered now."""
@@ -152,7 +147,7 @@ class JointStepTable:
         self._playing = False
         self._ending = False
         self._alive: list[str] = []
-        self._latest: dict[str, tuple[object, object]] = {}
+        self._latest: dict[str, Transition] = {}
         self._waits: dict[Participant, _Wait] = {}
         self._call: ResetCall | StepCall | None = None
         self._answers: list[tuple[Participant, int | RequestError]] = []
@@ -278,8 +273,7 @@ class JointStepTable:
     def _enter(self, participant: Participant) -> None:
         participant.sequence, participant.playing = self.sequence, True
         participant.outcome, participant.absent, participant.reward = None, False, 0.0
-        observation, info = self._latest[participant.name]
-        participant.receive(observation, 0.0, False, False, info)
+        participant.told = self._latest[participant.name]
         self._resets.start(participant.agent)
         self._answer(participant, pb.RUNNING)
 
@@ -348,7 +342,7 @@ class JointStepTable:
             if wait is not None:
                 actions[name] = wait.action
             else:
-                missing[name] = self._latest[name][0]
+                missing[name] = self.seen(name)
         return StepCall(tuple(self._alive), actions, missing)
 
     def applied_by(self) -> dict[str, str]:
@@ -368,14 +362,18 @@ class JointStepTable:
 
     # What came of a call of the environment
 
-    def began(self, observations: Mapping[str, object], infos: Mapping[str, object], alive: Sequence[str]) -> None:
-        """The environment was reset: answer the agents that wait for the sequence."""
+    def seen(self, name: str) -> object:
+        """Return the last observation of an agent; None: there is none."""
+        return self._latest[name].observation if name in self._latest else None
+
+    def began(self, first: Mapping[str, Transition]) -> None:
+        """The environment was reset: answer the agents that wait for it; `first` has all that are alive, in order."""
         self._call = None
         self.carried = (None, None)
         self.sequence += 1
         self._playing, self._ending = True, False
-        self._alive = list(alive)
-        self._latest = {name: (observations.get(name), infos.get(name, {})) for name in alive}
+        self._alive = list(first)
+        self._latest = dict(first)
         for participant in self.participants.values():
             participant.playing = False
             if self._ready(participant):
@@ -385,30 +383,28 @@ class JointStepTable:
                     participant.sequence, participant.absent = self.sequence, True
         self._settle()
 
-    def stepped(self, results: Sequence[Mapping[str, Any]], alive: Sequence[str]) -> None:
+    @property
+    def alive(self) -> Sequence[str]:
+        """The agents that act in the next step."""
+        return self._alive
+
+    def stepped(self, seen: Mapping[str, Transition], alive: Sequence[str]) -> None:
         """The environment was stepped: hand each agent its part.
 
         Args:
-            results: Observations, rewards, terminations, truncations and infos, each by agent.
+            seen: Of every agent that was alive, or is now.
             alive: The agents that go on.
         """
         call, self._call = self._call, None
-        observations, rewards, terminations, truncations, infos = results
         for name in self._alive:
-            terminated = bool(terminations.get(name, False))
-            # An agent that the environment drops without a word is truncated.
-            truncated = bool(truncations.get(name, False)) or (name not in alive and not terminated)
-            observation, info = observations.get(name, self._latest[name][0]), infos.get(name, {})
-            self._latest[name] = (observation, info)
-            participant = self.participants.get(name)
+            told, participant = seen[name], self.participants.get(name)
             if participant is not None and participant.playing:
-                reward = float(rewards.get(name, 0.0))
-                participant.receive(observation, reward, terminated, truncated, info)
-                if terminated or truncated:
+                participant.told = told
+                participant.reward += told.reward
+                if told.ended:
                     participant.playing = False
-                    participant.outcome = pb.TERMINATED if terminated else pb.INTERRUPTED
-        for name in alive:
-            self._latest.setdefault(name, (observations.get(name), infos.get(name, {})))
+                    participant.outcome = pb.TERMINATED if told.terminated else pb.INTERRUPTED
+        self._latest.update(seen)
         self._alive = list(alive)
         for participant in self._of_call(call):
             self._answer(participant, participant.take_outcome())

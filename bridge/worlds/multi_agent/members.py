@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.controls import controls_of_space, known_agent_names
-from bridge.worlds.environment import Spaces
+from bridge.worlds.environment import Spaces, Transition
 from bridge.worlds.settings import read_scalar
 
 __all__ = ["Members"]
@@ -35,9 +36,35 @@ class Members:
         """Iterate over the names, in the environment's order."""
         return iter(self.ids)
 
-    def named(self, part: Mapping[object, object]) -> dict[str, object]:
+    def named(self, part: Mapping[object, Any]) -> dict[str, Any]:
         """Key what an environment returns by the agents' names."""
         return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
+
+    def transitions(
+        self,
+        results: Sequence[Mapping[object, Any]],
+        names: Iterable[str],
+        living: Collection[str],
+        seen: Callable[[str], object],
+    ) -> dict[str, Transition]:
+        """Return what agents are told of a step, by name.
+
+        Args:
+            results: Observations, rewards, terminations, truncations and infos, each by the environment's own ids.
+            names: The agents.
+            living: Those that go on.
+            seen: Returns what an agent has seen last, where there is no observation of it.
+        """
+        observations, rewards, terminations, truncations, infos = map(self.named, results)
+        told: dict[str, Transition] = {}
+        for name in names:
+            observation = observations[name] if name in observations else seen(name)
+            terminated = bool(terminations.get(name, False))
+            # An agent that the environment drops without a word is truncated.
+            truncated = bool(truncations.get(name, False)) or (name not in living and not terminated)
+            reward, info = float(rewards.get(name, 0.0)), infos.get(name, {})
+            told[name] = Transition(observation, reward, terminated, truncated, info)
+        return told
 
     def read(self, settings: Mapping[str, pb.Tensor]) -> str | None:
         """Read the JoinWorld setting `agent`; None: it is not given.

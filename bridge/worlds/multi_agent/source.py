@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -14,25 +14,28 @@ import gymnasium
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import World, constructed, misfit
+from bridge.worlds.base import World
 from bridge.worlds.environment import Environment
-from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.kinds import ParallelEnv, as_parallel, is_parallel
-from bridge.worlds.local import adopt
-from bridge.worlds.made_ahead import MadeAhead
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.world import MultiAgentWorld
 from bridge.worlds.policies import by_name, check_policies
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld, check_default_action
-from bridge.worlds.scheduling import Executor, Runtime, Scheduler
+from bridge.worlds.recipe import constructed
+from bridge.worlds.scheduling import Runtime, Scheduler
 from bridge.worlds.settings import read_kwargs
+from bridge.worlds.source import Recipe, Source
 
 __all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
 
-WorldKind: TypeAlias = Callable[[str, Environment, Scheduler, Executor, RealtimeOptions], World]
-"""Makes a world of real time, given its name, its environment, what runs its frames and its policies, and how."""
+WorldKind: TypeAlias = Callable[[str, Environment, Scheduler, RealtimeOptions], World]
+"""Makes a world of real time, given its name, its environment, what runs its frames, and how."""
+
+
+SETTINGS = ("render_mode", "kwargs")
+"""The settings of a CreateWorld."""
 
 
 def _maker(env_id: str) -> Callable[..., object]:
@@ -69,7 +72,7 @@ class ParallelRecipe:
         Raises:
             RequestError: INVALID_ARGUMENT for unknown or bad settings.
         """
-        return read_kwargs(settings, ParallelSource.SETTINGS, self.kwargs)
+        return read_kwargs(settings, SETTINGS, self.kwargs)
 
     def make_env(self, kwargs: Mapping[str, object]) -> ParallelEnv:
         """Make the environment of a world.
@@ -80,37 +83,10 @@ class ParallelRecipe:
         if self.factory is None:
             raise RequestError(Code.FAILED_PRECONDITION, f"{self.title} was made already")
         factory = self.factory
-        return constructed(self.title, kwargs, lambda: as_parallel(factory(**kwargs)), lambda: self._misfit(kwargs))
-
-    def _misfit(self, kwargs: Mapping[str, object]) -> str | None:
-        """Return what the factory takes, where it does not take the arguments; None: it does, or nobody knows."""
-        try:
-            signature = inspect.signature(self.factory)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            return None
-        return misfit(signature, kwargs)
+        return constructed(self.title, kwargs, lambda: as_parallel(factory(**kwargs)), lambda: (factory, kwargs))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Made:
-    """An environment that was made for a world."""
-
-    env: Environment
-    executor: Executor
-    """Runs its calls, where it is in this process."""
-
-    def spaces(self) -> Iterator[tuple[gymnasium.Space[object], str]]:
-        """Give the spaces of each agent."""
-        for agent, (observation_space, action_space) in self.env.facts.agents.items():
-            yield observation_space, f"{agent}'s observation"
-            yield action_space, f"{agent}'s action"
-
-    async def close(self) -> None:
-        """Close the environment."""
-        await self.env.close()
-
-
-class ParallelSource:
+class ParallelSource(Source[Mapping[str, object]]):
     """Makes worlds of a PettingZoo environment.
 
     Args:
@@ -129,7 +105,8 @@ class ParallelSource:
         SettingError: It is none of these, or cannot be sent to another process.
     """
 
-    SETTINGS: tuple[str, ...] = ("render_mode", "kwargs")
+    SETTINGS = SETTINGS
+    recipe: ParallelRecipe
 
     def __init__(
         self,
@@ -147,14 +124,6 @@ class ParallelSource:
             realtime.check()
             check_default_action(realtime.default_action)
             check_policies("agents", realtime.agents)
-        self._kind = kind
-        self.traits = traits
-        """The properties of all its worlds for the page."""
-        self._options = options or MultiAgentOptions()
-        self._isolation = isolation
-        self._realtime = realtime
-        self._thread_safe = thread_safe
-        self._ahead: MadeAhead[dict[str, object], _Made] = MadeAhead()
         self._only: list[ParallelEnv] = []
         """The environment that was made already, until its one world takes it."""
         self._env_id = env if isinstance(env, str) else ""
@@ -175,15 +144,19 @@ class ParallelSource:
                 "expected an id, a callable that returns a PettingZoo environment, a PettingZoo module, or an "
                 f"environment; got {env!r:.80} of type {type(env).__name__}"
             )
-        self.recipe = ParallelRecipe(factory, title, dict(env_kwargs or {}))
-        """How its environments are made."""
-        if isolation is not None:
-            if factory is None:
-                raise SettingError(
-                    f'isolation="process" makes each environment in a process of its own, and {title} is made '
-                    "already; give serve_parallel a callable that makes it"
-                )
-            isolation.check(title, lambda: self.recipe.pickled(None))
+        if isolation is not None and factory is None:
+            raise SettingError(
+                f'isolation="process" makes each environment in a process of its own, and {title} is made already; '
+                "give serve_parallel a callable that makes it"
+            )
+
+        def make(name: str, env: Environment, scheduler: Scheduler) -> World:
+            if realtime is not None:
+                return kind(name, env, scheduler, realtime)
+            return MultiAgentWorld(name, env, scheduler, options or MultiAgentOptions())
+
+        recipe = ParallelRecipe(factory, title, dict(env_kwargs or {}))
+        super().__init__(recipe, make, realtime, thread_safe, isolation, traits)
 
     @property
     def single(self) -> bool:
@@ -191,24 +164,9 @@ class ParallelSource:
         return self.recipe.factory is None
 
     @property
-    def fps(self) -> float | None:
-        """Frames a second of its worlds; None: they are in lock-step."""
-        return None if self._realtime is None else self._realtime.fps
-
-    @property
-    def env_ids(self) -> list[str]:
-        """No ids: there is one kind of environment."""
-        return []
-
-    @property
-    def title(self) -> str:
-        """Its name, as a person reads it."""
-        return self.recipe.title
-
-    @property
-    def factory(self) -> Callable[..., object] | None:
-        """The factory of its environments; None: there is one environment, which was made already."""
-        return self.recipe.factory
+    def offers_one(self) -> bool:
+        """False where there is one environment, which was made already."""
+        return not self.single
 
     def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
@@ -226,24 +184,6 @@ class ParallelSource:
             "kwargs": self.recipe.read(settings),
         }
 
-    async def prepare(self, runtime: Runtime) -> Environment | None:
-        """Make the environment of the first world ahead, unless it was made already: what it lacks shows at once.
-
-        Returns:
-            The environment, which the first world takes; None: it was made already.
-
-        Raises:
-            RequestError: It could not be made, or has a space that does not travel.
-        """
-        if self.single:
-            return None
-        kwargs = self.recipe.read({})
-        return (await self._ahead.make(kwargs, self._make_env("", kwargs, runtime), _Made.spaces)).env
-
-    async def close(self) -> None:
-        """Close the environment that was made ahead, where no world has taken it."""
-        await self._ahead.close()
-
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for.
 
@@ -251,51 +191,31 @@ class ParallelSource:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
         kwargs = self.recipe.read(settings)
-        made = await self._ahead.take(kwargs)
-        if made is None:
-            made = await self._make_env(name, kwargs, runtime, None if not self.single else self._take(settings))
-        try:
-            if self._realtime is not None:
-                return self._kind(name, made.env, runtime.scheduler, made.executor, self._realtime)
-            return MultiAgentWorld(name, made.env, runtime.scheduler, made.executor, self._options)
-        except BaseException:
-            await made.close()
-            raise
+        env = await self._take(kwargs)
+        if env is None:
+            recipe = self._hand_over(settings) if self.single else self.recipe
+            env = await self._make_env(name, recipe, kwargs, runtime)
+        return await self._world_of(name, env, runtime)
 
     async def _make_env(
-        self, name: str, kwargs: Mapping[str, object], runtime: Runtime, make: Callable[[], ParallelEnv] | None = None
-    ) -> _Made:
-        """Make the environment of a world, which has all agents for which policies are given.
-
-        Args:
-            name: The world's name.
-            kwargs: For its constructor.
-            runtime: Runs it.
-            make: Returns it; None: it is made by the recipe.
-        """
-        made = await self._start_env(name, kwargs, runtime, make)
+        self,
+        name: str,
+        recipe: Recipe[Mapping[str, object]],
+        request: Mapping[str, object],
+        runtime: Runtime,
+        factory: bytes | None = None,
+    ) -> Environment:
+        """Make the environment of a world, which has all agents for which policies are given."""
+        env = await super()._make_env(name, recipe, request, runtime, factory)
         try:
             if self._realtime is not None:
-                by_name("agents", self._realtime.agents, [str(agent) for agent in made.env.facts.agents], "agents")
+                by_name("agents", self._realtime.agents, [str(agent) for agent in env.facts.agents], "agents")
         except SettingError as error:
-            await made.close()
+            await env.close()
             raise RequestError(Code.INVALID_ARGUMENT, str(error)) from error
-        return made
+        return env
 
-    async def _start_env(
-        self, name: str, kwargs: Mapping[str, object], runtime: Runtime, make: Callable[[], ParallelEnv] | None
-    ) -> _Made:
-        """Make the environment of a world, in this process or in one of its own."""
-        executor = runtime.executor
-        if self._isolation is not None:
-            recipe = self.recipe.pickled(kwargs)
-            return _Made(await start_isolated(name, recipe, None, self._isolation, runtime), executor)
-        if self._thread_safe:
-            executor = runtime.start_thread(f"bridge-world {name or 'default'}")
-        make = make or partial(self.recipe.make_env, kwargs)
-        return _Made(await adopt(make, executor, own_executor=self._thread_safe), executor)
-
-    def _take(self, settings: Mapping[str, pb.Tensor]) -> Callable[[], ParallelEnv]:
+    def _hand_over(self, settings: Mapping[str, pb.Tensor]) -> ParallelRecipe:
         """Return what hands over the environment that was made already, and keeps no reference to it."""
         if settings or not self._only:
             raise RequestError(
@@ -304,4 +224,4 @@ class ParallelSource:
                 "give serve_parallel a callable",
             )
         taken, self._only = self._only, []
-        return taken.pop
+        return ParallelRecipe(taken.pop, self.title)

@@ -11,10 +11,8 @@ from functools import partial
 from gymnasium import Space
 
 from bridge.encoding.properties import TEXT, Property, PropertyTree
-from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 from bridge.worlds.base import OTHER_WORLD, Agent, in_environment
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.environment import Environment
@@ -27,9 +25,8 @@ from bridge.worlds.multi_agent.joint_steps import (
     StepCall,
 )
 from bridge.worlds.multi_agent.members import Members
-from bridge.worlds.resets import ResetOrder
-from bridge.worlds.scheduling import Executor, PendingResult, Scheduler, Timer
-from bridge.worlds.settings import refuse_unknown
+from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
+from bridge.worlds.settings import read_reset, refuse_unknown
 from bridge.worlds.single import EnvAgent, EnvWorld
 
 __all__ = ["MultiAgent", "MultiAgentWorld"]
@@ -61,9 +58,9 @@ class MultiAgent(EnvAgent):
         self._world.table.begin(self.participant, self._world.scheduler.now())
         return await self._answered()
 
-    async def step(self, actions: Mapping[int, Array]) -> int:
+    async def apply(self, action: object) -> int:
         """Hand in an action and wait for the joint step."""
-        self._world.table.act(self.participant, self._action(actions), self._world.scheduler.now())
+        self._world.table.act(self.participant, action, self._world.scheduler.now())
         return await self._answered()
 
     async def _answered(self) -> int:
@@ -75,12 +72,12 @@ class MultiAgent(EnvAgent):
 
     def _tell(self, cut_off: bool) -> None:
         """Take what the Step at hand tells."""
-        told = self.participant
+        told = self.participant.told
         self._observation, self._info = told.observation, told.info
         self._terminated[...], self._truncated[...] = told.terminated, told.truncated
         if cut_off:
             super().interrupt()
-        self._reward[...], told.reward = told.reward, 0.0
+        self._reward[...], self.participant.reward = self.participant.reward, 0.0
 
     def interrupt(self) -> None:
         """End the sequence for this agent, with what it has seen last."""
@@ -98,12 +95,6 @@ class MultiAgent(EnvAgent):
         """Return the tree below `world`, with this agent's spaces."""
         return self._world.agent_properties(self.name)
 
-    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Read, write or list a property for which code of the environment runs."""
-        if request.read_property.key == "world.frame" and self._world.table.sequence == 0:
-            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
-        return await super().answer_property(request)
-
 
 class MultiAgentWorld(EnvWorld):
     """A world of as many agents as its environment has.
@@ -112,15 +103,11 @@ class MultiAgentWorld(EnvWorld):
         name: The world's name.
         env: An environment of several agents, owned by the world from here on.
         scheduler: Runs what the world waits for.
-        executor: Calls the function that gives default actions.
         options: How the agents are coordinated.
     """
 
-    def __init__(
-        self, name: str, env: Environment, scheduler: Scheduler, executor: Executor, options: MultiAgentOptions
-    ) -> None:
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: MultiAgentOptions) -> None:
         super().__init__(name, env, scheduler)
-        self._executor = executor
         self._options = options
         self._default_action = options.default_action or default_action
         self._members = Members(env.facts.agents, env.facts.name)
@@ -173,24 +160,15 @@ class MultiAgentWorld(EnvWorld):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """End the sequence for all; the settings are for the next one."""
-        first = next(iter(self._members))
-        reader = MultiAgent(self, first, *self._members.spaces[first])
-        undo = self.table.prepare_reset(reader.read_settings(settings))
+        asked = read_reset(settings, MultiAgent.SETTINGS, None)
+        undo = self.table.prepare_reset((asked.seed, asked.options))
         self.scheduler.call_soon(self.advance)
         return undo
 
-    async def reset(
-        self,
-        settings: Mapping[str, pb.Tensor],
-        caller: Agent | None,
-        timeout: float,
-        waiting: Callable[[ResetOrder], None] = lambda order: None,
-    ) -> None:
-        """Begin a new sequence for every agent (D-15); the environment itself is reset when they begin it."""
-        await super().reset(settings, caller, timeout, waiting)
-        inner = None if caller is None else caller.unwrapped
-        if isinstance(inner, MultiAgent):
-            self.table.drop(inner.participant)
+    def restart(self, caller: Agent | None) -> None:
+        """Take the caller out of its sequence; the environment itself is reset when all begin the next one."""
+        if isinstance(caller, MultiAgent):
+            self.table.drop(caller.participant)
             self.advance()
 
     async def answer_to(self, participant: Participant) -> int:
@@ -229,9 +207,9 @@ class MultiAgentWorld(EnvWorld):
         """Reset or step the environment, and tell the table."""
         if isinstance(call, ResetCall):
             observations, infos, alive = await self.env.reset(seed=call.seed, options=call.options)
-            self.table.began(
-                self._members.named(observations), self._members.named(infos), [str(agent) for agent in alive]
-            )
+            living = [str(agent) for agent in alive]
+            results = [observations, {}, {}, {}, infos]
+            self.table.began(self._members.transitions(results, living, living, lambda name: None))
             return
         actions = {}
         for name in call.agents:
@@ -240,10 +218,12 @@ class MultiAgentWorld(EnvWorld):
                 actions[agent] = call.actions[name]
             else:
                 choose = partial(self._default_action, agent, call.missing[name], self._members.spaces[name][1])
-                actions[agent] = await self._executor.run(in_environment, "step", choose)
+                actions[agent] = await self.env.executor.run(in_environment, "step", choose)
         *results, alive = await self.env.step(actions)
         self.episodes += not alive
-        self.table.stepped([self._members.named(part) for part in results], [str(agent) for agent in alive])
+        living = [str(agent) for agent in alive]
+        names = [*self.table.alive, *living]
+        self.table.stepped(self._members.transitions(results, names, living, self.table.seen), living)
 
     def _carried_out(self, result: None, error: BaseException | None) -> None:
         if error is not None:
@@ -263,7 +243,4 @@ class MultiAgentWorld(EnvWorld):
             "what is done where an agent is missing: wait, default or end",
             lambda: MissingAgent(self._options.missing_agent).value,
         )
-        own: PropertyTree = self.env.properties()
-        return own.merged(self._members.properties(name)).merged(
-            PropertyTree([self._name_leaf(), policy, self._timing_leaf()])
-        )
+        return self.properties().merged(self._members.properties(name)).merged(PropertyTree([policy]))

@@ -20,7 +20,6 @@ from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
 from bridge.worlds.realtime.loop import LoopAgent, Phase
-from bridge.worlds.settings import read_reset
 from bridge.worlds.single import EnvAgent
 
 if TYPE_CHECKING:
@@ -56,7 +55,8 @@ class RealtimeAgent(EnvAgent):
         lanes: int | None,
     ) -> None:
         super().__init__(world, observation_space, action_space, lanes)
-        self._real = world
+        self.world = world
+        """Where it is."""
         self._loop_agent = loop_agent
         self._wait = wait
         shape = () if lanes is None else (lanes,)
@@ -96,18 +96,13 @@ class RealtimeAgent(EnvAgent):
         return not self._loop_agent.player
 
     @property
-    def world(self) -> ClockedWorld[Any]:
-        """Where it is."""
-        return self._real
-
-    @property
     def lanes(self) -> int | None:
         """The number of lanes; None: it is of a single environment, or one agent of several."""
         return self._lanes
 
     def hang_up(self) -> None:
         """End its wait."""
-        self._real.cancel(self)
+        self.world.cancel(self)
 
     def prepare(self, uids: Sequence[int]) -> None:
         """A Step that requests `resetting` is answered while lanes reset; others are answered when all lanes are ready.
@@ -117,53 +112,41 @@ class RealtimeAgent(EnvAgent):
         self._partial = self._first_extra + 3 in uids
         self._acts_only = list(uids) == [self._first_extra + 2]
 
-    SETTINGS = ("seed", "options", "restart", "reset_mask")
-
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
-        self._real.ask_reset(self._loop_agent, *self.read_reset(settings))
+        self.world.ask_reset(self._loop_agent, self.world.read_reset(settings))
         self._ended = False
-
-    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> tuple[Array, list[int | None], object, bool]:
-        """Return the lanes to reset, a seed for each, the options, and whether running episodes end."""
-        count, known = self._lanes or 1, self.SETTINGS if self._lanes else self.SETTINGS[:3]
-        asked = read_reset(settings, known, self._lanes)
-        seeds: Sequence[int | None] = asked.seed if isinstance(asked.seed, list) else [None] * count
-        if isinstance(asked.seed, int):
-            seeds = range(asked.seed, asked.seed + count)
-        return np.ones(count, np.bool_) if asked.mask is None else asked.mask, list(seeds), asked.options, asked.restart
 
     async def begin(self) -> int:
         """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
-        received = self._real.now()
+        received = self.world.now()
         if self._ended and self._wait == "new_frame" and self._lanes is None:  # lanes begin by themselves
             text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
             raise RequestError(Code.FAILED_PRECONDITION, text)
-        self._real.start()
-        await self._real.settled()
+        self.world.start()
+        await self.world.settled()
         await self._wait_for_lanes()
         self._collect(self._take_first(), received)
         return pb.RUNNING
 
     def _take_first(self) -> list[Taken | None]:
         """Enter the running episodes; lanes that it is in repeat their observation, reward 0."""
-        loop, loop_agent = self._real.loop, self._loop_agent
+        loop, loop_agent = self.world.loop, self._loop_agent
         taken: list[Taken | None] = []
         for index, (lane, buffer) in enumerate(zip(loop_agent.lanes, loop_agent.buffers, strict=True)):
             if not buffer.reading:
                 taken.append(loop.take(loop_agent, index))
             elif buffer.closing is not None:
                 ended, at = buffer.closing
-                taken.append(Taken(ended.observation, ended.info, 0.0, 0, False, False, at, ended.episode))
+                taken.append(Taken(ended.observation, ended.info, at, ended.episode))
             else:
-                at = lane.observed_at
                 buffer.see()
-                taken.append(Taken(lane.observation, lane.info, 0.0, 0, False, False, at, buffer.reading))
+                taken.append(Taken(lane.observation, lane.info, lane.observed_at, buffer.reading))
         return taken
 
     async def _wait_for_lanes(self) -> None:
         """Return once the agent's lanes have something to tell: all of them, or one where it takes the rest later."""
-        loop, buffers = self._real.loop, self._loop_agent.buffers
+        loop, buffers = self.world.loop, self._loop_agent.buffers
 
         def ready() -> bool:
             there = [
@@ -176,26 +159,27 @@ class RealtimeAgent(EnvAgent):
             return any(there) if self._partial else all(there)
 
         def reason() -> str | None:
-            if self._real.others_play:
+            if self.world.others_play:
                 return None
             errors = "; ".join(buffer.error for buffer in buffers if buffer.error)
-            return f"no episode began within reset_timeout={self._real.options.reset_timeout:g} s; {errors}"
+            return f"no episode began within reset_timeout={self.world.options.reset_timeout:g} s; {errors}"
 
-        await self._real.wait_until(self, ready, self._real.options.reset_timeout, reason)
+        await self.world.wait_until(self, ready, self.world.options.reset_timeout, reason)
 
     def _refuse_absence(self) -> None:
         """Raise where the running episode began without this agent, and it was not told so."""
 
-    async def step(self, actions: Mapping[int, Array]) -> int:
+    def decode(self, actions: Mapping[int, Array]) -> object:
+        """Return the environment's action; None: the last one goes on."""
+        return super().decode(actions) if actions else None
+
+    async def apply(self, action: object) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step."""
-        received = self._real.now()
-        if not actions:  # the last one goes on
-            self._real.refuse_if_over()
-        else:
-            self.act(actions, received, [buffer.reading for buffer in self._loop_agent.buffers])
-        loop = self._real.loop
+        received = self.world.now()
+        self.act(action, received, [buffer.reading for buffer in self._loop_agent.buffers])
+        loop = self.world.loop
         if self._acts_only:
-            self._timing[..., :2] = received, self._real.now()
+            self._timing[..., :2] = received, self.world.now()
             return pb.RUNNING
         if self._wait == "next_frame":
             await self._wait_for_frame()
@@ -214,38 +198,37 @@ class RealtimeAgent(EnvAgent):
         self._ended = bool(self._terminated or self._truncated)
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
 
-    def act(self, actions: Mapping[int, Array], received: float, episodes: Sequence[int]) -> None:
+    def act(self, action: object, received: float, episodes: Sequence[int]) -> None:
         """Leave an action for the next frames.
 
         Args:
-            actions: The action's tensors by UID.
+            action: The action; None: the last one goes on.
             received: When it came, seconds of the world's clock.
             episodes: Of each lane the number of the episode that it is for; 0: for none.
 
         Raises:
-            RequestError: INVALID_ARGUMENT, it is none; or the world is over.
+            RequestError: The world is over.
         """
-        action = self._action(actions)
-        self._real.refuse_if_over()
-        if not self._loop_agent.player:
+        self.world.refuse_if_over()
+        if action is None or not self._loop_agent.player:
             return
         for index, own in enumerate([action] if self._lanes is None else iterate(self._batched_actions, action)):
             if episodes[index]:
-                self._real.loop.act(self._loop_agent, index, own, received, episodes[index])
+                self.world.loop.act(self._loop_agent, index, own, received, episodes[index])
 
     def interrupt(self) -> None:
         """Report the last observations of the episodes that a ResetWorld ends."""
-        self._real.carry_out_reset()
-        now = self._real.now()
+        self.world.carry_out_reset()
+        now = self.world.now()
         buffers = self._loop_agent.buffers
         self._collect(
-            [self._real.loop.take(self._loop_agent, i) if buffer.reading else None for i, buffer in enumerate(buffers)],
+            [self.world.loop.take(self._loop_agent, i) if buffer.reading else None for i, buffer in enumerate(buffers)],
             now,
         )
         self._truncated[...] = True
         self._ended = True
         self.abandon()
-        self._real.start()
+        self.world.start()
 
     def abandon(self) -> None:
         """Give up the episodes that it is in."""
@@ -255,12 +238,12 @@ class RealtimeAgent(EnvAgent):
     def rest(self) -> None:
         """Do nothing until the next Step: a default action stands in."""
         for lane in self._loop_agent.lanes:
-            self._real.loop.drop_action(lane)
+            self.world.loop.drop_action(lane)
 
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
-        self._real.acting.leave(self)
-        self._real.dismiss(self._loop_agent)
+        self.world.acting.leave(self)
+        self.world.dismiss(self._loop_agent)
 
     async def _wait_for_frame(self) -> None:
         """Return once each lane that the agent is in has had a frame, or its episode ended."""
@@ -273,13 +256,13 @@ class RealtimeAgent(EnvAgent):
                 for lane, buffer, had in zip(lanes, buffers, before, strict=True)
             )
 
-        await self._real.wait_until(
+        await self.world.wait_until(
             self, passed, _FRAME_DEADLINE, lambda: f"no frame passed within {_FRAME_DEADLINE:g} s"
         )
 
     async def _wait_for_news(self) -> None:
         """Return once a frame has passed that the agent was not told of, or an episode ended; at most after 2 s."""
-        loop, loop_agent = self._real.loop, self._loop_agent
+        loop, loop_agent = self.world.loop, self._loop_agent
 
         def told() -> bool:
             pairs = list(zip(loop_agent.lanes, loop_agent.buffers, strict=True))
@@ -292,31 +275,30 @@ class RealtimeAgent(EnvAgent):
             )
 
         try:
-            await self._real.wait_until(self, told, _MOST_HELD, lambda: "nothing is new")
+            await self.world.wait_until(self, told, _MOST_HELD, lambda: "nothing is new")
         except RequestError as error:
             if error.code is not Code.DEADLINE_EXCEEDED:
                 raise
 
     def _collect(self, taken: list[Taken | None], received: float) -> None:
         """Turn what was taken from the buffers into what `observe` gives."""
-        loop, buffers, now = self._real.loop, self._loop_agent.buffers, self._real.now()
+        loop, buffers, now = self.world.loop, self._loop_agent.buffers, self.world.now()
         self._episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
         infos: dict[int, Mapping[str, object]] = {}
         for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
             at = () if self._lanes is None else (index,)
-            self._resetting[at] = item is None
-            self._reward[at] = item.reward if item else 0.0  # U-5
-            self._terminated[at] = item is not None and item.terminated
-            self._truncated[at] = item is not None and item.truncated
-            self._frames[at] = item.frames if item else 0
             lane = self._loop_agent.lanes[index]
+            told = item or Taken(None, {}, np.nan, lane.episode, error=buffer.error)
+            self._resetting[at] = item is None
+            self._reward[at], self._frames[at] = told.reward, told.frames  # U-5
+            self._terminated[at], self._truncated[at] = told.terminated, told.truncated
             self._timing[at] = (
                 received,
                 now,
-                item.observed_at if item else np.nan,
+                told.observed_at,
                 loop.step_times.last,
                 lane.action_delay,
-                item.episode if item else lane.episode,
+                told.episode,
                 loop.frames,
                 loop.actions_applied,
                 loop.actions_replaced,
@@ -325,10 +307,9 @@ class RealtimeAgent(EnvAgent):
                 loop.dropped,
                 buffer.frames_skipped,
             )
-            infos[index] = item.info if item else {}
-            error = item.error if item else buffer.error
-            if error is not None and self._lanes is not None:
-                infos[index] = {**infos[index], "error": error}
+            infos[index] = told.info
+            if told.error is not None and self._lanes is not None:
+                infos[index] = {**told.info, "error": told.error}
                 buffer.error = None
         if self._lanes is None:
             first = taken[0]
@@ -358,16 +339,13 @@ class RealtimeAgent(EnvAgent):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
         first = self._first_extra
+        extras = {first: self._frames, first + 2: self._timing, first + 3: self._resetting}
         found = dict(super().observe([uid for uid in uids if uid < first]))
         for uid in uids:
-            if uid == first:
-                found[uid] = self._frames
+            if uid in extras:
+                found[uid] = extras[uid]
             elif uid == first + 1:
                 found[uid] = np.frombuffer(self._encoded_episodes(), np.uint8)
-            elif uid == first + 2:
-                found[uid] = self._timing
-            elif uid == first + 3:
-                found[uid] = self._resetting
         return found
 
     def _encoded_episodes(self) -> bytes:
@@ -404,7 +382,7 @@ class RealtimeAgent(EnvAgent):
                 "world.seat",
                 TEXT,
                 "the JoinWorld setting seat of a stream for its actions",
-                lambda: self._real.acting.key_of(self),
+                lambda: self.world.acting.key_of(self),
             ),
         ]
         return self._world_properties().merged(PropertyTree(own))
@@ -416,4 +394,4 @@ class RealtimeAgent(EnvAgent):
         self._wait = str(wait)
 
     def _world_properties(self) -> PropertyTree:
-        return self._real.properties()
+        return self.world.properties()

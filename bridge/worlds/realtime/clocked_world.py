@@ -10,30 +10,30 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from bridge.clock import Clock
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
-from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
 from bridge.worlds.environment import Environment
-from bridge.worlds.realtime.agent import RealtimeAgent
+from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
-from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
+from bridge.worlds.settings import ResetRequest, read_choice, read_reset, refuse_unknown
 from bridge.worlds.single import EnvWorld
 
 __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
+"""The roles of an agent; the first is the default."""
 Outcome = TypeVar("Outcome")
 """The result of a reset or of a frame."""
 
@@ -145,6 +145,9 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         loop: Says what is due.
     """
 
+    SETTINGS: tuple[str, ...] = ("role", "wait")
+    """The settings of a JoinWorld."""
+
     def __init__(
         self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions, loop: RealtimeLoop
     ) -> None:
@@ -164,7 +167,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         self._turning: PendingResult[None] | None = None
         """Done once the frames are run for which a virtual clock was turned."""
         self._waiters: dict[Agent, _Waiter] = {}
-        self._ordered: tuple[Array, list[int | None], object] | None = None
+        self._ordered: ResetRequest | None = None
 
     @property
     def _over(self) -> bool:
@@ -191,6 +194,18 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         return self.loop.frames
 
     # Agents
+
+    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+        """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame, new_frame)."""
+        if "seat" in settings:
+            return self.acting.join(settings)
+        refuse_unknown(settings, self.SETTINGS, "JoinWorld")
+        role, wait = read_choice(settings, "role", ROLES), read_choice(settings, "wait", WAITS)
+        return self._let_in(settings, role == "player", wait)
+
+    @abc.abstractmethod
+    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeAgent:
+        """Let an agent in, by other settings than `role` and `wait` too."""
 
     @property
     def agents(self) -> int:
@@ -221,54 +236,41 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
-        mask, seeds, options, _ = self._reset_reader().read_reset(settings)
+        asked = self.read_reset(settings)
         self.refuse_if_over()
-        self._ordered = mask, seeds, options
+        self._ordered = asked
         return self._withdraw
 
+    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> ResetRequest:
+        """Read the settings of a Reset or ResetWorld; raises RequestError."""
+        lanes = self.env.facts.num_envs
+        known = ("seed", "options", "restart", "reset_mask")
+        return read_reset(settings, known if lanes else known[:3], lanes)
+
     @abc.abstractmethod
-    def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: object, restart: bool = True
-    ) -> None:
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Carry out an agent's Reset: give up its episodes, and where it is a player see to new ones.
 
-        Args:
-            loop_agent: The agent.
-            mask: Which of its lanes are meant, bool, one element a lane.
-            seeds: A seed for each lane; None: none.
-            options: For the environment's reset.
-            restart: False: where an episode runs, the agent enters that.
+        Without `restart`, lanes that run stay as they are, and the agent enters the episodes that run there.
         """
-
-    @abc.abstractmethod
-    def _reset_reader(self) -> RealtimeAgent:
-        """Return an agent that is not in the world, to read the settings of a ResetWorld."""
 
     def _withdraw(self) -> None:
         self._ordered = None
 
-    async def reset(
-        self,
-        settings: Mapping[str, pb.Tensor],
-        caller: Agent | None,
-        timeout: float,
-        waiting: Callable[[ResetOrder], None] = lambda order: None,
-    ) -> None:
-        """Begin a new episode in every lane, once every other agent was told that its own is over (D-15)."""
-        await super().reset(settings, caller, timeout, waiting)
+    def restart(self, caller: Agent | None) -> None:
+        """Begin a new episode in every lane."""
         self.carry_out_reset()
-        inner = None if caller is None else caller.unwrapped
-        if isinstance(inner, RealtimeAgent):
-            inner.abandon()
+        if isinstance(caller, RealtimeAgent):
+            caller.abandon()
         self.start()
 
     def carry_out_reset(self) -> None:
         """Cut off what runs, as a ResetWorld ordered; again: nothing."""
         if self._ordered is None:
             return
-        (mask, seeds, options), self._ordered = self._ordered, None
-        for index in np.flatnonzero(mask).tolist():
-            self.loop.ask_reset(index, seeds[index], options)
+        asked, self._ordered = self._ordered, None
+        for index in np.flatnonzero(asked.mask).tolist():
+            self.loop.ask_reset(index, asked.seeds[index], asked.options)
         self._changed()
 
     # Waiting
@@ -480,11 +482,11 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Take note that an agent has left; the world goes on (D-16)."""
         self.loop.leave(loop_agent)
 
-    def clock_properties(self) -> PropertyTree:
-        """Return what the clock adds to the tree below `world`."""
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`, with the clock's."""
         fps = Property("world.fps", ENCODED, "frames a second", lambda: self.options.fps)
         statistics = Property("world.realtime", ENCODED, "the clock's counts and percentiles", self.loop.statistics)
-        return PropertyTree([fps, statistics])
+        return super().properties().merged(PropertyTree([fps, statistics]))
 
 
 def _log_failure(result: None, error: BaseException | None) -> None:

@@ -13,14 +13,13 @@ When a new episode begins before the environment ends the running one is a matte
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.worlds.realtime.lane_buffer import Ended
+from bridge.worlds.environment import Transition
 from bridge.worlds.realtime.loop import Job, LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop
 
-__all__ = ["DEFAULT", "JointLoop", "Transition"]
+__all__ = ["DEFAULT", "JointLoop"]
 
 
 class _Default:
@@ -32,27 +31,6 @@ class _Default:
 
 DEFAULT = _Default()
 """In a job's actions: this agent has none, a default one is to be found."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Transition:
-    """The result of a frame for one agent."""
-
-    observation: object
-    """An element of the agent's observation space."""
-    reward: float = 0.0
-    """Of this frame; 0.0 in the first frame of an episode."""
-    terminated: bool = False
-    """True if the agent's episode terminated in this frame."""
-    truncated: bool = False
-    """True if the agent's episode was truncated in this frame."""
-    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The agent's info, a dict."""
-
-    @property
-    def ended(self) -> bool:
-        """True if the agent's episode ended in this frame."""
-        return self.terminated or self.truncated
 
 
 class JointLoop(RealtimeLoop):
@@ -116,12 +94,8 @@ class JointLoop(RealtimeLoop):
 
         An episode that is over already, or without agents, is to be told as a failure.
         """
-        lane = self._current(job)
-        if lane is None:
+        if not self.began(job, now, Transition(None)):
             return False
-        lane.failures = 0
-        lane.seed = lane.options = None
-        self._begin_episode(lane, now, None, {})
         if not self._autoreset:  # the clock stood
             self._start, self._index = now, 1
         self.alive = list(first)
@@ -134,7 +108,7 @@ class JointLoop(RealtimeLoop):
             part = self.parts[name]
             if part.phase is not Phase.RUNNING and part.episode != self.environment.episode:
                 part.episode = self.environment.episode
-                self._begin_episode(part, now, seen[name].observation, seen[name].info)
+                part.begin(now, seen[name])
 
     def joint_stepped(
         self, job: Job, now: float, spent: float, seen: Mapping[str, Transition], alive: Sequence[str]
@@ -162,7 +136,7 @@ class JointLoop(RealtimeLoop):
             if part.phase is not Phase.RUNNING:
                 continue
             got = told[name] = seen[name]
-            self._add_frame(part, now, got.observation, got.reward, got.terminated, got.truncated, got.info)
+            part.add(now, got)
             if got.ended:
                 self.drop_action(part)
         self.alive = list(alive)
@@ -174,20 +148,14 @@ class JointLoop(RealtimeLoop):
             self._renew(lane)
         return told
 
-    def _break_off(self, lane: LoopLane, error: str, finished: bool) -> None:
+    def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
         for part in self.parts.values():
-            if part.phase is Phase.RUNNING or not finished:
-                # Of a reset that failed all agents are told; of a frame, those who were in the episode.
-                ended = Ended(
-                    lane.episode, part.reward, part.length, False, True, part.observation, {}, error, finished
-                )
-                self._finish(part, ended)
-
-    def _cut_off(self, lane: LoopLane) -> None:
-        for part in self.parts.values():
-            if part.phase is Phase.RUNNING:
-                seen, info, length = part.observation, part.info, part.length
-                self._finish(part, Ended(lane.episode, part.reward, length, False, True, seen, info, None, False))
+            # Of a reset that failed all agents are told; of a frame, those who were in the episode.
+            if part.phase is Phase.RUNNING or (error is not None and not finished):
+                if part.phase is Phase.RUNNING:
+                    part.move(LaneEvent.ENDED)
+                self.drop_action(part)
+                part.cut_off(lane.episode, error, finished)
 
     def end(self) -> None:
         """Cut off the running episode, as if the environment had ended it for all agents."""
@@ -196,12 +164,6 @@ class JointLoop(RealtimeLoop):
             self._cut_off(lane)
             lane.move(LaneEvent.ENDED)
             self._renew(lane)
-
-    def _finish(self, part: LoopLane, ended: Ended) -> None:
-        if part.phase is Phase.RUNNING:
-            part.move(LaneEvent.ENDED)
-        self.drop_action(part)
-        self._end(part, ended)
 
     # Agents
 

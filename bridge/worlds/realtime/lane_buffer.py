@@ -50,16 +50,16 @@ class Taken:
     """The newest of the agent's episode, or the final one."""
     info: Mapping[str, object]
     """The one that came with it."""
-    reward: float
-    """The sum since the agent's last Step in this episode."""
-    frames: int
-    """How many frames that sum is of."""
-    terminated: bool
-    truncated: bool
     observed_at: float
     """When the observation was made, seconds of the server's clock."""
     episode: int
     """The agent's episode."""
+    reward: float = 0.0
+    """The sum since the agent's last Step in this episode."""
+    frames: int = 0
+    """How many frames that sum is of."""
+    terminated: bool = False
+    truncated: bool = False
     error: str | None = None
     """Why the episode was cut off."""
 
@@ -133,7 +133,7 @@ class LaneBuffer:
         """Enter the running episode. Its rewards so far stay for the Step that follows."""
         self.reading = self.entered = episode
         self.see()
-        return Taken(observation, info, 0.0, 0, False, False, observed_at, episode)
+        return Taken(observation, info, observed_at, episode)
 
     def see(self) -> None:
         """Note that the agent sees the newest observation of the running episode: of a frame, or of its reset."""
@@ -147,24 +147,15 @@ class LaneBuffer:
             reward, frames = self._closing_reward, self._closing_frames
             self.reading, self.closing = 0, None
             self.frames_skipped += max(0, self._closing_unseen - 1)
-            return Taken(
-                ended.observation,
-                ended.info,
-                reward,
-                frames,
-                ended.terminated,
-                ended.truncated,
-                ended_at,
-                ended.episode,
-                ended.error,
-            )
+            told = Taken(ended.observation, ended.info, ended_at, ended.episode, reward, frames)
+            return dataclasses.replace(told, terminated=ended.terminated, truncated=ended.truncated, error=ended.error)
         self.frames_skipped += max(0, self.unseen - 1)
         self.unseen = 0
         reward, frames = self._reward, self._frames
         if self._intervention:
             info = {**info, **self._intervention}
         self._reward, self._frames, self._intervention = 0.0, 0, {}
-        return Taken(observation, info, reward, frames, False, False, observed_at, self.reading)
+        return Taken(observation, info, observed_at, self.reading, reward, frames)
 
     def take_records(self) -> list[Ended]:
         """Give out the ends of all finished episodes that were not given out before, the oldest first."""

@@ -15,6 +15,7 @@ from typing import Any
 from bridge.encoding.interventions import split_intervention
 from bridge.errors import SettingError
 from bridge.samples import Samples
+from bridge.worlds.environment import Transition
 from bridge.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
 
 __all__ = ["TRANSITIONS", "Job", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
@@ -121,6 +122,52 @@ class LoopLane:
     def move(self, event: LaneEvent) -> None:
         """Follow the table."""
         self.phase = TRANSITIONS[self.phase, event]
+
+    def begin(self, now: float, first: Transition) -> None:
+        """An episode begins with what its reset returned."""
+        self.move(LaneEvent.BEGAN)
+        self.observation, self.info, self.observed_at = first.observation, first.info, now
+        self.reward, self.length = 0.0, 0
+        self.acted_at, self.unused = -math.inf, False
+        for buffer in self.buffers:
+            buffer.began()
+
+    def add(self, now: float, seen: Transition) -> None:
+        """Add a frame to the episode, and end that where the frame did."""
+        # Told with the frames that it is of: the newest info may be told again, or come after such a frame.
+        self.info, intervention = split_intervention(seen.info)
+        self.observation, self.observed_at = seen.observation, now
+        self.reward += seen.reward
+        self.length += 1
+        self.frames += 1
+        for buffer in self.buffers:
+            buffer.frame(seen.reward, intervention)
+        self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
+        if seen.ended:
+            self._end(self.episode, seen.terminated, seen.truncated, self.info)
+
+    def cut_off(self, episode: int, error: str | None, finished: bool) -> None:
+        """End what is left of an episode, whose number in its environment it is.
+
+        Args:
+            episode: The number.
+            error: Why, where the environment raised; None: a new episode was asked for.
+            finished: Whether it counts as one that came to its end.
+        """
+        self._end(episode, False, True, self.info if error is None else {}, error, finished)
+
+    def _end(
+        self,
+        episode: int,
+        terminated: bool,
+        truncated: bool,
+        info: Mapping[str, Any],
+        error: str | None = None,
+        finished: bool = True,
+    ) -> None:
+        ended = Ended(episode, self.reward, self.length, terminated, truncated, self.observation, info, error, finished)
+        for buffer in self.buffers:
+            buffer.ended(ended, self.observed_at)
 
 
 class LoopAgent:
@@ -298,68 +345,25 @@ class RealtimeLoop:
             return None
         return lane
 
-    def began(self, job: Job, now: float, observation: object, info: Mapping[str, Any]) -> None:
-        """A reset returned."""
+    def began(self, job: Job, now: float, first: Transition) -> bool:
+        """A reset returned; return whether it counts."""
         lane = self._current(job)
         if lane is None:
-            return
+            return False
         lane.failures = 0
         lane.seed = lane.options = None
-        self._begin_episode(lane, now, observation, info)
+        lane.begin(now, first)
+        return True
 
-    def _begin_episode(self, lane: LoopLane, now: float, observation: object, info: Mapping[str, Any]) -> None:
-        lane.move(LaneEvent.BEGAN)
-        lane.observation, lane.info, lane.observed_at = observation, info, now
-        lane.reward, lane.length = 0.0, 0
-        lane.acted_at, lane.unused = -math.inf, False
-        for buffer in lane.buffers:
-            buffer.began()
-
-    def stepped(
-        self,
-        job: Job,
-        now: float,
-        spent: float,
-        observation: object,
-        reward: float,
-        terminated: bool,
-        truncated: bool,
-        info: Mapping[str, Any],
-    ) -> None:
+    def stepped(self, job: Job, now: float, spent: float, seen: Transition) -> None:
         """A frame of an environment returned; `spent` is what it took, in seconds."""
         self.step_times.add(spent)
         lane = self._current(job)
         if lane is None:
             return
-        self._add_frame(lane, now, observation, reward, terminated, truncated, info)
-        if terminated or truncated:
+        lane.add(now, seen)
+        if seen.ended:
             self._renew(lane)
-
-    def _add_frame(
-        self,
-        lane: LoopLane,
-        now: float,
-        observation: object,
-        reward: float,
-        terminated: bool,
-        truncated: bool,
-        info: Mapping[str, Any],
-    ) -> None:
-        """Add a frame to a lane's episode, and end that where the frame did."""
-        # Told with the frames that it is of: the newest info may be told again, or come after such a frame.
-        info, intervention = split_intervention(info)
-        lane.observation, lane.info, lane.observed_at = observation, info, now
-        lane.reward += reward
-        lane.length += 1
-        lane.frames += 1
-        for buffer in lane.buffers:
-            buffer.frame(reward, intervention)
-        if terminated or truncated:
-            lane.move(LaneEvent.ENDED)
-            ended = Ended(lane.episode, lane.reward, lane.length, terminated, truncated, observation, info)
-            self._end(lane, ended)
-        else:
-            lane.move(LaneEvent.STEPPED)
 
     def failed(self, job: Job, now: float, error: str) -> None:
         """The environment raised."""
@@ -370,21 +374,11 @@ class RealtimeLoop:
         lane.failures += 1
         least, most = RETRY
         lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
-        self._break_off(lane, error, job.kind == "step")
+        self._cut_off(lane, error, job.kind == "step")
 
-    def _break_off(self, lane: LoopLane, error: str, finished: bool) -> None:
-        """End what is left of an episode, because the environment raised."""
-        ended = Ended(lane.episode, lane.reward, lane.length, False, True, lane.observation, {}, error, finished)
-        self._end(lane, ended)
-
-    def _cut_off(self, lane: LoopLane) -> None:
-        """End a running episode, because a new one was asked for."""
-        info, length = lane.info, lane.length
-        self._end(lane, Ended(lane.episode, lane.reward, length, False, True, lane.observation, info, None, False))
-
-    def _end(self, lane: LoopLane, ended: Ended) -> None:
-        for buffer in lane.buffers:
-            buffer.ended(ended, lane.observed_at)
+    def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
+        """End an episode: the environment raised, which finishes one that ran, or a new one was asked for."""
+        lane.cut_off(lane.episode, error, finished)
 
     def _renew(self, lane: LoopLane) -> None:
         """Turn from an episode that is over to the next one."""

@@ -24,25 +24,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
-from bridge.encoding.tensors import Array, unpack_tensor
+from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
-from bridge.worlds.base import OTHER_WORLD, Agent, failures_in, in_environment
+from bridge.worlds.base import OTHER_WORLD, failures_in, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
-from bridge.worlds.environment import Environment
+from bridge.worlds.environment import Environment, Transition
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.policies import as_policy, by_name, policy_name
-from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept
-from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop, Transition
+from bridge.worlds.realtime.agent import RealtimeAgent
+from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
+from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop
 from bridge.worlds.realtime.loop import Job, LoopAgent, Phase
-from bridge.worlds.scheduling import Executor, Scheduler
-from bridge.worlds.settings import read_choice, refuse_unknown
+from bridge.worlds.scheduling import Scheduler
+from bridge.worlds.settings import ResetRequest
 
 __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
@@ -71,7 +69,7 @@ class Frame:
 class RealtimeMultiAgent(RealtimeAgent):
     """One agent of the environment, as a client plays it or looks over its shoulder."""
 
-    _real: RealtimeMultiAgentWorld
+    world: RealtimeMultiAgentWorld
 
     def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent, wait: str) -> None:
         observation_space, action_space = world.members.spaces[name]
@@ -81,18 +79,18 @@ class RealtimeMultiAgent(RealtimeAgent):
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Take the agent's Reset. Of Resets with one number in `together`, the first one's seed and options count."""
-        super().reset(self._real.told_once(settings), running)
+        super().reset(self.world.told_once(settings), running)
 
     async def begin(self) -> int:
         """Wait until an episode runs that the agent has a part in, and enter it."""
-        self._real.resets.end(self)  # while it waits, no ResetWorld waits for it
+        self.world.resets.end(self)  # while it waits, no ResetWorld waits for it
         state = await super().begin()
-        self._real.resets.start(self)
+        self.world.resets.start(self)
         return state
 
     def _refuse_absence(self) -> None:
-        environment = self._real.loop.environment
-        if self._real.loop.has_part(self.name) or self._absent_from == environment.episode:
+        environment = self.world.loop.environment
+        if self.world.loop.has_part(self.name) or self._absent_from == environment.episode:
             return
         self._absent_from = environment.episode
         raise RequestError(
@@ -101,13 +99,7 @@ class RealtimeMultiAgent(RealtimeAgent):
         )
 
     def _world_properties(self) -> PropertyTree:
-        return self._real.agent_properties(self.name)
-
-    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Read, write or list a property for which code of the environment runs."""
-        if request.read_property.key == "world.frame" and not self._real.has_begun:
-            raise RequestError(Code.FAILED_PRECONDITION, "no frame before the first Step: no sequence has begun")
-        return await super().answer_property(request)
+        return self.world.agent_properties(self.name)
 
 
 class PolicyPlayer:
@@ -148,7 +140,6 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
         name: The world's name.
         env: An environment of several agents, owned by the world from here on.
         scheduler: Runs the frames.
-        executor: Calls the function that gives default actions.
         options: How it runs.
 
     Raises:
@@ -157,9 +148,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
 
     loop: JointLoop
 
-    def __init__(
-        self, name: str, env: Environment, scheduler: Scheduler, executor: Executor, options: RealtimeOptions
-    ) -> None:
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
         check_default_action(options.default_action)
         self.members = Members(env.facts.agents, env.facts.name)
         given = by_name("agents", options.agents, list(self.members), "agents")
@@ -170,7 +159,6 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
         """The names of the policies that play agents while no client does, by the agent's name."""
         loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
-        self._executor = executor
         self._listeners: list[Callable[[Frame], None]] = []
         self._together: int | None = None
 
@@ -181,11 +169,6 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
     def seats(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent of the environment."""
         return {name: self.loop.player_of(name) is not None for name in self.members}
-
-    @property
-    def has_begun(self) -> bool:
-        """True if the environment was ever reset."""
-        return any(part.episode for part in self.loop.parts.values())
 
     def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""
@@ -214,20 +197,17 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
 
     # Clients
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
-        """Let in the agent that the setting `agent` names, or the first that is free; `role` and `wait` as elsewhere.
+    SETTINGS = ("agent", "role", "wait")
+
+    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeMultiAgent:
+        """Let in the agent that the setting `agent` names, or the first that is free.
 
         A spectator sees what the agent sees; of those there may be any number.
         """
-        if "seat" in settings:
-            return self.acting.join(settings)
-        refuse_unknown(settings, ("agent", "role", "wait"), "JoinWorld")
-        role = read_choice(settings, "role", ROLES)
-        wait = read_choice(settings, "wait", WAITS)
         wanted = self.members.read(settings)
         self.refuse_if_over()
-        name = self._free(wanted) if role == "player" else wanted or next(iter(self.members))
-        return self._agent_of(name, self.loop.join_as(name, role == "player"), wait)
+        name = self._free(wanted) if player else wanted or next(iter(self.members))
+        return self._agent_of(name, self.loop.join_as(name, player), wait)
 
     def _agent_of(self, name: str, loop_agent: LoopAgent, wait: str) -> RealtimeMultiAgent:
         return RealtimeMultiAgent(self, name, loop_agent, wait)
@@ -239,16 +219,10 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
     def _taken(self) -> list[str]:
         return [name for name in self.members if self.loop.player_of(name) is not None]
 
-    def _reset_reader(self) -> RealtimeMultiAgent:
-        name = next(iter(self.members))
-        return self._agent_of(name, LoopAgent([self.loop.parts[name]], False), WAITS[0])
-
-    def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: object, restart: bool = True
-    ) -> None:
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Take an agent's Reset: it leaves the running episode, which ends once no other player is in it."""
         self.refuse_if_over()
-        self.loop.ask(loop_agent, seeds[0], options, restart)
+        self.loop.ask(loop_agent, asked.seeds[0], asked.options, asked.restart)
         self._changed()
         self.start()
 
@@ -328,7 +302,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
         """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
         if job.kind == "reset":
             observations, infos, alive = await self.env.reset(seed=job.seed, options=job.options)
-            results: Sequence[Mapping[object, Any]] = (observations, {}, {}, {}, infos)
+            results = [observations, {}, {}, {}, infos]
         else:
             *results, alive = await self.env.step(await self._actions(job.actions))
         with failures_in(job.kind):
@@ -337,22 +311,14 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
             if unknown or (job.kind == "reset" and not living):
                 known = ", ".join(self.members)
                 raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
-            parts = [self.members.named(part) for part in results]
-            names = dict.fromkeys([*job.actions, *living])
-            return {name: self._transition(name, parts, name in living) for name in names}, living
+            return self.members.transitions(kept(results), [*job.actions, *living], living, self._seen), living
 
-    def _transition(self, name: str, parts: Sequence[Mapping[str, Any]], alive: bool) -> Transition:
-        observations, rewards, terminations, truncations, infos = parts
-        if name not in observations:
-            if alive and self.loop.parts[name].phase is not Phase.RUNNING:
-                raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
-            observation = self.loop.parts[name].observation
-        else:
-            observation = kept(observations[name])
-        terminated = bool(terminations.get(name, False))
-        # An agent that the environment drops without a word is truncated.
-        truncated = bool(truncations.get(name, False)) or (not alive and not terminated)
-        return Transition(observation, float(rewards.get(name, 0.0)), terminated, truncated, kept(infos.get(name, {})))
+    def _seen(self, name: str) -> object:
+        """Return what an agent saw last, for a frame without an observation of it."""
+        part = self.loop.parts[name]
+        if part.phase is not Phase.RUNNING:
+            raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
+        return part.observation
 
     async def _actions(self, chosen: Mapping[str, object]) -> dict[object, object]:
         """Return each agent's action by the environment's own ids; where there is none, a policy's or a default one."""
@@ -366,11 +332,11 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
             observation = self.loop.parts[name].observation
             if name in self._policies and not self.is_played(name):
                 where = f"the policy of {name!r}"
-                actions[agent] = await self._executor.run(in_environment, where, self._policies[name], observation)
+                actions[agent] = await self.env.executor.run(in_environment, where, self._policies[name], observation)
             elif own is None:
                 actions[agent] = default_action(agent, observation, space)
             else:
-                actions[agent] = await self._executor.run(in_environment, "step", own, agent, observation, space)
+                actions[agent] = await self.env.executor.run(in_environment, "step", own, agent, observation, space)
         return actions
 
     def _began(self, job: Job, now: float, outcome: tuple[dict[str, Transition], list[str]]) -> None:
@@ -400,7 +366,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
         """Return the tree below `world`, as one agent sees it."""
         players = Property("world.players", ENCODED, "the names of the agents that somebody plays", self._taken)
         own = self.members.properties(name).merged(PropertyTree([players]))
-        return self.properties().merged(own).merged(self.clock_properties())
+        return self.properties().merged(own)
 
 
 def check_default_action(function: object) -> None:

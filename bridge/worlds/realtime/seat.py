@@ -104,7 +104,7 @@ class _ActingStream(Agent):
                 raise RequestError(Code.INVALID_ARGUMENT, text)
             episodes = np.atleast_1d(actions[self._episode_uid]).tolist()
             own = {uid: array for uid, array in actions.items() if uid != self._episode_uid}
-            self._agent.act(own, received, episodes)
+            self._agent.act(self._agent.decode(own), received, episodes)
         self._note(received)
         return pb.RUNNING
 

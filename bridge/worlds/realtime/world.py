@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from bridge.encoding.properties import PropertyTree
-from bridge.encoding.tensors import Array
+import numpy as np
+
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import OTHER_WORLD, Agent, failures_in
+from bridge.worlds.base import OTHER_WORLD, failures_in
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.environment import Environment
-from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ROLES, ClockedWorld, RealtimeOptions, kept
-from bridge.worlds.realtime.joint_loop import Transition
+from bridge.worlds.environment import Environment, Transition
+from bridge.worlds.realtime.agent import RealtimeAgent
+from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
 from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.settings import read_choice, refuse_unknown
+from bridge.worlds.settings import ResetRequest
 
 __all__ = ["RealtimeWorld"]
 
@@ -56,47 +55,28 @@ class RealtimeWorld(ClockedWorld[Transition]):
         self.single = env.facts.num_envs is None
         """True if it is of one environment, without lanes."""
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
-        """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame)."""
-        if "seat" in settings:
-            return self.acting.join(settings)
-        refuse_unknown(settings, ("role", "wait"), "JoinWorld")
-        role = read_choice(settings, "role", ROLES)
-        wait = read_choice(settings, "wait", WAITS)
+    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeAgent:
         self.refuse_if_over()
-        if role == "player" and any(loop_agent.player for loop_agent in self.loop.loop_agents):
+        if player and self.has_players:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
                 f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
                 f"or {OTHER_WORLD}",
             )
-        return self._agent_of(self.loop.join(role == "player"), wait)
+        facts = self.env.facts
+        return RealtimeAgent(self, self.loop.join(player), wait, *facts.spaces, facts.num_envs)
 
-    def _agent_of(self, loop_agent: LoopAgent, wait: str) -> RealtimeAgent:
-        lanes = None if self.single else len(self.loop.lanes)
-        return RealtimeAgent(self, loop_agent, wait, *self.env.facts.spaces, lanes)
-
-    def _reset_reader(self) -> RealtimeAgent:
-        return self._agent_of(LoopAgent(self.loop.lanes, False), WAITS[0])
-
-    def ask_reset(
-        self, loop_agent: LoopAgent, mask: Array, seeds: Sequence[int | None], options: object, restart: bool = True
-    ) -> None:
-        """Give up an agent's episodes, and where it is the player have the lanes begin new ones.
-
-        Without `restart`, lanes that run stay as they are, and the agent enters the episodes that run there.
-        """
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
+        """Give up an agent's episodes, and where it is the player have the lanes begin new ones."""
         self.refuse_if_over()
-        for index, chosen in enumerate(mask.tolist()):
-            if not chosen:
-                continue
+        for index in np.flatnonzero(asked.mask).tolist():
             loop_agent.buffers[index].abandon()
-            lane = self.loop.lanes[index]
-            plain = seeds[index] is None and not options
-            under_way = lane.phase in (Phase.RESETTING, Phase.IDLE) or not restart
+            lane, seed = self.loop.lanes[index], asked.seeds[index]
+            plain = seed is None and not asked.options
+            under_way = lane.phase in (Phase.RESETTING, Phase.IDLE) or not asked.restart
             if not loop_agent.player or (plain and under_way):
                 continue
-            self.loop.ask_reset(index, seeds[index], options)
+            self.loop.ask_reset(index, seed, asked.options)
         if loop_agent.player:
             self.loop.start(self.now())
         self._changed()
@@ -113,20 +93,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
             return Transition(kept(observation), float(reward), bool(terminated), bool(truncated), kept(info))
 
     def _began(self, job: Job, now: float, outcome: Transition) -> None:
-        self.loop.began(job, now, outcome.observation, outcome.info)
+        self.loop.began(job, now, outcome)
 
     def _stepped(self, job: Job, now: float, spent: float, outcome: Transition) -> None:
-        self.loop.stepped(
-            job,
-            now,
-            spent,
-            outcome.observation,
-            outcome.reward,
-            outcome.terminated,
-            outcome.truncated,
-            outcome.info,
-        )
-
-    def properties(self) -> PropertyTree:
-        """Return the tree below `world`, with the clock's."""
-        return super().properties().merged(self.clock_properties())
+        self.loop.stepped(job, now, spent, outcome)

@@ -1,0 +1,345 @@
+"""How the environments of a server are made: by an id, a spec, a callable, or a list of ids and patterns."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import cloudpickle
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+
+from bridge.errors import Code, RequestError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import answer_to
+from bridge.worlds.isolated.world import start_method
+from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
+from bridge.worlds.settings import Settings, read_kwargs, read_scalar
+
+__all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "WorldSettings", "constructed", "lanes_already"]
+
+EnvLike: TypeAlias = "str | EnvSpec | Callable[..., object] | Sequence[str]"
+"""The types that `serve_gym` takes as its environment."""
+
+MODES = ("sync", "async", "vector_entry_point")
+SETTINGS = ("env_id", "num_envs", "vectorization_mode", "render_mode", "kwargs")
+"""The settings of a CreateWorld."""
+T = TypeVar("T")
+
+
+class Adapter(Protocol):
+    """Stands around environments, and changes what they take or give. It can be pickled."""
+
+    def wrap(self, env: GymEnv) -> EnvWrapper:
+        """Return one environment, or one lane of several, with the change."""
+
+    def wrap_lanes(self, env: Lanes) -> Lanes:
+        """Return lanes that are stepped together with the change; raises SettingError where that cannot be."""
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what a recording says of it, by keyword."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldSettings:
+    """The settings of a CreateWorld request, read and checked."""
+
+    env_id: str | None
+    num_envs: int
+    vectorization_mode: str
+    kwargs: Mapping[str, object]
+
+    @property
+    def single(self) -> bool:
+        """True if the world is of one environment rather than of lanes."""
+        return self.num_envs == 1 and self.vectorization_mode == "sync"
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvRecipe:
+    """How to make environments. It can be pickled for another process where its parts can."""
+
+    factory: Callable[..., Any] | None
+    """Returns an Env or a VectorEnv."""
+    spec: EnvSpec | None
+    """The id of the environment to make, if there is no factory."""
+    patterns: tuple[str, ...] = ()
+    """The ids that a client may choose from where there is neither."""
+    num_envs: int = 1
+    vectorization_mode: str = "sync"
+    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    max_lanes: int = 4096
+    adapters: tuple[Adapter, ...] = ()
+    """What stands around each environment, the innermost first."""
+
+    @classmethod
+    def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
+        """Read what a user gave as the environment.
+
+        Raises:
+            SettingError: It cannot be served, such as an id that is not registered.
+        """
+        if isinstance(env, str):
+            return cls(None, _find(env), **options)
+        if isinstance(env, EnvSpec):
+            return cls(None, env, **options)
+        if callable(env):
+            return cls(env, None, **options)
+        if isinstance(env, Sequence) and env and all(isinstance(item, str) for item in env):
+            missing = [pattern for pattern in env if not fnmatch.filter(gymnasium.registry, pattern)]
+            if missing:
+                raise SettingError(
+                    f"no registered environment matches {', '.join(map(repr, missing))}; import the package that "
+                    "registers it first"
+                )
+            return cls(None, None, tuple(env), **options)
+        raise SettingError(
+            "expected a Gymnasium id, an EnvSpec, a callable that returns an environment, or a list of ids; got "
+            f"{env!r:.80} of type {type(env).__name__}"
+        )
+
+    @property
+    def env_ids(self) -> list[str]:
+        """The ids that a client may name; empty where there is but one environment, without an id."""
+        if self.patterns:
+            names = (name for pattern in self.patterns for name in fnmatch.filter(gymnasium.registry, pattern))
+            return list(dict.fromkeys(names))
+        return [self.spec.id] if self.spec else []
+
+    @property
+    def title(self) -> str:
+        """Its name, as a person reads it."""
+        if self.factory is not None:
+            return getattr(self.factory, "__name__", type(self.factory).__name__)
+        return ", ".join(self.patterns) or (self.spec.id if self.spec else "")
+
+    def of_factory(self, factory: Callable[..., object]) -> EnvRecipe:
+        """Return a recipe that calls a client's function in place of what is served."""
+        return EnvRecipe(factory, None, max_lanes=self.max_lanes, adapters=self.adapters)
+
+    def pickled(self, request: WorldSettings | None) -> bytes:
+        """Pickle the recipe for another process, in which nothing is registered that was registered here."""
+        recipe = self
+        if request is not None and request.env_id is not None and self.factory is None:
+            recipe = dataclasses.replace(self, spec=self.spec or gymnasium.spec(request.env_id), patterns=())
+        data: bytes = cloudpickle.dumps((recipe, request))
+        return data
+
+    def read(self, settings: Mapping[str, pb.Tensor]) -> WorldSettings:
+        """Read CreateWorld settings.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT for unknown or bad settings, NOT_FOUND for an environment not served here.
+        """
+        kwargs = read_kwargs(settings, SETTINGS, self.kwargs)
+        env_id = _text(settings, "env_id")
+        mode = _text(settings, "vectorization_mode") or self.vectorization_mode
+        num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
+        if mode not in MODES:
+            raise RequestError(
+                Code.INVALID_ARGUMENT, f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}"
+            )
+        return WorldSettings(self._resolve(env_id), num_envs, mode, kwargs)
+
+    def _resolve(self, env_id: str | None) -> str | None:
+        """Find the environment that a client names among those that are served."""
+        served = self.env_ids
+        if env_id is None:
+            if len(served) > 1:
+                raise RequestError(
+                    Code.INVALID_ARGUMENT,
+                    "name one of the environments, in the path of the URL or by env_id: this server has "
+                    f"{_some(served)}",
+                )
+            return served[0] if served else None
+        if env_id not in served:
+            offer = (
+                f"this server has {_some(served)}"
+                if served
+                else f"this server has one environment, {self.title}, without an id"
+            )
+            raise RequestError(Code.NOT_FOUND, f"the environment {env_id!r} is not served here; {offer}")
+        return env_id
+
+    def make_env(self, request: WorldSettings) -> GymEnv | Lanes:
+        """Make the environment of a world.
+
+        Raises:
+            RequestError: It could not be made.
+        """
+        title = request.env_id or self.title
+        return constructed(title, request.kwargs, lambda: self._make(request), lambda: self._constructor(request))
+
+    def _make(self, request: WorldSettings) -> GymEnv | Lanes:
+        kwargs: dict[str, Any] = dict(request.kwargs)
+        if self.factory is not None:
+            return self._make_by_factory(self.factory, request, kwargs)
+        spec = self.spec if self.spec is not None else gymnasium.spec(str(request.env_id))
+        if request.single:
+            return self._adapted(gymnasium.make(spec, **kwargs))
+        # Gymnasium refuses wrappers of one environment there.
+        stepped_together = request.vectorization_mode == "vector_entry_point"
+        vector_kwargs: dict[str, Any] = {}
+        if request.vectorization_mode == "sync":
+            vector_kwargs = {"copy": False}  # what it returns is sent before its next step
+        elif request.vectorization_mode == "async":
+            vector_kwargs = {"copy": False, "context": start_method()}
+        vector: Lanes = gymnasium.make_vec(
+            spec,
+            num_envs=request.num_envs,
+            vectorization_mode=request.vectorization_mode,
+            vector_kwargs=vector_kwargs,
+            wrappers=None if stepped_together else [adapter.wrap for adapter in self.adapters] or None,
+            **kwargs,
+        )
+        return self._adapted(vector) if stepped_together else vector
+
+    def _adapted(self, made: object) -> GymEnv | Lanes:
+        """Return what a callable returned as an environment of Gymnasium, if it is one, with the adapters around it."""
+        try:
+            env = recognise(made)
+        except SettingError as error:
+            raise RequestError(Code.FAILED_PRECONDITION, f"{self.title} returned {error}") from error
+        if not isinstance(env, (gymnasium.Env, VectorEnv)):
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"{self.title} returned a {type(made).__name__}, where a gymnasium.Env or VectorEnv was expected; "
+                "PettingZoo environments are for serve_parallel, or for `bridge serve` with a function that says what "
+                "it returns: def make() -> pettingzoo.ParallelEnv",
+            )
+        for adapter in self.adapters:
+            env = adapter.wrap_lanes(env) if isinstance(env, VectorEnv) else adapter.wrap(env)
+        return env
+
+    def _make_by_factory(
+        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, object]
+    ) -> GymEnv | Lanes:
+        num_envs = request.num_envs
+        if request.single:
+            return self._adapted(factory(**kwargs))
+        if request.vectorization_mode == "vector_entry_point":
+            raise RequestError(
+                Code.INVALID_ARGUMENT,
+                f"{self.title} is a callable, which has no vector entry point; expected vectorization_mode sync or "
+                "async, or a callable that returns a VectorEnv",
+            )
+        if request.vectorization_mode == "async":
+            return AsyncVectorEnv([lambda: self._one(factory, kwargs)] * num_envs, copy=False, context=start_method())
+        first = self._adapted(factory(**kwargs))
+        if isinstance(first, VectorEnv):
+            first.close()
+            raise lanes_already(self.title, first.num_envs)
+        made = iter([first])
+        return SyncVectorEnv([lambda: next(made, None) or self._one(factory, kwargs)] * num_envs, copy=False)
+
+    def _one(self, factory: Callable[..., object], kwargs: Mapping[str, object]) -> GymEnv:
+        env = self._adapted(factory(**kwargs))
+        assert not isinstance(env, VectorEnv), "the same function made one environment before"
+        return env
+
+    def _constructor(self, request: WorldSettings) -> tuple[object, dict[str, object]]:
+        """Return what makes the environment, or the name of it, and the arguments that it gets."""
+        arguments = dict(request.kwargs)
+        if self.factory is not None:
+            return self.factory, arguments
+        spec = self.spec or gymnasium.spec(str(request.env_id))
+        of_make = inspect.signature(gymnasium.make).parameters
+        arguments = {**spec.kwargs, **{key: value for key, value in arguments.items() if key not in of_make}}
+        if request.vectorization_mode == "vector_entry_point" and not request.single:
+            return spec.vector_entry_point, {**arguments, "num_envs": request.num_envs}
+        return spec.entry_point, arguments
+
+
+def lanes_already(title: str, count: int) -> RequestError:
+    """Return how to refuse `num_envs` where what is served, by its title, has lanes by itself."""
+    return RequestError(
+        Code.INVALID_ARGUMENT,
+        f"{title} returns a vector environment of {count} lanes, so num_envs cannot be given",
+    )
+
+
+def constructed(
+    title: str,
+    kwargs: Mapping[str, object],
+    make: Callable[[], T],
+    constructor: Callable[[], tuple[object, Mapping[str, object]]],
+) -> T:
+    """Return what `make` makes, or say whether the arguments or the environment are at fault.
+
+    Args:
+        title: The environment, for the message.
+        kwargs: The arguments, for the message.
+        make: Calls its constructor.
+        constructor: Asked after a TypeError: the constructor, or the name of it, and the arguments that it got.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT, it does not take the arguments; else as `answer_to`.
+    """
+    try:
+        return make()
+    except RequestError:
+        raise
+    except (Exception, SystemExit) as error:
+        # Other errors are the environment's own, also a TypeError, and are told with their traceback.
+        wrong = _misfit(*constructor()) if isinstance(error, TypeError) else None
+        if wrong is None:
+            raise answer_to("its construction", error) from error
+        text = f"{title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}"
+        raise RequestError(Code.INVALID_ARGUMENT, text) from error
+
+
+def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:
+    """Return a sentence with what a constructor takes, where it does not take these arguments; None: it may."""
+    try:
+        if isinstance(constructor, str):
+            constructor = gymnasium.envs.registration.load_env_creator(constructor)
+        signature = inspect.signature(constructor)
+    except (TypeError, ValueError, ImportError, AttributeError, gymnasium.error.Error):
+        return None
+    try:
+        signature.bind(**arguments)
+    except TypeError:
+        return f"It takes {signature}"
+    return None
+
+
+def _find(env_id: str) -> EnvSpec:
+    try:
+        # `module:Name-v0` imports the module, which only the server's own user may ask for.
+        if ":" in env_id:
+            module, _, name = env_id.partition(":")
+            __import__(module)
+            return gymnasium.spec(name)
+        return gymnasium.spec(env_id)
+    except (gymnasium.error.Error, ImportError) as error:
+        remedy = "Import the package that registers it first, or write MODULE:ENV_ID"
+        if env_id.startswith("ALE/"):
+            remedy = f"pip install 'gymnasium[atari]', and write ale_py:{env_id}"
+        raise SettingError(f"cannot serve {env_id!r}: {error} {remedy}") from None
+
+
+def _text(settings: Settings, name: str) -> str | None:
+    value = read_scalar(settings, name, "CreateWorld")
+    if value is not None and not isinstance(value, str):
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name!r} to be a string, got {value!r:.80}")
+    return value
+
+
+def _count(settings: Settings, name: str, most: int) -> int | None:
+    value = read_scalar(settings, name, "CreateWorld")
+    if value is None:
+        return None
+    if not isinstance(value, np.integer) or not 1 <= value <= most:
+        text = f"expected the setting {name!r} to be an integer from 1 to {most}, got {value!r:.80}"
+        raise RequestError(Code.INVALID_ARGUMENT, text)
+    return int(value)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
