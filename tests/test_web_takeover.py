@@ -139,10 +139,16 @@ def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path): 
     spec.loader.exec_module(example)
     seen = [(np.zeros(2), 0)]
     found = []
+    taken_over = threading.Event()
+
+    def look(*looked):
+        seen.append(looked)
+        taken_over.wait(60)  # alone, the agent would have made all its steps before the page is there
+
     with serve_gym(example.ENV, web=Web(play_fps=60), record=Recording(tmp_path, observations=True)) as server:
 
         def train():
-            found.append(example.train(server.url, 900, 0, lambda *looked: seen.append(looked)))
+            found.append(example.train(server.url, 900, 0, look))
 
         page = opened(server.web_url)
         page.evaluate("() => localStorage.setItem('name', 'Ann')")
@@ -152,6 +158,7 @@ def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path): 
             says(page, "#play", "Take over")
             page.click("#play")
             says(page, "#badge", "agent acts: hold a key")
+            taken_over.set()
             held = None
             while trainer.is_alive():
                 observation, step = seen[-1]
@@ -164,6 +171,7 @@ def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path): 
                     held = wanted
                 page.evaluate("() => new Promise(requestAnimationFrame)")
         finally:
+            taken_over.set()
             trainer.join()
     ((curve, taught),) = found
     assert len(curve) == example.PARTS
