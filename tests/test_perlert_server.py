@@ -78,13 +78,13 @@ def episode(env, action=None):
 
 def test_an_environment_is_played_for_several_episodes_and_knows_its_spaces():
     # P-9 … P-18 over real sockets, both ends ours.
-    with serve_perlert(Counter, name="count", fps=100) as server:
+    with serve_perlert(Counter, name="count", fps=25) as server:
         assert server.url == f"perlert://127.0.0.1:{server.port}/count:0"
         with make_perlert_env(server.url) as env:
             assert isinstance(env, gymnasium.Env)
             assert env.observation_space == Counter.observation_space
             assert env.action_space == Counter.action_space
-            assert env.metadata["render_fps"] == 100
+            assert env.metadata["render_fps"] == 25
             assert env.agent == "agent0"
             for _ in range(3):
                 observation, total, terminated, truncated, info = episode(env, np.array([0.25, -0.5], np.float32))
