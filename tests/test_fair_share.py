@@ -10,6 +10,7 @@ import pytest
 from websockets.frames import Opcode
 
 from bridge import make_remote, serve_gym
+from bridge.errors import RefusedError
 from bridge.server import fair_share
 from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.testing import CountingEnv
@@ -259,3 +260,13 @@ def test_a_websocket_client_that_takes_no_answers_costs_little_memory():
                 sent += hand.sock.send(ping * 500)
         assert sent < 1 << 28
         assert server.status()["queued_bytes"] < 1 << 20
+
+
+def test_a_request_that_says_nothing_valid_is_charged():
+    """Else a client with the token could have a server look through invalid options without end."""
+    with serve_gym(lambda: CountingEnv(5)) as server, make_remote(server.url) as env:
+        env.reset(options={"valid": [0] * 9_000})
+        assert server.status()["charged_client"] == 0
+        with pytest.raises(RefusedError, match="at most 10000 values"):
+            env.reset(options={"too many": [0] * 11_000})
+        assert server.status()["charged_client"] > 0

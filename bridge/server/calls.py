@@ -160,7 +160,7 @@ class Calls:
         admission: Admits requests.
         scheduler: Goes on with requests that wait.
         cut: Closes the connection of a client after a fault of this server.
-        charge: Counts the processor time of a request of a viewer or an operator.
+        charge: Counts the processor time of a request of a viewer or an operator, or of one that is invalid.
         open_session: Makes what answers a call; None: a `Session`.
     """
 
@@ -365,6 +365,10 @@ class Calls:
             try:
                 pending = coroutine.send(None)
             except StopIteration as stop:
+                if call.session.last_error == Code.INVALID_ARGUMENT:
+                    # Nobody is served by a request that says nothing valid, and to see it may take long, as of options
+                    # with thousands of values. A client that sends them without end has to pay for that.
+                    self._charge(client, time.perf_counter() - admitted[1])
                 self._finish(call, admitted, stop.value)
             except Exception as error:
                 self._finish(call, admitted, _fault(error))
