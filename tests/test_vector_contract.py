@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
@@ -535,3 +536,27 @@ def test_an_unknown_autoreset_mode_is_refused(envs: BlockingReset) -> None:
     assert BlockingReset(envs.env, autoreset_mode="SameStep").autoreset_mode is SAME
     with pytest.raises(ValueError, match="NextStep"):
         BlockingReset(envs.env, autoreset_mode="sometimes")
+
+
+class Picture(gymnasium.Env):
+    """Gives pictures, and ends after a step in the way that its action says."""
+
+    observation_space = spaces.Box(0, 255, (128, 128, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros((128, 128, 3), np.uint8), {}
+
+    def step(self, action):
+        return np.full((128, 128, 3), 7, np.uint8), 1.0, action == 0, action == 1, {}
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_a_large_observation_that_comes_alone_ends_as_the_environment_says(truncated):
+    """D-13: INTERRUPTED is a truncation, TERMINATED is not. One large answer is not stacked with others."""
+    with serve_gym(Picture) as server, closing(make_vec_remote([server.url], blocking=True)) as envs:
+        envs.reset(seed=0)
+        observations, rewards, terminations, truncations, _ = envs.step(np.array([int(truncated)]))
+        assert (rewards[0], terminations[0], truncations[0]) == (1.0, not truncated, truncated)
+        assert (observations[0] == 7).all()
