@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from benchmarks.web_controls import GAMES, by_keys, by_touch
+from benchmarks.web_controls import ENTRIES, GAMES, PLACE, by_keys, by_touch, seated
 from bridge import Web, serve_gym
 from tests.support import until
 from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
@@ -57,6 +57,16 @@ def test_each_action_that_is_shown_happens_and_no_other(browser, game, by):  # n
     pytest.importorskip(modules.get(game.name, "gymnasium"))
     pytest.importorskip("ale_py" if game.name in ("Breakout", "Pong") else "gymnasium")
     assert by(browser, game, 2.0) > 0
+
+
+def test_the_button_for_left_is_left_of_the_one_for_right(browser):  # noqa: F811
+    pytest.importorskip("ale_py")
+    (game,) = (game for game in GAMES if game.name == "Breakout")  # its actions are fire, right, left
+    with seated(browser, game, phone=True) as (page, _):
+        keys = {entry["label"]: entry["keys"][0] for entry in page.evaluate(ENTRIES)}
+        left, right = (page.evaluate(PLACE, keys[label]) for label in ("left", "right"))
+        assert left["x"] < right["x"]
+        assert left["y"] == right["y"]
 
 
 def seat(opened, server):  # noqa: F811
