@@ -111,6 +111,19 @@ def test_who_does_nothing_is_counted_down_and_gives_the_seat_back(opened):  # no
         until(lambda: trainer.last == {})
 
 
+def test_a_trainer_is_told_who_acts_without_what_is_invisible_in_the_name(opened):  # noqa: F811
+    with serve_gym(Paddle, web=Web(play_fps=20)) as server, Trainer(server) as trainer:
+        page = opened(server.web_url)
+        page.evaluate("() => localStorage.setItem('name', 'An\\u202en\\u001b[31m\\u200b')")
+        take_over(page)
+        page.keyboard.down("ArrowLeft")
+        until(lambda: trainer.interventions > 0)
+        page.keyboard.up("ArrowLeft")
+        page.keyboard.press("Escape")
+        told = {info["intervened_by"] for _, info in list(trainer.steps) if "intervention" in info}
+        assert told == {"Ann[31m"}
+
+
 @pytest.mark.parametrize("play_fps", [0, 0.5, -1, True, "fast", float("inf")])
 def test_a_rate_of_play_that_is_none_is_refused(play_fps):
     with pytest.raises(Exception, match="expected play_fps to be a number of steps a second, 1 or more"):
