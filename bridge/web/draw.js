@@ -129,7 +129,7 @@ function drawPlay() {
   const lanes = (world?.lanes ?? 0) > 1;
   const makes = !state.playing && Boolean(chosenEnvironment());
   const full = !state.playing && !makes && world?.match && Object.values(world.seats).every(Boolean);
-  const taken = !makes && (lanes || world?.seats[$("seat").value] === true);
+  const taken = state.connected && !makes && (lanes || world?.seats[$("seat").value] === true);
   write($("play"), state.playing ? (state.playing.takesOver ? "Give back" : "Stop") : !taken ? "Play" : world.match ? "Full" : "Take over");
   $("play").classList.toggle("stop", state.playing !== null);
   $("play").disabled = !state.connected || !isKnown() || Boolean(full);
