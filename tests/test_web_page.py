@@ -449,6 +449,7 @@ def test_a_server_that_is_killed_and_comes_back_is_met_again_and_the_game_goes_o
         process.wait(20)
         says(page, "#status", "trying again")
         says(page, "#message", "The connection was lost")
+        says(page, "#play", "Play")
         with server_process(SERVER, url.rpartition(":")[2].strip("/")):
             says(page, "#status", "connected")
             says(page, "#badge", "playing")

@@ -48,7 +48,7 @@ def make_remote(url: str, **keywords: Unpack[EnvKeywords]) -> RemoteEnv:
         url: `grpc://HOST:PORT`; its path may name the environment, its query further CreateWorld settings. With
             `perlert://HOST:PORT/NAME:NUMBER` the result is a `bridge.perlert.PerlertEnv`, with `openenv://HOST:PORT` a
             `bridge.openenv.env.OpenEnvEnv`.
-        keywords: Those of `bridge.client.options.EnvOptions`, which the signature lists.
+        keywords: The fields of `bridge.client.options.EnvOptions`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
@@ -96,7 +96,7 @@ def make_vec_remote(
             a `bridge.perlert.PerlertVectorEnv`, `openenv://` URLs a `bridge.openenv.env.OpenEnvVectorEnv`.
         blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
-        keywords: Those of `bridge.client.options.VectorOptions`, which the signature lists.
+        keywords: The fields of `bridge.client.options.VectorOptions`.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.

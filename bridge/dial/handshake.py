@@ -1,4 +1,4 @@
-"""The words by which a server that dials out asks for the roles to be swapped, and how they are read.
+"""The handshake by which a server that dials out asks the trainer to swap roles: its requests and answers.
 
 It asks for an upgrade of HTTP/1.1: to gRPC, or to a WebSocket, of which the package `websockets` is needed.
 """
@@ -86,7 +86,7 @@ class Stream:
 
 
 class Asking:
-    """What a server asks a trainer, and what the answer means.
+    """The handshake at the server that dials out: writes the request and reads the answer.
 
     Args:
         address: The trainer's.
@@ -133,9 +133,9 @@ class Asked:
     """The request of a server that asks to be let in, as a trainer reads it."""
 
     name: str
-    """The server's."""
+    """The name of the server."""
     token: str | None
-    """The token that it shows; None: none."""
+    """The token in the request, if any."""
     origin: str | None
     """The page that asks; None: it is no browser."""
     version: str | None
@@ -216,14 +216,14 @@ def _read_head(head: bytes) -> tuple[str, Message]:
 
 
 def _websocket() -> ModuleType:
-    """Return the words of WebSocket; ImportError where the package that they need is not installed."""
+    """Return the module of the WebSocket protocol; raises ImportError if the package that it needs is not installed."""
     from bridge.transport import websocket
 
     return websocket
 
 
 def _accept_key(key: str) -> str:
-    """Return what shows that a WebSocket was understood; ImportError as of `_websocket`."""
+    """Return the value of `Sec-WebSocket-Accept` for a key; raises ImportError as `_websocket`."""
     from websockets.utils import accept_key
 
     return accept_key(key)

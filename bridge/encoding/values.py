@@ -177,7 +177,7 @@ def check_count(messages: Sequence[pb.Value]) -> None:
         else:
             continue
         count += sum(map(len, held))
-        if count <= _MOST_VALUES:  # else it is over: a million messages as Python's objects take a second
+        if count <= _MOST_VALUES:  # count before reading: to make Python objects of a million messages takes a second
             for items in held:
                 waiting += items
     if count > _MOST_VALUES:

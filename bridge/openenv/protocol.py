@@ -63,7 +63,7 @@ class OpenEnvProtocol(WebProtocol):
     """
 
     _route: str | dict[str, Any] | None = None
-    """What is asked for, of `_ROUTES`; None: nothing of it."""
+    """The entry of `_ROUTES` that the path matches; None: no entry."""
     _length: re.Match[bytes] | None = None
     """The field that says how long the body is; None: there is none."""
     _request: Request | None = None

@@ -35,7 +35,7 @@ ERRORS = {
     Code.PERMISSION_DENIED: (FAILED[0], http.HTTPStatus.FORBIDDEN),
     Code.UNAVAILABLE: (FAILED[0], http.HTTPStatus.SERVICE_UNAVAILABLE),
 }
-"""The same of other errors."""
+"""The OpenEnv name and HTTP status of each gRPC code that has its own."""
 _REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
 _MAX_REQUEST = 1 << 31  # the server has checked the size of what came
 _LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()

@@ -366,8 +366,8 @@ class Calls:
                 pending = coroutine.send(None)
             except StopIteration as stop:
                 if call.session.last_error == Code.INVALID_ARGUMENT:
-                    # Nobody is served by a request that says nothing valid, and to see it may take long, as of options
-                    # with thousands of values. A client that sends them without end has to pay for that.
+                    # An invalid request serves nobody, and checking it can take long, for example reset options with
+                    # thousands of values. Without a charge, a client that repeats it takes all the server's time.
                     self._charge(client, time.perf_counter() - admitted[1])
                 self._finish(call, admitted, stop.value)
             except Exception as error:

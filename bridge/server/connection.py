@@ -81,7 +81,7 @@ class ConnectionProtocol(Protocol):
 
 
 class ConnectionOwner(Protocol):
-    """What watches the sockets of connections."""
+    """Registers the sockets of connections with the event loop, and closes them."""
 
     def close(self, connection: Connection) -> None:
         """Close a connection at once; its calls end."""

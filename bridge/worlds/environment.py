@@ -49,7 +49,7 @@ class Transition:
     observation: object
     """An element of the observation space."""
     reward: float = 0.0
-    """Of this frame; 0.0 in the first frame of an episode."""
+    """The reward of this frame; 0.0 in the first frame of an episode."""
     terminated: bool = False
     """True if the episode terminated in this frame."""
     truncated: bool = False
@@ -109,7 +109,7 @@ class EnvFacts:
         return self.spaces[1]
 
     def named_spaces(self) -> Iterator[tuple[str, Space[object]]]:
-        """Give all spaces, each with a name for messages."""
+        """Yield all spaces, each with a name for error messages."""
         for agent, pair in self.agents.items() if self.agents else [("", self.spaces)]:
             for part, space in zip(("observation", "action"), pair, strict=True):
                 yield f"{agent}'s {part}" if self.agents else part, space
@@ -143,7 +143,7 @@ class Environment(Lane, Protocol):
 
     @property
     def executor(self) -> Executor:
-        """Runs what else belongs into the thread of its calls, or into that of its server's calls."""
+        """Runs functions in the thread that calls the environment, if it has one of its own; else in the server's."""
 
     @property
     def times(self) -> StepTimes:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Adapter(Protocol):
-    """Stands around environments, and changes what they take or give. It can be pickled."""
+    """Wraps environments, and changes their actions or results. It can be pickled."""
 
     def wrap(self, env: GymEnv) -> EnvWrapper:
         """Return one environment, or one lane of several, with the change."""
@@ -75,7 +75,7 @@ class EnvRecipe:
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     max_lanes: int = 4096
     adapters: tuple[Adapter, ...] = ()
-    """What stands around each environment, the innermost first."""
+    """The adapters that wrap each environment, the innermost first."""
 
     @classmethod
     def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:

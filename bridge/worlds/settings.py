@@ -164,7 +164,7 @@ class ResetRequest:
     options: dict[str, object] | None
     """For the environment's `reset`."""
     mask: Array
-    """Which lanes are to be reset, bools `(lanes,)`; of a world without lanes there is one."""
+    """True for each lane to reset, bool, shape `(lanes,)`; `(1,)` for a world without lanes."""
     restart: bool
     """In real time, whether running episodes end."""
 

@@ -56,7 +56,7 @@ def main() -> None:
     observations, _ = envs.reset(seed=0)
     since: list[list[Array]] = [[] for _ in range(arguments.tabs)]  # gradients of the choices since the last ball
     returns, running, lost = [], np.zeros(arguments.tabs), 0
-    usual = 0.0  # the mean reward of a ball of late, by which the next one is judged
+    baseline = 0.0  # the moving average of the rewards
     for step in range(1, arguments.steps + 1):
         features, chances = probabilities(weights, observations)
         actions = (chances.cumsum(axis=1) > random.random((arguments.tabs, 1))).argmax(axis=1)
@@ -67,8 +67,8 @@ def main() -> None:
         for tab in range(arguments.tabs):
             since[tab].append(gradients[tab])
             if rewards[tab]:  # each ball is judged by itself
-                weights += 0.03 * (rewards[tab] - usual) * np.sum(since[tab], axis=0)
-                usual += 0.05 * (rewards[tab] - usual)
+                weights += 0.03 * (rewards[tab] - baseline) * np.sum(since[tab], axis=0)
+                baseline += 0.05 * (rewards[tab] - baseline)
             if rewards[tab] or truncations[tab]:
                 since[tab].clear()
             if terminations[tab]:

@@ -81,7 +81,7 @@ class Participant:
     absent: bool = False
     """True if the sequence that it asked for began without it."""
     told: Transition = _NOTHING
-    """The newest of what happened to it."""
+    """The last transition that its agent received."""
     reward: float = 0.0
     """The rewards that no Step has told yet."""
     cut_off: bool = False

@@ -196,7 +196,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     # Agents
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
-        """Let an agent in: settings `role` (player, spectator) and `wait` (now, next_frame, new_frame)."""
+        """Join an agent; the settings are `role` (player, spectator) and `wait` (now, next_frame, new_frame)."""
         if "seat" in settings:
             return self.acting.join(settings)
         refuse_unknown(settings, self.SETTINGS, "JoinWorld")
