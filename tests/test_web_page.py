@@ -445,6 +445,7 @@ def test_a_server_that_is_killed_and_comes_back_is_met_again_and_the_game_goes_o
         page = opened(url)
         page.click("#begin")
         says(page, "#badge", "playing")
+        shows(page, "() => [...document.querySelectorAll('.who')].some((who) => who.textContent.includes('●'))")
         process.kill()
         process.wait(20)
         says(page, "#status", "trying again")
