@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bridge.client.endpoints import Endpoint
+from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import Member
 from bridge.client.slots.vector_pool import VectorPool
@@ -118,6 +119,7 @@ class _Join:
         if request is not None:
             text = "%s has not said anything within %g s: %s stands in for it"
             _log.warning(text, member.remote.url, self._pool.policy.connect_timeout, request.address.url)
+            self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
             self._pool.connect_instead(member, request)
 
 

@@ -95,8 +95,9 @@ class VectorPool(Pool):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: its remotes connect anew."""
         members = [
-            (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
+            (member.home or member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
             for member in self.policy.everybody()
+            if member.relieves is None
         ]
         kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
         policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
@@ -112,11 +113,15 @@ class VectorPool(Pool):
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
-        everybody = [(member.remote, member.start, member.lanes, member.endpoint) for member in self.policy.everybody()]
-        self.disown(remote for remote, *_ in everybody)
+        everybody = self.policy.everybody()
+        self.disown(member.remote for member in everybody)
         if self.policy.moves:
             self.enable_moves()
-        self._adopt(everybody)
+        for member in everybody:
+            if member.home is not None:
+                member.remote = self._new_remote_like(member.home, member.remote)
+        kept = [member for member in everybody if member.relieves is None]
+        self._adopt((member.remote, member.start, member.lanes, member.endpoint) for member in kept)
 
     def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
         """Begin with members that have no connection."""
@@ -264,11 +269,15 @@ class VectorPool(Pool):
         self.open(member)
 
     def _add_replacement(self, decision: AddSpare) -> None:
-        endpoint, lanes = decision
-        if self.policy.placement is not None:
-            request = self.policy.placement.request_for(endpoint.url)
-            remote = self._new_remote_like(request, self.members[0].remote)
-            self._add(remote, SPARE, lanes, endpoint.key)
+        where, lanes = decision
+        placement, key = self.policy.placement, None
+        if isinstance(where, WorldRequest):
+            request = where
+        elif placement is not None:
+            request, key = placement.request_for(where.url), where.key
+        else:
+            return
+        self._add(self._new_remote_like(request, self.members[0].remote), SPARE, lanes, key)
 
     def _disconnect(self, decision: Disconnect) -> None:
         decision.spare.remote.close(0.0)
@@ -284,8 +293,8 @@ class VectorPool(Pool):
         if self.waits_for_lanes:
             member.remote.session.wait_for_all()
         self.member_of[member.remote], self.member_of[spare.remote] = member, spare
-        if self.policy.placement is not None:
-            member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
+        if self.policy.placement is not None or spare.relieves is not None:
+            member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
             self.drop(spare)
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
@@ -413,7 +422,7 @@ class VectorPool(Pool):
         """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
         self.joined(member)
         if member.start == SPARE:
-            if member.endpoint is None:
+            if member.endpoint is None and member.relieves is None:
                 member.place(SPARE, member.remote.slots)
             if self._fits(member, "it is no spare"):
                 member.failures = 0
