@@ -60,7 +60,7 @@ class _Join:
 
     def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
         self._pool = pool
-        self._missing = dict.fromkeys([pool.add_member(request) for request in requests])
+        self._missing = dict.fromkeys([pool.add(request) for request in requests])
         """Those that are being connected."""
         self._wanted = len(pool.members)
         """The number of worlds."""
@@ -194,7 +194,7 @@ class _DirectoryJoin(_Join):
 
     def _add(self, endpoint: Endpoint) -> None:
         request = self._placement.request_for(endpoint.url)
-        self._missing[self._pool.add_member(request, self._lanes or 1, endpoint.key)] = None
+        self._missing[self._pool.add(request, lanes=self._lanes or 1, endpoint=endpoint.key)] = None
 
     def _on_joined(self, member: Member) -> None:
         if self._lanes:

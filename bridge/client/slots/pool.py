@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from bridge.client.wire.poller import Poller
-from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world.remote import Delivery, Remote, close_remotes
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
@@ -133,8 +133,8 @@ class Pool:
             if event is None:
                 continue
             if source not in missing:
-                self._on_other_event(source, event)
-            elif isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
+                continue
+            if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
                 del missing[source]
                 found[source] = event
                 if kind is Joined:
@@ -144,9 +144,6 @@ class Pool:
                     raise event.error
                 del missing[source]
         return found
-
-    def _on_other_event(self, remote: Remote, event: Event) -> None:
-        """Handle what came from a remote that nobody waits for."""
 
     # Between calls
 

@@ -11,9 +11,9 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from bridge.client.endpoints import kind_of
+from bridge.client.endpoints import Endpoint, kind_of
 from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.policy import (
     AddSpare,
@@ -40,6 +40,9 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport import keepalive
 
 __all__ = ["VectorPool"]
+
+_World: TypeAlias = tuple[WorldRequest, WorldInfo | None, int, int, str | None]
+"""A world of a copy: its request, what is known of it, its first slot, its lanes, and its endpoint."""
 
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
@@ -94,44 +97,40 @@ class VectorPool(Pool):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: its remotes connect anew."""
-        members = [
-            (member.home or member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
-            for member in self.policy.everybody()
-            if member.relieves is None
-        ]
         kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
         policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
-        return {"parts": self.parts(), "members": members, "kept": kept, "policy": policy}
+        return {"parts": self.parts(), "worlds": self._worlds(), "kept": kept, "policy": policy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["parts"])  # type: ignore[misc]
         self.__dict__.update(state["kept"])
         self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
-        if moves:
-            self.enable_moves()
-        self._adopt((self._new_member_remote(request, info), *place) for request, info, place in state["members"])
+        self._adopt(state["worlds"], moves=moves)
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
-        everybody = self.policy.everybody()
-        self.disown(member.remote for member in everybody)
-        if self.policy.moves:
-            self.enable_moves()
-        for member in everybody:
-            if member.home is not None:
-                member.remote = self._new_remote_like(member.home, member.remote)
-        kept = [member for member in everybody if member.relieves is None]
-        self._adopt((member.remote, member.start, member.lanes, member.endpoint) for member in kept)
+        worlds = self._worlds()
+        self.disown(member.remote for member in self.policy.everybody())
+        self._adopt(worlds, moves=self.policy.moves)
 
-    def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
-        """Begin with members that have no connection."""
-        made = [self._new_member(*given) for given in everybody]
-        self.members[:] = [member for member in made if member.start != SPARE]
-        self.spares[:] = [member for member in made if member.start == SPARE]
+    def _worlds(self) -> list[_World]:
+        """Return the worlds that a copy joins: those of all slots, and those that stand by for any."""
+        return [
+            (member.home or member.remote.request, member.remote.info, member.start, member.lanes, member.endpoint)
+            for member in self.policy.everybody()
+            if member.relieves is None
+        ]
+
+    def _adopt(self, worlds: Iterable[_World], *, moves: bool) -> None:
+        """Begin with worlds that have no connection."""
+        if moves:
+            self.enable_moves()
+        for known in (self.members, self.spares, self.member_of):
+            known.clear()
+        for request, info, start, lanes, endpoint in worlds:
+            member = self._new_member(self._new_remote(request, info), start, lanes, endpoint)
+            member.single = info is not None and info.lanes is None
         self.member_at = [member for member in self.members for _ in range(member.lanes)]
-        self.member_of = {member.remote: member for member in made}
-        for member in made:
-            member.single = member.remote.info is not None and member.remote.info.lanes is None
         self.has_errors = True
 
     def enable_moves(self) -> None:
@@ -141,21 +140,20 @@ class VectorPool(Pool):
 
     # Who is there
 
-    def _new_member_remote(self, request: WorldRequest, info: WorldInfo | None = None) -> Remote:
+    def _new_remote(self, request: WorldRequest, info: WorldInfo | None = None, like: Remote | None = None) -> Remote:
+        """Make a remote; of its world that is known which `info` says, or which `like` knows of its own."""
         remote = self.new_remote(request, info, shared=self.shared)
+        if like is not None:
+            remote.session.know(like.session)
         if self.waits_for_lanes:
             remote.session.wait_for_all()
         return remote
 
-    def _new_remote_like(self, request: WorldRequest, like: Remote) -> Remote:
-        """Make a remote that is to take over from another one."""
-        remote = self._new_member_remote(request)
-        remote.session.know(like.session)
-        return remote
-
     def _new_member(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
         kind = None if endpoint is None else kind_of(remote.request.address)
-        return Member(remote, start, lanes, endpoint, kind)
+        member = self.member_of[remote] = Member(remote, start, lanes, endpoint, kind)
+        (self.spares if start == SPARE else self.members).append(member)
+        return member
 
     def drop(self, member: Member) -> None:
         """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
@@ -206,18 +204,18 @@ class VectorPool(Pool):
 
     # Connecting
 
-    def add_member(self, request: WorldRequest, lanes: int = 1, endpoint: str | None = None) -> Member:
-        """Connect a world that is to fill slots, without waiting for it; `place_members` then gives it its slots."""
-        return self._add(self.new_remote(request, shared=self.shared), len(self.members), lanes, endpoint)
+    def add(self, request: WorldRequest, *, spare: bool = False, lanes: int = 1, endpoint: str | None = None) -> Member:
+        """Connect a world, without waiting for it.
 
-    def add_spare(self, request: WorldRequest) -> None:
-        """Connect a world that stands by, without waiting for it."""
-        self._add(self.new_remote(request, shared=self.shared), SPARE, 1, None)
-
-    def _add(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
-        member = self._new_member(remote, start, lanes, endpoint)
-        (self.spares if start == SPARE else self.members).append(member)
-        self.member_of[remote] = member
+        Args:
+            request: The world.
+            spare: Whether it stands by; else `place_members` gives it its slots.
+            lanes: The number of its slots, as far as is known.
+            endpoint: The key of its endpoint in a directory.
+        """
+        like = self.members[0].remote if self.num_envs else None
+        start = SPARE if spare else len(self.members)
+        member = self._new_member(self._new_remote(request, like=like), start, lanes, endpoint)
         self.open(member)
         return member
 
@@ -231,9 +229,8 @@ class VectorPool(Pool):
 
     def _replace_remote(self, member: Member, request: WorldRequest) -> None:
         """Let a member have another remote; that which it had is forgotten, but what it counted goes along."""
-        before = member.remote
-        del self.member_of[before]
-        member.remote = self._new_remote_like(request, before)
+        before = self.member_of.pop(member.remote).remote
+        member.remote = self._new_remote(request, like=before)
         member.remote.record = before.record
         self.member_of[member.remote] = member
 
@@ -255,39 +252,41 @@ class VectorPool(Pool):
     def execute(self, decisions: Iterable[Decision]) -> None:
         """Execute decisions of the policy, one after the other."""
         for decision in decisions:
-            self._EXECUTE[type(decision)](self, decision)
+            match decision:
+                case Connect(member, endpoint):
+                    self._connect(member, endpoint)
+                case ConnectInstead(member, request):
+                    self.connect_instead(member, request)
+                case AddSpare(Endpoint() as endpoint, lanes):
+                    self.add(self._request_for(endpoint), spare=True, lanes=lanes, endpoint=endpoint.key)
+                case AddSpare(WorldRequest() as request, lanes):
+                    self.add(request, spare=True, lanes=lanes)
+                case DropSpare(spare):
+                    self.drop(spare)
+                case Disconnect(spare):
+                    spare.remote.close(0.0)
+                    spare.handle(SlotEvent.LOST)
+                case TakeOver(member, spare):
+                    self._take_over(member, spare)
+                case Begin(member, new_world):
+                    self._begin_again(member, new_world=new_world)
+                case GiveUp(member):
+                    self._give_up(member)
 
-    def _connect(self, decision: Connect) -> None:
-        member, endpoint = decision
-        placement = self.policy.placement
-        if endpoint is None or placement is None:
-            self.open(member)
-            return
-        if endpoint.key != member.endpoint or shown_url(endpoint.url) != member.remote.url:
-            self._replace_remote(member, placement.request_for(endpoint.url))
+    def _request_for(self, endpoint: Endpoint) -> WorldRequest:
+        if self.policy.placement is None:
+            raise SettingError("expected a directory, of which alone worlds go to other endpoints")
+        return self.policy.placement.request_for(endpoint.url)
+
+    def _connect(self, member: Member, endpoint: Endpoint | None) -> None:
+        if endpoint is not None and (endpoint.key, shown_url(endpoint.url)) != (member.endpoint, member.remote.url):
+            self._replace_remote(member, self._request_for(endpoint))
             member.endpoint = endpoint.key
         self.open(member)
 
-    def _add_replacement(self, decision: AddSpare) -> None:
-        where, lanes = decision
-        placement, key = self.policy.placement, None
-        if isinstance(where, WorldRequest):
-            request = where
-        elif placement is not None:
-            request, key = placement.request_for(where.url), where.key
-        else:
-            return
-        self._add(self._new_remote_like(request, self.members[0].remote), SPARE, lanes, key)
-
-    def _disconnect(self, decision: Disconnect) -> None:
-        decision.spare.remote.close(0.0)
-        decision.spare.handle(SlotEvent.LOST)
-
-    def _take_over(self, decision: TakeOver) -> None:
-        """Swap the remotes of a member and a spare; with a directory the one that was left goes."""
-        member, spare = decision
-        ready = spare.phase is SlotPhase.IDLE
-        member.handle(SlotEvent.MOVE if ready else SlotEvent.MOVE_AHEAD)
+    def _take_over(self, member: Member, spare: Member) -> None:
+        """Swap the remotes of a member and a spare; the one that was left goes, unless it stands by from then on."""
+        member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
         member.remote, spare.remote = spare.remote, member.remote
         member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
         if self.waits_for_lanes:
@@ -299,16 +298,14 @@ class VectorPool(Pool):
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
 
-    def _begin_again(self, decision: Begin) -> None:
-        member, new_world = decision
+    def _begin_again(self, member: Member, *, new_world: bool) -> None:
         settings = member.settings
         if new_world:
             settings = {key: value for key, value in (settings or {}).items() if key != "reset_mask"}
             member.reseeds = "seed" not in settings
         self.begin(member, settings)
 
-    def _give_up(self, decision: GiveUp) -> None:
-        member = decision.member
+    def _give_up(self, member: Member) -> None:
         purpose, waited = "a reset", self.timeout
         if member.phase in CONNECTING:
             purpose = "connecting"
@@ -317,17 +314,6 @@ class VectorPool(Pool):
         elif member.phase is SlotPhase.STEPPING:
             purpose, waited = "a step", min(waited, self.step_timeout or waited)
         self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
-
-    _EXECUTE: Mapping[type[Any], Callable[[VectorPool, Any], None]] = {
-        Connect: _connect,
-        ConnectInstead: lambda self, decision: self.connect_instead(*decision),
-        AddSpare: _add_replacement,
-        DropSpare: lambda self, decision: self.drop(decision.spare),
-        Disconnect: _disconnect,
-        TakeOver: _take_over,
-        Begin: _begin_again,
-        GiveUp: _give_up,
-    }
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a member's next episode; on another server if its own one drains."""
@@ -356,9 +342,6 @@ class VectorPool(Pool):
         member.remote.begin(settings)
 
     # What comes in
-
-    def _on_other_event(self, remote: Remote, event: Event) -> None:
-        self.handle(event, self.member_of[remote])
 
     def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
@@ -428,7 +411,7 @@ class VectorPool(Pool):
                 member.failures = 0
                 member.remote.record.back(now)
         elif self._fits(member, "it came back as another environment") and member.phase is SlotPhase.IDLE:
-            self._begin_again(Begin(member, True))
+            self._begin_again(member, new_world=True)
 
     def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
