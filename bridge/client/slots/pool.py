@@ -130,9 +130,7 @@ class Pool:
                 reason = next(iter(missing)).late(purpose, self.timeout).reason
                 raise RemoteTimeoutError(urls, reason) from None
             event = source.receive(number, what)
-            if event is None:
-                continue
-            if source not in missing:
+            if event is None or source not in missing:
                 continue
             if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
                 del missing[source]

@@ -159,17 +159,17 @@ class WorldInfo:
     """Of one environment."""
     action_space: Space[Any]
     """Of one environment."""
-    lanes: int | None
+    lanes: int | None = None
     """The number of lanes; None for a single environment."""
-    env_id: str | None
+    env_id: str | None = None
     """The environment's id."""
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The environment's metadata."""
-    render_mode: str | None
+    render_mode: str | None = None
     """How it renders."""
-    spec: Mapping[str, Any] | None
+    spec: Mapping[str, Any] | None = None
     """The spec of its registration."""
-    server_version: str | None
+    server_version: str | None = None
     """The version of a Gymnasium Bridge server; None for another one."""
     reward_space: Space[Any] | None = None
     """Of array rewards; None: rewards are numbers."""
