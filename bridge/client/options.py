@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from bridge.client.wire.connect import Transport, checked_transport
-from bridge.client.world.world_request import WorldRequest
+from bridge.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest, pack_factory
 from bridge.errors import SettingError
 from bridge.transport.address import secret_url
 from bridge.transport.compression import Compression, checked_compression
@@ -42,8 +42,6 @@ TIMEOUT = 60.0
 """Seconds that a client waits for an answer by default."""
 CONNECT_TIMEOUT = 10.0
 """Seconds within which a server of several has to say anything, by default."""
-MAX_MESSAGE_BYTES = 512 * 1024 * 1024
-"""Bytes in a request or answer that a client takes by default."""
 
 Role: TypeAlias = Literal["player", "spectator"]
 """Who a client is in a real-time world."""
@@ -182,22 +180,44 @@ class RemoteOptions:
 
         Raises:
             AddressError: The URL cannot be read.
-            SettingError: It contradicts these options.
+            SettingError: It contradicts these options, or asks for something of a world that exists already.
         """
         credentials = self.credentials
         if server_name is not None and credentials.tls_server_name is None:
             credentials = dataclasses.replace(credentials, tls_server_name=server_name)
-        return WorldRequest.of(
-            url,
-            env_id,
-            self.render_mode,
-            self.env_kwargs,
-            agent,
-            {"role": role, "wait": self.wait, "player": self.player},
-            self.diagnostics,
-            credentials=credentials,
-            compression=self.compression,
-            env=env,
+        named = WorldRequest.of(url, credentials)
+        address = named.address
+        url = address.url  # which holds no token
+        if self.compression is not None:
+            if address.compression not in (None, self.compression):
+                raise SettingError(
+                    f"the URL {url!r} asks for another compression than compression={self.compression!r}; give one of "
+                    "them"
+                )
+            address = dataclasses.replace(address, compression=self.compression)
+        if address.env_id and env_id and address.env_id != env_id:
+            raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
+        if env is not None and (address.env_id or env_id or address.world is not None):
+            raise SettingError(
+                f"{url!r} with env={env!r:.80}: expected env, an environment id or a world, got two of them"
+            )
+        if address.world is not None and (env_id or self.render_mode or self.env_kwargs):
+            raise SettingError(
+                f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
+            )
+        settings = {"role": role, "wait": self.wait, "player": self.player}
+        return dataclasses.replace(
+            named,
+            address=address,
+            env_id=address.env_id or env_id,
+            render_mode=self.render_mode,
+            env_kwargs=dict(self.env_kwargs or {}),
+            agent=agent,
+            join_settings={key: value for key, value in settings.items() if value is not None},
+            diagnostics=self.diagnostics,
+            env_factory=None if env is None else pack_factory(env),
+            max_message_bytes=self.max_message_bytes,
+            transport=self.transport,
         )
 
     def keywords(self) -> dict[str, Any]:

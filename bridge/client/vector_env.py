@@ -81,7 +81,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         options = VectorOptions(**keywords)
         num_envs = options.num_envs
         self.closed = False
-        pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
+        pool = VectorPool(options.timeout)
         pool.policy.connect_timeout = options.connect_timeout
         self._slots = Slots(pool)
         directory = as_directory(urls)

@@ -31,21 +31,13 @@ class Pool:
 
     Args:
         timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to connect by, as for `connect`.
     """
 
-    def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
+    def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.poller: Poller[Delivery] = Poller()
         self.turn = threading.Lock()
         """Held while a call of the owner runs, and by the thread that works between calls."""
-        self._max_message_bytes = max_message_bytes
-        self._transport = transport
-
-    def parts(self) -> tuple[float, int, str]:
-        """Return the arguments that make an equal pool, in another process too."""
-        return self.timeout, self._max_message_bytes, self._transport
 
     def new_remote(
         self, request: WorldRequest, info: WorldInfo | None = None, *, shared: bool = False, together: bool = False
@@ -58,15 +50,7 @@ class Pool:
             shared: Whether there are other remotes to the same place.
             together: Whether they have to reach the same server, and so share a connection.
         """
-        return Remote(
-            request,
-            self.poller,
-            self._max_message_bytes,
-            self._transport,
-            shared=shared,
-            together=together,
-            info=info,
-        )
+        return Remote(request, self.poller, shared=shared, together=together, info=info)
 
     def wait(self, remote: Remote, kind: type[_Awaited], purpose: str) -> _Awaited:
         """Wait for the one answer of a remote that is outstanding.

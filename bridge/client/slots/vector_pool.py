@@ -57,12 +57,10 @@ class VectorPool(Pool):
 
     Args:
         timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to connect by, as for `connect`.
     """
 
-    def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
-        super().__init__(timeout, max_message_bytes, transport)
+    def __init__(self, timeout: float) -> None:
+        super().__init__(timeout)
         self.members: list[Member] = []
         """Those that fill slots, in the slots' order."""
         self.spares: list[Member] = []
@@ -99,10 +97,10 @@ class VectorPool(Pool):
         """Return the state for a copy: its remotes connect anew."""
         kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
         policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
-        return {"parts": self.parts(), "worlds": self._worlds(), "kept": kept, "policy": policy}
+        return {"timeout": self.timeout, "worlds": self._worlds(), "kept": kept, "policy": policy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["parts"])  # type: ignore[misc]
+        self.__init__(state["timeout"])  # type: ignore[misc]
         self.__dict__.update(state["kept"])
         self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
         self._adopt(state["worlds"], moves=moves)
