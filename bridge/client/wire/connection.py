@@ -271,10 +271,7 @@ class ClientConnection:
         plain = tls.receive(data) if data else b""
         if tls.has_output:
             self._out.append(memoryview(tls.send()))
-        came: list[Received] = []
-        if plain:
-            came += self.protocol.receive_data(plain)
-        return came
+        return list(self.protocol.receive_data(plain)) if plain else []
 
     # The socket
 
