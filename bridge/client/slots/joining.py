@@ -96,7 +96,7 @@ class _Join:
             if event is not None:
                 self._pool.handle(event, source)
         elif isinstance(event, Joined):
-            self._pool.joined(source)
+            self._pool.handle(event, source)
             del self._missing[source]
             self._on_joined(source)
         elif isinstance(event, Lost):

@@ -140,23 +140,28 @@ class Pool:
             keepalive.add(self)
 
     def poll_nowait(self) -> float:
-        """Take what has come, without waiting, unless the owner is in a call; return the seconds until the next look.
+        """Do what is due between calls, without waiting, unless the owner is in one; called by the keepalive thread.
 
-        How a connection ended is left to the owner's next call.
+        Returns:
+            The seconds until the next look.
         """
         if self.turn.acquire(blocking=False):
             try:
-                items = self.poller.items
-                self.poller.poll_nowait()
-                while items and not isinstance(items[0][2], RemoteError):
-                    source, number, what = items.popleft()
-                    try:
-                        source.receive(number, what)
-                    except RemoteError as error:
-                        source.give_up(error)
+                self._work_between_calls()
             finally:
                 self.turn.release()
         return min(keepalive.period(), self.poller.renew_every)
+
+    def _work_between_calls(self) -> None:
+        """Take what has come. How a connection ended is left to the owner's next call."""
+        items = self.poller.items
+        self.poller.poll_nowait()
+        while items and not isinstance(items[0][2], RemoteError):
+            source, number, what = items.popleft()
+            try:
+                source.receive(number, what)
+            except RemoteError as error:
+                source.give_up(error)
 
     def disown(self, remotes: Iterable[Remote]) -> None:
         """In a forked process: leave the connections of remotes to the parent process, untouched."""

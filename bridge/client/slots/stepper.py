@@ -13,7 +13,7 @@ from bridge.client.slots.resets import check_mask, reset_settings, spread_seeds
 from bridge.client.slots.results import Results
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SETTLED, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
-from bridge.client.slots.waiting import LOG_PERIOD, OnLost, describe, log_late
+from bridge.client.slots.waiting import OnLost, WaitLog, describe
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import (
@@ -271,7 +271,7 @@ class Stepper:
         members, pool = self.pool.members, self.pool
         first = 0
         began = looked = time.monotonic()
-        log_at = began + LOG_PERIOD
+        waiting = WaitLog(timeout, began)
 
         def tolerated(member: Member) -> bool:
             """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
@@ -281,7 +281,7 @@ class Stepper:
             return on_lost == "continue" and member.away and not all(other.away for other in members)
 
         def enough() -> bool:
-            nonlocal first, looked, log_at
+            nonlocal first, looked
             if pool.has_errors:
                 pool.raise_permanent_error()
                 first = 0
@@ -293,9 +293,7 @@ class Stepper:
                 now = time.monotonic()
                 pool.stalled += now - looked if members[first].away_since is not None else 0.0
                 looked = now
-                if now >= log_at:
-                    log_at = now + LOG_PERIOD
-                    log_late(members, now - began, timeout)
+                waiting.tell(members, now)
             return first == len(members)
 
         if not pool.gather(enough, began + timeout):

@@ -7,7 +7,6 @@ keepalive thread that all pools of the process share drives them in between, and
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -175,17 +174,12 @@ class VectorPool(Pool):
 
     def check_spaces(self, member: Member) -> None:
         """Raise SettingError where a world has other spaces than the first, and say what differs."""
-        mine, first = member.remote.info, self.world_info()
-        if mine is not None and mine.spaces == first.spaces:
-            return
-        theirs = () if mine is None else mine.spaces
-        names = ("observation space", "action space", "reward space")
-        pairs = itertools.zip_longest(names, theirs, first.spaces)
-        different = "; ".join(f"the {name} {got} and not {wanted}" for name, got, wanted in pairs if got != wanted)
-        raise SettingError(
-            f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment takes "
-            "worlds of equal spaces"
-        )
+        different = "" if member.remote.info is None else member.remote.info.difference(self.world_info())
+        if different:
+            raise SettingError(
+                f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment "
+                "takes worlds of equal spaces"
+            )
 
     def world_info(self) -> WorldInfo:
         """Return what is known of the worlds, whose spaces are equal."""
@@ -392,22 +386,20 @@ class VectorPool(Pool):
             self.log.warning("%s: back after %.0f s", member.title, now - member.away_since)
             member.away_since = None
 
-    def joined(self, member: Member) -> None:
-        """Take note that a world was joined."""
-        self.policy.saw(member, EndpointEvent.JOINED, time.monotonic())
+    def _joined(self, member: Member, now: float) -> None:
+        """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
+        self.policy.saw(member, EndpointEvent.JOINED, now)
         member.handle(SlotEvent.JOINED)
         info = member.remote.info
         member.single, member.refusal = info is not None and info.lanes is None, None
-
-    def _joined(self, member: Member, now: float) -> None:
-        """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
-        self.joined(member)
         if member.start == SPARE:
             if member.endpoint is None and member.relieves is None:
                 member.place(SPARE, member.remote.slots)
             if self._fits(member, "it is no spare"):
                 member.failures = 0
                 member.remote.record.back(now)
+        elif not self.started:
+            return  # the first reset asks for the episodes
         elif self._fits(member, "it came back as another environment") and member.phase is SlotPhase.IDLE:
             self._begin_again(member, new_world=True)
 
@@ -452,25 +444,19 @@ class VectorPool(Pool):
         while items := self.poller.ready(0.0):
             self._handle_all(items)
 
-    def poll_nowait(self) -> float:
-        """Between calls: take what has come, and connect what was lost; called by the keepalive thread.
-
-        Returns:
-            The seconds until the next look.
-        """
-        if not self.turn.acquire(blocking=False):
-            # The owner is in a call, which does the same.
-            return min(keepalive.period(), self.poller.renew_every)
-        try:
-            self.drain()
-            if self.started:
-                self.check_deadlines(time.monotonic())
-        finally:
-            self.turn.release()
+    def _work_between_calls(self) -> None:
+        """Take what has come, and connect what was lost."""
+        self.drain()
+        if self.started:
+            self.check_deadlines(time.monotonic())
         if self._closed:  # meanwhile, by the garbage collector
             self.close_all(0.0)
+
+    def poll_nowait(self) -> float:
+        """Do what is due between calls, as `Pool` does; look again soon while worlds are away."""
+        wait = super().poll_nowait()
         away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.policy.everybody())
-        return min(_AWAY_PERIOD if away else keepalive.period(), self.poller.renew_every)
+        return min(_AWAY_PERIOD, wait) if away else wait
 
     # Gathering
 

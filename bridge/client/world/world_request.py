@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -156,3 +157,9 @@ class WorldInfo:
         """The observation space, the action space and, where rewards are arrays, theirs."""
         given = (self.observation_space, self.action_space)
         return given if self.reward_space is None else (*given, self.reward_space)
+
+    def difference(self, other: WorldInfo) -> str:
+        """Say which spaces are not those of another world; "" where all are."""
+        names = ("observation space", "action space", "reward space")
+        pairs = itertools.zip_longest(names, self.spaces, other.spaces)
+        return "; ".join(f"the {name} {mine} and not {theirs}" for name, mine, theirs in pairs if mine != theirs)
