@@ -271,7 +271,7 @@ class Stepper:
         members, pool = self.pool.members, self.pool
         first = 0
         began = looked = time.monotonic()
-        waiting = WaitLog(timeout, began)
+        waiting: WaitLog | None = None
 
         def tolerated(member: Member) -> bool:
             """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
@@ -281,7 +281,7 @@ class Stepper:
             return on_lost == "continue" and member.away and not all(other.away for other in members)
 
         def enough() -> bool:
-            nonlocal first, looked
+            nonlocal first, looked, waiting
             if pool.has_errors:
                 pool.raise_permanent_error()
                 first = 0
@@ -293,7 +293,9 @@ class Stepper:
                 now = time.monotonic()
                 pool.stalled += now - looked if members[first].away_since is not None else 0.0
                 looked = now
-                waiting.tell(members, now)
+                if now - began > 1.0:
+                    waiting = waiting or WaitLog(timeout, began)
+                    waiting.tell(members, now)
             return first == len(members)
 
         if not pool.gather(enough, began + timeout):
