@@ -118,7 +118,7 @@ class GrpcProtocol(Keepalive):
         self._deadlines: dict[Stream, Timer] = {}
         self._inflating: dict[Stream, tuple[Inflation, deque[Event]]] = {}
         """Streams of which a message is being inflated, and the events that wait for it."""
-        self._receive = handler.calls.receive
+        self._receive, self._ready = handler.calls.receive, handler.calls.ready
         self.http = Http2(
             client=False,
             stream_window=_WINDOW,
@@ -148,7 +148,8 @@ class GrpcProtocol(Keepalive):
                 stream, event = events[0]
                 if type(stream.owner) is Call and type(event) is bytes:  # a request, as nearly always
                     self._heard = time.monotonic()
-                    self._receive(stream.owner, event)
+                    self._connection.unserved += 1  # as `Calls.receive` does, without a call in every step
+                    self._ready.append((stream.owner, event))
                     return
             self._handle(events)
             while http.paused:

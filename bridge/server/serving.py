@@ -54,6 +54,8 @@ class ServingThread:
         self._deputy_ran = False
         """True if the deputy has run the loop during the call at hand."""
         self._jobs: deque[tuple[PendingResult[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._runs_job = False
+        """True if the next call is one that the deputy has queued, which those behind it do not stop."""
         self._calls = 0
         self._in_call = False
         self._wanted_back = False
@@ -112,28 +114,18 @@ class ServingThread:
         """Make the calls that the deputy could not make."""
         while self._jobs and not self._over.is_set():
             pending, function, args = self._jobs.popleft()
-            try:
-                result = self._call(function, args)
-            except Exception as error:
-                pending.set_error(error)
-            else:
-                pending.set_result(result)
+            self._runs_job = True
+            self._loop.scheduler.start(self.run(function, *args), pending.finish)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function of an environment in the serving thread."""
-        if not self._deputy_runs and not self._jobs:
-            return self._call(function, args)
-        pending: PendingResult[T] = PendingResult()
-        self._jobs.append((pending, function, args))
-        if not self._deputy_runs:
-            self._loop.interrupt()  # for `_run_jobs`
-        return await pending
-
-    def close(self) -> None:
-        """Do nothing: an environment that is closed leaves the thread to the others."""
-
-    def _call(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """Call a function, and let the deputy run the loop where it takes long."""
+        """Call a function of an environment in the serving thread, and let the deputy run the loop if it takes long."""
+        if (self._jobs and not self._runs_job) or self._deputy_runs:
+            pending: PendingResult[T] = PendingResult()
+            self._jobs.append((pending, function, args))
+            if not self._deputy_runs:
+                self._loop.interrupt()  # for `_run_jobs`
+            return await pending
+        self._runs_job = False
         self._calls += 1
         self._in_call = True
         if self._dozing:
@@ -149,6 +141,9 @@ class ServingThread:
             if self._deputy_ran:
                 self._deputy_ran = False
                 self._loop.interrupt()  # there may be jobs, or the loop is over
+
+    def close(self) -> None:
+        """Do nothing: an environment that is closed leaves the thread to the others."""
 
     def _take_back(self) -> None:
         self._wanted_back = True
