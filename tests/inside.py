@@ -243,7 +243,7 @@ def server_connection(sock: socket.socket, limits: Limits) -> Any:
     """A server's end of a connection, without a server: its `protocol` is gRPC, and calls nobody."""
     owner: Any = SimpleNamespace(arrange=lambda connection: None)
     connection = Connection(owner, sock, "peer", None, Admission(limits), ProcessorAccount(FairShare(), 0.0))
-    handler: Any = SimpleNamespace(calls=SimpleNamespace(receive=None))
+    handler: Any = SimpleNamespace(calls=SimpleNamespace(receive=None, ready=None))
     connection.protocol = GrpcProtocol(connection, handler, limits, Gate(None), Services(lambda: True))
     return connection
 

@@ -98,7 +98,7 @@ class Connections:
         charged = {f"charged_{role}": seconds for role, seconds in self._share.charged.items()}
         return {"sockets": len(self.all), "throttled": self._share.waiting, **charged}
 
-    # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
+    # What the protocols ask
 
     def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""

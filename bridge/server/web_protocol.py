@@ -42,7 +42,7 @@ from bridge.version import __version__
 
 if TYPE_CHECKING:
     from bridge.server.calls import Call
-    from bridge.server.grpc_server import CallHandler
+    from bridge.server.connections import Connections
 
 __all__ = ["DialedWebProtocol", "WebProtocol", "field_of"]
 
@@ -66,7 +66,7 @@ class WebProtocol(Keepalive):
 
     http = None
 
-    def __init__(self, connection: Connection, handler: CallHandler, limits: Limits, gate: Gate, site: WebSite) -> None:
+    def __init__(self, connection: Connection, handler: Connections, limits: Limits, gate: Gate, site: WebSite) -> None:
         super().__init__(connection)
         self._handler = handler
         self._limits = limits
@@ -325,7 +325,7 @@ class DialedWebProtocol(WebProtocol):
     def __init__(
         self,
         connection: Connection,
-        handler: CallHandler,
+        handler: Connections,
         limits: Limits,
         site: WebSite,
         client_version: str,
