@@ -21,7 +21,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import environment_failure, failures_in
 from bridge.worlds.environment import Result
 from bridge.worlds.hosts import AnyHost, host_of
-from bridge.worlds.isolated.codec import Codec, codec_of, facts_to_values
+from bridge.worlds.isolated.codec import Codec, facts_to_values
 from bridge.worlds.kinds import Known
 
 __all__ = ["LENGTH", "main"]
@@ -130,7 +130,7 @@ class _Child:
         with failures_in("its construction"):
             self._host = host_of(env, self._make)
         facts = self._host.facts
-        self._codecs = [codec_of(facts), codec_of(facts.of_lane)] if facts.num_envs is not None else [codec_of(facts)]
+        self._codecs = [Codec(facts), Codec(facts.of_lane)] if facts.num_envs is not None else [Codec(facts)]
         self._properties = self._host.properties()
         return values.encode(facts_to_values(facts))
 

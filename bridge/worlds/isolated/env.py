@@ -16,7 +16,7 @@ from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
 from bridge.worlds.environment import Call, Lane, LaneOf, Result, StepTimes
-from bridge.worlds.isolated.codec import Codec, codec_of, facts_from_values
+from bridge.worlds.isolated.codec import Codec, facts_from_values
 from bridge.worlds.isolated.world import Isolation, WorldProcess
 from bridge.worlds.scheduling import Executor, Runtime
 
@@ -43,12 +43,12 @@ class IsolatedEnv:
             [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
             [_family(key, text) for key, text in families],
         )
-        self._codec = self._lane_codec = codec_of(facts)
+        self._codec = self._lane_codec = Codec(facts)
         self.lanes: Sequence[Lane] = [self]
         """The parts that a world can step separately."""
         if facts.num_envs is not None:
             of_lane, count = facts.of_lane, facts.num_envs if facts.steps_lanes else 0
-            self._lane_codec = codec_of(of_lane)
+            self._lane_codec = Codec(of_lane)
             self.lanes = [
                 LaneOf(of_lane, partial(self.reset, lane=lane), partial(self.step, lane=lane)) for lane in range(count)
             ]
