@@ -25,6 +25,7 @@ __all__ = [
     "EnvFacts",
     "Environment",
     "EnvironmentProxy",
+    "Job",
     "Lane",
     "LaneOf",
     "Result",
@@ -61,6 +62,25 @@ class Transition:
     def ended(self) -> bool:
         """True if the episode ended in this frame."""
         return self.terminated or self.truncated
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A reset or a step that is due, of an environment or of a lane of it."""
+
+    lane: int
+    episode: int
+    """The episode that it is for."""
+    kind: str
+    """`reset` or `step`."""
+    action: object = None
+    seed: int | None = None
+    options: object = None
+
+    @property
+    def actions(self) -> Mapping[str, object]:
+        """The actions of several agents by name; of a reset there are none."""
+        return self.action if isinstance(self.action, Mapping) else {}
 
 
 class StepTimes:
