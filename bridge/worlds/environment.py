@@ -157,21 +157,16 @@ class Lane(Protocol):
 class Environment(Lane, Protocol):
     """An environment, as every world uses it."""
 
+    executor: Executor
+    """Runs functions in the thread that calls the environment, if it has one of its own; else in the server's."""
+    times: StepTimes
+    """How long its calls took."""
+    notes: list[str]
+    """Remarks for clients on what it returned; whoever tells them takes them."""
+
     @property
     def lanes(self) -> Sequence[Lane]:
         """The parts to step separately: each lane, or the environment itself; empty: lanes are stepped together."""
-
-    @property
-    def executor(self) -> Executor:
-        """Runs functions in the thread that calls the environment, if it has one of its own; else in the server's."""
-
-    @property
-    def times(self) -> StepTimes:
-        """How long its calls took."""
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks for clients on what it returned; whoever tells them takes them."""
 
     @property
     def ended(self) -> RequestError | None:

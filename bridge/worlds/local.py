@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
 from bridge.errors import Code, RequestError
@@ -144,11 +144,6 @@ def _without_environment(tree: PropertyTree) -> PropertyTree:
     return PropertyTree(leaves, families)
 
 
-class _Member(Environment, Protocol):
-    times: StepTimes
-    notes: list[str]
-
-
 class LaneGroup(EnvironmentProxy):
     """Environments with a thread or a process each, as the lanes of one world.
 
@@ -157,7 +152,7 @@ class LaneGroup(EnvironmentProxy):
         scheduler: Runs calls of several lanes side by side.
     """
 
-    def __init__(self, lanes: Sequence[_Member], scheduler: Scheduler) -> None:
+    def __init__(self, lanes: Sequence[Environment], scheduler: Scheduler) -> None:
         super().__init__(lanes[0])
         self._lanes = lanes
         self._scheduler = scheduler
