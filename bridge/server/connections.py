@@ -15,7 +15,8 @@ from bridge.errors import RequestError
 from bridge.logs import LimitedLog, SafeLog
 from bridge.server.admission import Admission
 from bridge.server.calls import Call, Calls
-from bridge.server.connection import CHUNK, Connection, ConnectionProtocol
+from bridge.server.connection import CHUNK, Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.event_loop import READ, WRITE, EventLoop
 from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.helper_thread import HelperThread

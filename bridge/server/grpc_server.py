@@ -12,10 +12,10 @@ from bridge.errors import Code, RequestError
 from bridge.server.auth import Gate
 from bridge.server.calls import Call
 from bridge.server.connection import Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.connections import Connections
 from bridge.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.server.inflation import Inflation
-from bridge.server.keepalive import Keepalive
 from bridge.server.limits import Limits
 from bridge.transport.compression import WORTHWHILE, Compression, compress, encodings
 from bridge.transport.frames import (
@@ -66,7 +66,7 @@ _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
-class GrpcProtocol(Keepalive):
+class GrpcProtocol(ConnectionProtocol):
     """The calls of one connection. What is to be sent goes into the connection's `outgoing`.
 
     Args:
@@ -76,6 +76,8 @@ class GrpcProtocol(Keepalive):
         gate: Asks each call for the token.
         services: gRPC's own.
     """
+
+    http: Http2
 
     def __init__(
         self, connection: Connection, handler: Connections, limits: Limits, gate: Gate, services: Services
@@ -99,8 +101,6 @@ class GrpcProtocol(Keepalive):
             max_streams=limits.max_connections + _SPARE_STREAMS,
             outgoing=connection.outgoing,
         )
-
-    finished = False
 
     @property
     def receives_large(self) -> bool:

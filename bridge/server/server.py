@@ -18,7 +18,8 @@ from bridge.forks import forget_in_child, leak
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
 from bridge.server.calls import Calls, ServedSession
-from bridge.server.connection import Connection, ConnectionProtocol
+from bridge.server.connection import Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.connections import Connections
 from bridge.server.event_loop import EventLoop
 from bridge.server.first_bytes import FirstBytes
