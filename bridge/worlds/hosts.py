@@ -45,7 +45,7 @@ from bridge.worlds.kinds import (
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.worlds.rewards import prepare_lanes
 
-__all__ = ["AnyHost", "EnvHost", "Host", "LanesHost", "ParallelHost", "host_of", "refuse_private"]
+__all__ = ["AnyHost", "checked_lanes", "checked_values", "host_of", "refuse_private"]
 
 _log = SafeLog(__name__)
 _MOST_NAMES = 100
@@ -147,13 +147,9 @@ class Host(abc.ABC, Generic[E]):
 
     def _set_attr(self, name: str, value: object) -> None:
         refuse_private(name)
-        count = self.facts.num_envs or 1
-        if not isinstance(value, list) or len(value) != count:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}"
-            )
+        values_of = checked_values(value, self.facts.num_envs or 1)
         with failures_in(f"setting {name}"):
-            self._set(name, value)
+            self._set(name, values_of)
 
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
@@ -184,11 +180,7 @@ class Host(abc.ABC, Generic[E]):
 
     def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
         """Return the lanes to call; all of them where none is named."""
-        count = self.facts.num_envs or 1
-        wrong = [lane for lane in lanes if not 0 <= lane < count]
-        if wrong:
-            raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
-        return list(lanes) or list(range(count))
+        return checked_lanes(lanes, self.facts.num_envs or 1)
 
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
@@ -377,6 +369,20 @@ def host_of(env: Known, make: Callable[[], Known]) -> AnyHost:
     if isinstance(env, VectorEnv):
         return LanesHost(env, facts, make)
     return EnvHost(env, facts) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts)
+
+
+def checked_lanes(lanes: Sequence[int], count: int) -> list[int]:
+    """Return the lanes that a request names of so many; all of them where it names none. Raises RequestError."""
+    if any(not 0 <= lane < count for lane in lanes):
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
+    return list(lanes) or list(range(count))
+
+
+def checked_values(value: object, count: int) -> list[object]:
+    """Return the values that a request gives, one for each of so many lanes. Raises RequestError."""
+    if not isinstance(value, list) or len(value) != count:
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}")
+    return value
 
 
 def refuse_private(name: str) -> None:

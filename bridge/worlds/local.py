@@ -17,7 +17,7 @@ from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Lane, LaneOf, Result, StepTimes
-from bridge.worlds.hosts import AnyHost, host_of
+from bridge.worlds.hosts import AnyHost, checked_lanes, checked_values, host_of
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
@@ -195,11 +195,7 @@ class LaneGroup(EnvironmentProxy):
             return listed
         requests = [request] * self.num_envs
         if kind == "write_property":
-            value = read_encoded(request.write_property.value)
-            if not isinstance(value, list) or len(value) != self.num_envs:
-                raise RequestError(
-                    Code.INVALID_ARGUMENT, f"expected a list of {self.num_envs} values, one a lane, got {value!r:.80}"
-                )
+            value = checked_values(read_encoded(request.write_property.value), self.num_envs)
             requests = [properties_pb2.PropertyRequest() for _ in value]
             for part, item in zip(requests, value, strict=True):
                 part.write_property.key = request.write_property.key
@@ -215,11 +211,7 @@ class LaneGroup(EnvironmentProxy):
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
-        wrong = [lane for lane in request.lanes if not 0 <= lane < self.num_envs]
-        if wrong:
-            text = f"expected lanes 0 to {self.num_envs - 1}, got {list(request.lanes)}"
-            raise RequestError(Code.INVALID_ARGUMENT, text)
-        chosen = list(request.lanes) or list(range(self.num_envs))
+        chosen = checked_lanes(request.lanes, self.num_envs)
         part = bridge_pb2.CallRequest()
         part.CopyFrom(request)
         del part.lanes[:]
