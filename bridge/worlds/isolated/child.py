@@ -132,14 +132,12 @@ class _Child:
         facts = self._host.facts
         self._codecs = [Codec(facts), Codec(facts.of_lane)] if facts.num_envs is not None else [Codec(facts)]
         self._properties = self._host.properties()
-        return values.encode(facts_to_values(facts))
-
-    def _describe(self, payload: bytes) -> bytes:
         leaves = [
             [leaf.key, leaf.kind, leaf.description, leaf.in_environment, None if leaf.in_environment else _value(leaf)]
             for leaf in self._properties.leaves
         ]
-        return values.encode([leaves, [[family.key, family.description] for family in self._properties.families]])
+        families = [[family.key, family.description] for family in self._properties.families]
+        return values.encode([facts_to_values(facts), leaves, families])
 
     def _reset(self, payload: bytes) -> bytes:
         lane, seed, options = values.decode(payload)
@@ -175,7 +173,6 @@ class _Child:
     _SERVE: Mapping[bytes, Callable[[_Child, bytes], bytes]] = {
         b"h": _greet,
         b"?": _start,
-        b"d": _describe,
         b"r": _reset,
         b"s": _step,
         b"c": _call,

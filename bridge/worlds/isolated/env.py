@@ -29,13 +29,12 @@ class IsolatedEnv:
     Args:
         process: Its process.
         executor: Runs what belongs to the environment in this process.
-        leaves: The properties that the environment adds, as the process describes them.
-        families: The families of properties, likewise.
     """
 
-    def __init__(self, process: WorldProcess, executor: Executor, leaves: list[Any], families: list[Any]) -> None:
+    def __init__(self, process: WorldProcess, executor: Executor) -> None:
         self.process = process
-        self.facts = facts = facts_from_values(process.facts)
+        told, leaves, families = process.description
+        self.facts = facts = facts_from_values(told)
         self.executor = executor
         self.times = StepTimes()
         self.notes: list[str] = []
@@ -127,8 +126,7 @@ async def start_isolated(
     """
     process = await WorldProcess.start(name, recipe, factory, isolation, runtime)
     try:
-        leaves, families = values.decode(await process.ask(b"d", b"", "its properties"))
-        return IsolatedEnv(process, runtime.executor, leaves, families)
+        return IsolatedEnv(process, runtime.executor)
     except BaseException:
         await process.close()
         raise

@@ -137,8 +137,8 @@ class WorldProcess:
         """Why we killed it, until it is gone."""
         self._closing = False
         self._gone: PendingResult[None] = PendingResult()
-        self.facts: dict[str, object] = {}
-        """The description of the environment that the process gave."""
+        self.description: list[Any] = []
+        """The environment as the process describes it: facts, and the leaves and families of its properties."""
 
     @classmethod
     async def start(
@@ -163,7 +163,7 @@ class WorldProcess:
             runtime.add_reader(process._process.sentinel, process._on_exit)
         try:
             await process.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
-            process.facts = values.decode(await process.ask(b"?", b"", "its construction"))
+            process.description = values.decode(await process.ask(b"?", b"", "its construction"))
         except BaseException:
             await process.close()
             raise
