@@ -221,15 +221,15 @@ class WorldProcess:
         """
         if self._closing or self._end is not None:
             raise self._over()
-        return await self._send(_Ask(kind + payload, where, limit or self._isolation.call_timeout))
+        answer = await self._send(_Ask(kind + payload, where, limit or self._isolation.call_timeout))
+        if answer[:1] == b"-":
+            raise _read_refusal(answer[1:])
+        return answer[1:]
 
     async def _send(self, ask: _Ask) -> bytes:
         self._queue.append(ask)
         self._send_next()
-        answer = await ask.answer
-        if answer[:1] == b"-":
-            raise _read_refusal(answer[1:])
-        return answer[1:]
+        return await ask.answer
 
     def _over(self) -> RequestError:
         return self.ended or RequestError(
@@ -376,8 +376,9 @@ class WorldProcess:
             timer.cancel()
             timer = scheduler.call_later(_GRACE, self._kill)
             if self._end is None:
-                answer = await self._asked_to_close()
-                failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
+                with contextlib.suppress(RequestError):  # it is gone without an answer
+                    answer = await self._send(_Ask(b"x", "close", None))
+                    failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
             timer.cancel()
             timer = scheduler.call_later(_GRACE, self._kill)
             await self._gone
@@ -385,16 +386,6 @@ class WorldProcess:
             timer.cancel()
         if failure is not None:
             raise failure
-
-    async def _asked_to_close(self) -> bytes:
-        """Ask the process to close its environment and to end; return the answer, empty where none came."""
-        ask = _Ask(b"x", "close", None)
-        self._queue.append(ask)
-        self._send_next()
-        try:
-            return await ask.answer
-        except RequestError:
-            return b""
 
 
 def _cause(code: int | None) -> str:
