@@ -8,15 +8,15 @@ and queues the calls of environments, which the serving thread makes when it is 
 
 from __future__ import annotations
 
-import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.server.event_loop import EventLoop
+from bridge.server.helper_thread import WorldThread
 from bridge.worlds.scheduling import Executor, PendingResult
 
 __all__ = ["ServerRuntime", "ServingThread", "environments_lock", "forget_lock_in_child"]
@@ -66,7 +66,7 @@ class ServingThread:
         """Set once the loop runs, and the deputy stands by."""
         self.finished = threading.Event()
         """Set when the loop has ended; the serving thread may still be in a call then."""
-        self._threads: set[WorldThread] = set()
+        self._threads: weakref.WeakSet[WorldThread] = weakref.WeakSet()
 
     @property
     def in_call(self) -> bool:
@@ -196,66 +196,9 @@ class ServingThread:
 
     def start_thread(self, name: str) -> Executor:
         """Return an executor with a thread of its own, which ends with it or with the server."""
-        thread = WorldThread(self._loop, name, self._threads.discard)
+        thread = WorldThread(self._loop.scheduler, name)
         self._threads.add(thread)
         return thread
-
-
-class WorldThread:
-    """A thread for the environments of one world, or one lane, of a server with `thread_safe=True`.
-
-    Args:
-        loop: Gets the results.
-        name: The thread's name.
-        ended: Called, in the thread, when it ends.
-    """
-
-    def __init__(self, loop: EventLoop, name: str, ended: Callable[[WorldThread], None]) -> None:
-        self._loop = loop
-        self._ended = ended
-        self._calls: queue.SimpleQueue[tuple[PendingResult[Any], Callable[..., Any], tuple[Any, ...]] | None]
-        self._calls = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._started = False
-
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in the thread, which starts with the first call.
-
-        Raises:
-            RequestError: RESOURCE_EXHAUSTED: the system has no thread left.
-        """
-        if not self._started:
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                self._ended(self)
-                text = "this server's system has no thread left for another world; destroy one, or try again later"
-                raise RequestError(Code.RESOURCE_EXHAUSTED, text) from error
-            self._started = True
-        pending: PendingResult[T] = PendingResult()
-        self._calls.put((pending, function, args))
-        return await pending
-
-    def close(self) -> None:
-        """Let the thread end after the calls that it was given."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        try:
-            while (call := self._calls.get()) is not None:
-                self._make(*call)
-                del call  # it may hold the last reference to an environment
-        finally:
-            self._ended(self)
-
-    def _make(self, pending: PendingResult[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        result: Any = None
-        problem: BaseException | None = None
-        try:
-            result = function(*args)
-        except BaseException as error:
-            problem = error
-        self._loop.scheduler.call_soon_threadsafe(lambda: pending.finish(result, problem))
 
 
 class ServerRuntime:
