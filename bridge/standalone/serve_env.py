@@ -258,7 +258,7 @@ def unpack(tensor, name, shape=None):
     return np.array(flat.reshape(found))
 
 
-class FieldSpec:
+class Field:
     """The name, shape, dtype and inclusive bounds that a tensor must have; bounds are of its shape or single numbers.
 
     With `lanes` it is the spec of as many such tensors, stacked.
@@ -532,7 +532,7 @@ class SpaceLeaf:
             high = low + (np.asarray(space.n if self.kind == "Discrete" else space.nvec) - 1)
         else:
             low, high = np.int8(0), np.int8(1)
-        self.spec = FieldSpec(name, self.shape, self.dtype, low, high, lanes)
+        self.spec = Field(name, self.shape, self.dtype, low, high, lanes)
 
     def pack(self, sample, notes):
         """Return the array of this part of an observation; a type other than the space's is noted for the client."""
@@ -766,12 +766,9 @@ class StandaloneWorld:
             self.close()
             raise
         # UIDs are chosen by the server; clients learn them from the specs. The protocol reserves none.
-        flags = [
-            FieldSpec("reward", batch, np.float64),
-            FieldSpec("discount", batch, np.float64, np.float64(0), np.float64(1)),
-        ]
-        flags += [FieldSpec(ending, batch, np.bool_) for ending in ("terminated", "truncated")]
-        flags.append(FieldSpec("info", (-1,), np.uint8))
+        flags = [Field("reward", batch, np.float64), Field("discount", batch, np.float64, np.float64(0), np.float64(1))]
+        flags += [Field(ending, batch, np.bool_) for ending in ("terminated", "truncated")]
+        flags.append(Field("info", (-1,), np.uint8))
         self.published = dict(enumerate([leaf.spec for leaf in self.leaves] + flags, start=1))
         self.actions = dict(enumerate([leaf.spec for leaf in self.action_leaves], start=1))
         self.samples, self.infos = [None] * count, [{}] * count
@@ -961,7 +958,7 @@ def answer_property(server, session, request):
     for child in children if kind == "list_property" else ():
         shape, dtype = {str: ((), object), int: ((), np.int64)}.get(type(found.get(child, "")), ((-1,), np.uint8))
         entry = response.list_property.values.add(is_readable=child in found, is_listable=child not in found)
-        entry.spec.CopyFrom(FieldSpec(child, shape, dtype).message())
+        entry.spec.CopyFrom(Field(child, shape, dtype).message())
     return response
 
 
