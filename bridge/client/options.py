@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONNECT_TIMEOUT",
-    "MAX_MESSAGE_BYTES",
     "TIMEOUT",
     "BlockingKeywords",
     "EnvKeywords",
