@@ -11,17 +11,7 @@ from bridge.transport import keepalive
 from bridge.transport.address import Address
 from bridge.transport.compression import inflater
 from bridge.transport.credentials import TOKEN_VARIABLE
-from bridge.transport.frames import (
-    CANCEL,
-    ENHANCE_YOUR_CALM,
-    REFUSED_STREAM,
-    Event,
-    HeadersReceived,
-    Http2Error,
-    Stream,
-    StreamEnded,
-    StreamReset,
-)
+from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
     LARGE,
@@ -112,7 +102,7 @@ def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool
 
 def _is_refused(stream: Stream, event: Event) -> bool:
     """Return whether the server did nothing for a stream, so that it may be opened on a further connection."""
-    refused = isinstance(event, StreamReset) and event.reason is None and event.code == REFUSED_STREAM
+    refused = isinstance(event, StreamReset) and event.reason is None and event.code == ErrorCode.REFUSED_STREAM
     return refused and not stream.headers_received
 
 
@@ -247,7 +237,7 @@ class GrpcClient:
     def cancel(self, call: ClientCall) -> None:
         """Cancel the call."""
         if call.stream is not None:
-            self.http.reset_stream(call.stream, CANCEL)
+            self.http.reset_stream(call.stream, ErrorCode.CANCEL)
         elif call in self._queued:
             self._queued.remove(call)
 
@@ -297,7 +287,7 @@ class GrpcClient:
                     self.answered = True
                     came.append((stream.owner, found))
                 elif found is not None:
-                    self.http.reset_stream(stream, CANCEL)  # if it is still open
+                    self.http.reset_stream(stream, ErrorCode.CANCEL)  # if it is still open
                     error = self._error(stream.owner.url, found)
                     came.append((stream.owner, CallRefused(error) if _is_refused(stream, event) else error))
         if self._queued and self.http.settings_received:
@@ -348,9 +338,9 @@ class GrpcClient:
             return _CallStatus(int(Code.INTERNAL), f"the server broke the rules of HTTP/2: {event.reason}")
         why = self.http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
         code = {
-            REFUSED_STREAM: Code.UNAVAILABLE,
-            CANCEL: Code.CANCELLED,
-            ENHANCE_YOUR_CALM: Code.UNAVAILABLE,
+            ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
+            ErrorCode.CANCEL: Code.CANCELLED,
+            ErrorCode.ENHANCE_YOUR_CALM: Code.UNAVAILABLE,
             _INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
         }.get(event.code, Code.INTERNAL)
         return _CallStatus(int(code), why)
