@@ -131,7 +131,7 @@ class Dialing:
         soon = time.monotonic() < began + _SHORT
         return lost.wait(_SETTLE) and soon
 
-    def _dial(self) -> tuple[handshake.Stream, str | None]:
+    def _dial(self) -> tuple[handshake.HandshakeConnection, str | None]:
         """Connect, and ask to be let in. Raises OSError where that fails, or is refused.
 
         What the stream has received followed the answer: a trainer that has been waiting begins to speak at once. The
@@ -142,9 +142,9 @@ class Dialing:
         sock = socket.create_connection(place, _TIMEOUT)
         try:
             if proxy is not None:
-                self._tunnel(handshake.Stream(sock), proxy)
+                self._tunnel(handshake.HandshakeConnection(sock), proxy)
             tls = None if self._tls is None else Tls(self._tls, self._address.server_name)
-            stream = handshake.Stream(sock, tls)
+            stream = handshake.HandshakeConnection(sock, tls)
             if tls is not None:
                 tls.receive(b"")  # begins the handshake
                 stream.send()
@@ -167,7 +167,7 @@ class Dialing:
             return None
         return urlsplit(found if "://" in found else f"http://{found}")
 
-    def _tunnel(self, stream: handshake.Stream, proxy: SplitResult) -> None:
+    def _tunnel(self, stream: handshake.HandshakeConnection, proxy: SplitResult) -> None:
         """Have a proxy connect to the trainer. Raises OSError."""
         fields = {"Host": self._address.target}
         if proxy.username is not None:
@@ -180,13 +180,13 @@ class Dialing:
             raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line!r}")
 
 
-def _read_head(stream: handshake.Stream) -> bytes:
+def _read_head(stream: handshake.HandshakeConnection) -> bytes:
     """Wait for the header fields of an answer. Raises OSError where they do not come, or have no end."""
     while not (head := stream.take_head()):
         _receive(stream)
     return head
 
 
-def _receive(stream: handshake.Stream) -> None:
+def _receive(stream: handshake.HandshakeConnection) -> None:
     if not stream.receive():
         raise OSError("it closed the connection without an answer")

@@ -25,7 +25,7 @@ from bridge.transport.service import HELLO
 from bridge.transport.tls import Tls
 from bridge.version import __version__
 
-__all__ = ["PATH", "Asked", "Asking", "Stream", "check_name", "pack_head", "read_request", "refusal"]
+__all__ = ["PATH", "Asked", "Asking", "HandshakeConnection", "check_name", "pack_head", "read_request", "refusal"]
 
 PATH = "/gymnasium-bridge/dial"
 """The path that is asked for."""
@@ -44,7 +44,7 @@ def check_name(name: str) -> None:
         raise RequestError(Code.INVALID_ARGUMENT, f"expected a name of letters, digits, dots and dashes, got {name!r}")
 
 
-class Stream:
+class HandshakeConnection:
     """A connection before the roles are swapped, at either end.
 
     Args:

@@ -43,7 +43,7 @@ _SPARES = 4
 _numbers = itertools.count(1)
 
 
-class _Caller(handshake.Stream):
+class _Caller(handshake.HandshakeConnection):
     """A connection that was accepted, and has not been let in."""
 
     def __init__(self, sock: socket.socket, peer: str, tls: Tls | None) -> None:
