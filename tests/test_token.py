@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from bridge.transport.address import parse_address
+from bridge.transport.address import parse_address, shown_token
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials
-from bridge.transport.token import shown_token
 
 SECRET = "correct-horse-battery-staple"
 

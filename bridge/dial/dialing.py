@@ -18,11 +18,10 @@ from bridge.dial import handshake
 from bridge.errors import AddressError, BridgeError, RequestError, SettingError
 from bridge.extras import install_command, is_installed
 from bridge.logs import SafeLog
-from bridge.transport.address import parse_address
+from bridge.transport.address import parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials
 from bridge.transport.sockets import prepare
 from bridge.transport.tls import Tls, client_context, explain
-from bridge.transport.token import shown_token
 
 if TYPE_CHECKING:
     from bridge.server.server import Server

@@ -99,7 +99,13 @@ class Source(abc.ABC, Generic[Request]):
         self._made: tuple[Request, Environment] | None = None
         """The request that an environment was made ahead for, and the environment."""
         if isolation is not None:
-            isolation.check(recipe.title, lambda: recipe.pickled(None))
+            try:
+                recipe.pickled(None)
+            except Exception as error:  # whatever the pickling of a user's objects raises
+                raise SettingError(
+                    f'isolation="process" sends {recipe.title} to other processes, and it cannot be pickled: '
+                    f"{error!r}. Serve a function that makes everything the environment needs"
+                ) from error
 
     @property
     def fps(self) -> float | None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
-from bridge.transport.address import Address
+from bridge.transport.address import Address, shown_token
 from bridge.transport.compression import inflater
 from bridge.transport.credentials import TOKEN_VARIABLE
 from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
@@ -24,7 +24,6 @@ from bridge.transport.messages import (
 )
 from bridge.transport.remedies import remedy
 from bridge.transport.service import HELLO, METHOD, SERVICE
-from bridge.transport.token import shown_token
 from bridge.version import __version__
 
 if TYPE_CHECKING:
