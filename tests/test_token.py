@@ -1,4 +1,4 @@
-"""`bridge.transport.token`: which token a client shows, and to whom."""
+"""`bridge.transport.address`: which token a client shows, and to whom."""
 
 from __future__ import annotations
 
