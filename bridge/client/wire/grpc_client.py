@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
 from bridge.transport.address import Address, shown_token
-from bridge.transport.compression import inflater
+from bridge.transport.compression import Inflater
 from bridge.transport.credentials import TOKEN_VARIABLE
 from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.transport.http2 import Http2
@@ -319,7 +319,7 @@ class GrpcClient:
 
     def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _CallStatus:
         """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
-        reader, most = inflater(str(self._compression)), self._max_message_bytes
+        reader, most = Inflater(str(self._compression)), self._max_message_bytes
         try:
             plain = reader.take(data, most + 1)
         except Exception as error:  # each library has one of its own
