@@ -70,9 +70,7 @@ class WorldRequest:
         address = parse_address(url)
         url = address.url  # which holds no token
         if credentials is not None:
-            address = dataclasses.replace(
-                address, credentials=credentials.with_token_of(address.credentials, address.url)
-            )
+            address = address.with_credentials(credentials)
         if compression is not None:
             if address.compression not in (None, compression):
                 raise SettingError(
