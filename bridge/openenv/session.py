@@ -6,7 +6,6 @@ one process and without a socket: what our own client can do, an OpenEnv client 
 
 from __future__ import annotations
 
-import dataclasses
 import http
 import json
 import time
@@ -36,8 +35,8 @@ ERRORS = {
     Code.UNAVAILABLE: (FAILED[0], http.HTTPStatus.SERVICE_UNAVAILABLE),
 }
 """The OpenEnv name and HTTP status of each gRPC code that has its own."""
-_REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
-_MAX_REQUEST = 1 << 31  # the server has checked the size of what came
+# The server has checked the size of what came.
+_REQUEST = WorldRequest.of("grpc://localhost:1", plain_spaces=True, max_message_bytes=1 << 31)
 _LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()
 _STATE = {
     "type": "object",
@@ -56,7 +55,7 @@ class OpenEnvSession:
     def __init__(self, served: Callable[[bytes], Coroutine[Any, Any, list[Any]]], *, pictures: bool) -> None:
         self._served = served
         self._pictures = pictures
-        self._client = ClientSession(_REQUEST, _MAX_REQUEST)
+        self._client = ClientSession(_REQUEST)
         self._client.server_version = __version__
         self._episode_id: Any = None
         self._steps = 0
