@@ -8,12 +8,53 @@ from bridge.errors import RequestError
 from bridge.server.connection import Connection, ConnectionProtocol
 from bridge.transport.frames import PREFACE
 
-__all__ = ["FirstBytes"]
+__all__ = ["FirstBytes", "NoCalls"]
 
 _SIGN = PREFACE[:4]
 
 
-class FirstBytes:
+class NoCalls:
+    """A connection's protocol that has no calls, and says nothing by itself: the base of those that precede others."""
+
+    http = None
+    finished = False
+    receives_large = False
+
+    def buffer_updated(self, count: int) -> None:
+        """Do nothing: there is no buffer to receive into."""
+
+    def answer(self, call: object, parts: list[bytes | memoryview], size: int) -> bool:
+        """Do nothing: there are no calls."""
+        return True
+
+    def is_blocked(self, call: object) -> bool:
+        """Do nothing: there are no calls."""
+        return False
+
+    def defer(self, call: object, size: int) -> None:
+        """Do nothing: there are no calls."""
+
+    def resume(self, call: object, size: int) -> None:
+        """Do nothing: there are no calls."""
+
+    def finish(self, call: object, error: RequestError | None) -> None:
+        """Do nothing: there are no calls."""
+
+    def refuse(self, error: RequestError) -> None:
+        """Say nothing: it is not known in which protocol."""
+
+    def drain(self) -> None:
+        """Say nothing."""
+
+    def ping(self) -> None:
+        """Say nothing."""
+
+    def check_keepalive(self, now: float) -> bool:
+        """Wait: a client that does not begin to speak is closed by a timer."""
+        return True
+
+
+class FirstBytes(NoCalls):
     """Stands for a connection's protocol until its first bytes have come. It says nothing before.
 
     Args:
@@ -21,10 +62,6 @@ class FirstBytes:
         grpc: Makes the protocol of a gRPC client, and of one that is neither.
         web: Makes the protocol of an HTTP/1.1 client.
     """
-
-    http = None
-    finished = False
-    receives_large = False
 
     def __init__(
         self,
@@ -45,39 +82,6 @@ class FirstBytes:
         connection = self._connection
         connection.speak((self._web if is_web else self._grpc)(connection))
         connection.protocol.receive_data(self._data)
-
-    def buffer_updated(self, count: int) -> None:
-        """Do nothing: there is no buffer before the first bytes."""
-
-    def answer(self, call: object, parts: list[bytes | memoryview], size: int) -> bool:
-        """Do nothing: there are no calls before the first bytes."""
-        return True
-
-    def is_blocked(self, call: object) -> bool:
-        """Do nothing: there are no calls before the first bytes."""
-        return False
-
-    def defer(self, call: object, size: int) -> None:
-        """Do nothing: there are no calls before the first bytes."""
-
-    def resume(self, call: object, size: int) -> None:
-        """Do nothing: there are no calls before the first bytes."""
-
-    def finish(self, call: object, error: RequestError | None) -> None:
-        """Do nothing: there are no calls before the first bytes."""
-
-    def refuse(self, error: RequestError) -> None:
-        """Say nothing: it is not known in which words."""
-
-    def drain(self) -> None:
-        """Say nothing."""
-
-    def ping(self) -> None:
-        """Say nothing."""
-
-    def check_keepalive(self, now: float) -> bool:
-        """Wait: a client that does not begin to speak is closed by a timer."""
-        return True
 
     def connection_lost(self) -> None:
         """Free everything."""
