@@ -57,7 +57,6 @@ _ROUTES: dict[str, str | dict[str, Any]] = {
         "paths": {"/schema": {"get": {}}, "/state": {"get": {}}, "/reset": {"post": {}}, "/step": {"post": {}}},
     },
 }
-_LINE = re.compile(rb"[A-Z]+ [^? ]*")
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,18})(?=[ \t]*\r\n)")
 
 
@@ -75,8 +74,8 @@ class OpenEnvProtocol(WebProtocol):
     """The length of its body, and what has come of that."""
 
     def _receive_head(self, head: bytes) -> None:
-        line = _LINE.match(head)
-        self._route = _ROUTES.get(line[0].decode("latin-1")) if line else None
+        method_and_path = b" ".join(re.split(rb"[? ]", head, maxsplit=2)[:2])
+        self._route = _ROUTES.get(method_and_path.decode("latin-1"))
         if self._route == _SESSION:
             self._path, self._joiner = "/ws", MessageJoiner(Opcode.TEXT)
             self._websocket = ServerProtocol(max_size=self._limits.max_message_bytes, logger=LOGGER)

@@ -7,6 +7,7 @@ one process and without a socket: what our own client can do, an OpenEnv client 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Coroutine
@@ -62,10 +63,8 @@ class OpenEnvSession:
             whose data is a text.
         """
         try:
-            try:
+            with expecting("JSON", data[:80], functools.partial(RequestError, Code.DATA_LOSS)):
                 message = json.loads(data)
-            except (RecursionError, ValueError) as error:
-                raise RequestError(Code.DATA_LOSS, f"expected JSON, got {data[:80]!r}: {error}") from error
             with expecting('{"type": "step", "data": {"action": …}}', message):
                 kind, payload = str(message["type"]), dict(message.get("data", {}))
             if kind == "close":
@@ -95,7 +94,7 @@ class OpenEnvSession:
         if world is None or self._client.state is not ClientState.RUNNING:
             text = "no episode has begun, or it has ended: send a reset before the step"
             raise RequestError(Code.FAILED_PRECONDITION, text)
-        with expecting(f'{{"action": …}}, an element of {world.info.action_space} as JSON', payload):
+        with expecting('{"action": …} with an action as the schema says', payload):
             action = from_json(world.info.action_space, payload["action"])
         self._client.step(world.write_action(action), time.monotonic())
         found = await self._observe()
@@ -112,8 +111,8 @@ class OpenEnvSession:
         """Return the data of the observation that follows the last request."""
         answer = await self._exchange()
         sample, reward, terminated, truncated, info = answer.reader.read(answer.message, time.monotonic())
-        info_of_world: Any = self._client.info
-        found = to_json(info_of_world.observation_space, sample, pictures=self._pictures)
+        world: Any = self._client.info
+        found = to_json(world.observation_space, sample, pictures=self._pictures)
         observation = {"observation": found, "terminated": terminated, "truncated": truncated, "info": info}
         return {"observation": observation, "reward": reward, "done": terminated or truncated}
 
@@ -128,12 +127,12 @@ class OpenEnvSession:
         if self._client.state in (ClientState.OFFLINE, ClientState.LOST):
             self._client.connect(time.monotonic())
             await self._exchange()
-        found: Any = self._client.info
-        if found.lanes is not None:
-            raise SettingError(f"an OpenEnv session is one environment, and this world has {found.lanes} lanes")
-        observed = {"observation": schema_of(found.observation_space, pictures=self._pictures)}
+        world: Any = self._client.info
+        if world.lanes is not None:
+            raise SettingError(f"an OpenEnv session is one environment, and this world has {world.lanes} lanes")
+        observed = {"observation": schema_of(world.observation_space, pictures=self._pictures)}
         flags = {"terminated": {"type": "boolean"}, "truncated": {"type": "boolean"}, "info": {"type": "object"}}
-        parts = {"action": {"action": schema_of(found.action_space)}, "observation": {**observed, **flags}}
+        parts = {"action": {"action": schema_of(world.action_space)}, "observation": {**observed, **flags}}
         objects = {name: {"type": "object", "properties": part, "required": list(part)} for name, part in parts.items()}
         return {**objects, "state": _STATE}
 
