@@ -133,7 +133,7 @@ class Dialing:
         soon = time.monotonic() < began + _SHORT
         return lost.wait(_SETTLE) and soon
 
-    def _dial(self) -> tuple[_Stream, str | None]:
+    def _dial(self) -> tuple[_HandshakeConnection, str | None]:
         """Connect, and ask to be let in. Raises OSError where that fails, or is refused.
 
         What the stream has received followed the answer: a trainer that has been waiting begins to speak at once. The
@@ -144,8 +144,10 @@ class Dialing:
         sock = socket.create_connection(place, _TIMEOUT)
         try:
             if proxy is not None:
-                self._tunnel(_Stream(sock), proxy)
-            stream = _Stream(sock, None if self._tls is None else Tls(self._tls, self._address.server_name))
+                self._tunnel(_HandshakeConnection(sock), proxy)
+            stream = _HandshakeConnection(
+                sock, None if self._tls is None else Tls(self._tls, self._address.server_name)
+            )
             version = self._ask(stream)
             prepare(sock)
         except BaseException:
@@ -153,7 +155,7 @@ class Dialing:
             raise
         return stream, version
 
-    def _ask(self, stream: _Stream) -> str | None:
+    def _ask(self, stream: _HandshakeConnection) -> str | None:
         """Ask to be let in; return the version at the trainer, as `_dial`. Raises OSError where it refuses."""
         fields = {"Host": self._address.target, "Connection": "Upgrade", "Upgrade": PROTOCOL, "Name": self._name}
         fields |= {HELLO: __version__, **({} if self._token is None else {"Authorization": f"Bearer {self._token}"})}
@@ -186,7 +188,7 @@ class Dialing:
             return None
         return urlsplit(found if "://" in found else f"http://{found}")
 
-    def _tunnel(self, stream: _Stream, proxy: SplitResult) -> None:
+    def _tunnel(self, stream: _HandshakeConnection, proxy: SplitResult) -> None:
         """Have a proxy connect to the trainer. Raises OSError."""
         fields = {"Host": self._address.target}
         if proxy.username is not None:
@@ -198,7 +200,7 @@ class Dialing:
             raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line[:80]!r}")
 
 
-class _Stream:
+class _HandshakeConnection:
     """A connection before the roles are swapped, by blocking calls, which raise OSError as its socket does.
 
     Args:

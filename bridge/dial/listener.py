@@ -23,9 +23,9 @@ from bridge.logs import LimitedLog, SafeLog
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
 from bridge.server.connection import Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.connections import Connections
 from bridge.server.event_loop import EventLoop
-from bridge.server.first_bytes import NoCalls
 from bridge.server.limits import Limits
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS, TokenLike
@@ -42,7 +42,7 @@ _SPARES = 4
 _numbers = itertools.count(1)
 
 
-class _Caller(NoCalls):
+class _Caller(ConnectionProtocol):
     """A connection that has not been let in.
 
     Args:
@@ -51,21 +51,22 @@ class _Caller(NoCalls):
     """
 
     def __init__(self, connection: Connection, let_in: Callable[[handshake.Asked, Connection], None]) -> None:
-        self._connection, self._let_in = connection, let_in
+        super().__init__(connection)
+        self._let_in = let_in
         self._data = b""
-        self._asked: handshake.Asked | None = None
+        self._request: handshake.Asked | None = None
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes; raises RequestError where they are no request, or the caller may not come in."""
         self._data += data
-        self._asked = handshake.read_request(self._data)
-        if self._asked is not None:
-            self._let_in(self._asked, self._connection)
+        self._request = handshake.read_request(self._data)
+        if self._request is not None:
+            self._let_in(self._request, self._connection)
 
     def refuse(self, error: RequestError) -> None:
         """Say why it is not let in."""
         _refusals.warning("refused %s: %s", self._connection.peer, error.message)
-        self._connection.outgoing.append(handshake.refusal(error, self._asked))
+        self._connection.outgoing.append(handshake.refusal(error, self._request))
 
     def connection_lost(self) -> None:
         """Free everything."""

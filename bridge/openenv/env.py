@@ -14,9 +14,9 @@ from urllib.parse import quote
 import gymnasium
 from gymnasium import Space
 
-from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, checked_timeout
+from bridge.client.options import TIMEOUT, checked_timeout
 from bridge.client.vector_env import OwningVectorEnv
-from bridge.client.world.world_request import WorldRequest
+from bridge.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest
 from bridge.encoding.spaces import Layout
 from bridge.errors import (
     AddressError,

@@ -6,7 +6,6 @@ one process and without a socket: what our own client can do, an OpenEnv client 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import time
@@ -24,8 +23,8 @@ from bridge.version import __version__
 
 __all__ = ["OpenEnvSession"]
 
-_REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
-_MAX_REQUEST = 1 << 31  # the server has checked the size of what came
+# The server has checked the size of what came.
+_REQUEST = WorldRequest.of("grpc://localhost:1", plain_spaces=True, max_message_bytes=1 << 31)
 _LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()
 _STATE = {
     "type": "object",
@@ -44,7 +43,7 @@ class OpenEnvSession:
     def __init__(self, served: Callable[[bytes], Coroutine[Any, Any, list[Any]]], *, pictures: bool) -> None:
         self._served = served
         self._pictures = pictures
-        self._client = ClientSession(_REQUEST, _MAX_REQUEST)
+        self._client = ClientSession(_REQUEST)
         self._client.server_version = __version__
         self._state: dict[str, Any] = {"episode_id": None, "step_count": 0}
         # Only requests over HTTP ask for the last two; each of them has a session of its own.

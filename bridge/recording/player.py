@@ -12,7 +12,7 @@ from gymnasium import spaces
 from bridge.errors import RecordingError, SettingError
 from bridge.facade.serve import serve_gym
 from bridge.recording.episodes import observed_rows
-from bridge.recording.reader import Episode, open_episode
+from bridge.recording.reader import RecordedEpisode, open_episode
 from bridge.server.server import Server
 
 __all__ = ["LARGEST_SPEED", "EpisodeEnv", "begun", "serve_episode"]
@@ -44,7 +44,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        episode: Episode | str,
+        episode: RecordedEpisode | str,
         env: Any = None,
         render_mode: str | None = None,
         *,
@@ -52,7 +52,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         allow_calls: bool = False,
     ) -> None:
         self._allow_calls = allow_calls
-        self._episode = episode if isinstance(episode, Episode) else open_episode(episode)
+        self._episode = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
         self._env = env
         self._loop = loop
         self.render_mode = render_mode
@@ -207,7 +207,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
 
 def begun(
-    episode: Episode, env: Any, render_mode: str | None, *, loop: bool = True, allow_calls: bool = False
+    episode: RecordedEpisode, env: Any, render_mode: str | None, *, loop: bool = True, allow_calls: bool = False
 ) -> EpisodeEnv:
     """Return an `EpisodeEnv` that shows the first observation, and has its picture.
 
@@ -227,7 +227,7 @@ def begun(
 
 
 def serve_episode(
-    episode: Episode | str,
+    episode: RecordedEpisode | str,
     env: Any = None,
     *,
     fps: float | None = None,
@@ -249,7 +249,7 @@ def serve_episode(
         RecordingError: There is no such episode, or it was recorded without observations and cannot be replayed.
         SettingError: Its environment cannot be made.
     """
-    found = episode if isinstance(episode, Episode) else open_episode(episode)
+    found = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
     mode = None if frames is False else "rgb_array"
     try:
         begun(found, env, mode, allow_calls=allow_calls).close()

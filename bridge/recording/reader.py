@@ -23,7 +23,7 @@ from bridge.errors import RecordingError, TensorError, UsageError
 from bridge.recording.files import Damage, Loaded, SegmentFile, find_segments, load_segment
 from bridge.recording.rows import FORMAT, Columns, Group, Kind, is_fixed, of_cell
 
-__all__ = ["Episode", "Folder", "Reset", "Stream", "open_episode", "read_folder"]
+__all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode", "read_folder"]
 
 _INDEX = ("call", "lane", "kind", "episode", "t", "time", "reward", "terminated", "truncated", "by", "event", "alive")
 _MOST_LANES = 1 << 20
@@ -60,10 +60,10 @@ class Reset:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Episode:
+class RecordedEpisode:
     """An episode of one environment, of one lane, or of several agents together."""
 
-    stream: Stream
+    stream: RecordedStream
     lane: int
     number: int
     """Of the lane, from 1."""
@@ -142,7 +142,7 @@ class Episode:
         return float(self.stream.column("time")[self.own[-1]]) - self.started
 
 
-class Stream:
+class RecordedStream:
     """The recorded steps of one environment, one world of lanes, or one environment of several agents.
 
     Args:
@@ -322,12 +322,12 @@ class Stream:
 
     # Episodes
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[RecordedEpisode]:
         """Return the episodes of all lanes, in the order of their beginnings."""
         return self._episodes
 
     @functools.cached_property
-    def _episodes(self) -> list[Episode]:
+    def _episodes(self) -> list[RecordedEpisode]:
         kinds, numbers = self.column("kind"), self.column("episode")
         lanes = self.column("lane") if self.kind == "lanes" else np.zeros(len(kinds), np.int32)
         rows = np.flatnonzero((kinds <= Kind.FAILED_STEP) & (numbers > 0))
@@ -340,7 +340,7 @@ class Stream:
             found.append(self._episode(lane, part, int(self.column("call")[after[0]]) if same else None))
         return sorted(found, key=lambda episode: (episode.own[0], episode.lane))
 
-    def _episode(self, lane: int, rows: Array, following: int | None) -> Episode:
+    def _episode(self, lane: int, rows: Array, following: int | None) -> RecordedEpisode:
         """Return an episode; `following` is the call that the lane's next one begins with."""
         calls, kinds, last = self.column("call"), self.column("kind"), rows[-1]
         newest = calls[last]
@@ -352,7 +352,7 @@ class Stream:
             end = "reset" if following is not None else "closed" if self.closed else "running"
         if lacks and end != "failed":
             end = "lost"
-        return Episode(self, lane, int(self.column("episode")[last]), rows, end, lacks)
+        return RecordedEpisode(self, lane, int(self.column("episode")[last]), rows, end, lacks)
 
     def _end_of(self, rows: Array) -> str:
         """Return how the last row of an episode says that it ended, with several agents those of the last call."""
@@ -413,7 +413,7 @@ def _given(cells: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array
 class Folder:
     """The recordings of a folder."""
 
-    streams: Sequence[Stream]
+    streams: Sequence[RecordedStream]
     damage: Sequence[Damage]
     """The parts that could not be read, and were skipped."""
 
@@ -424,7 +424,7 @@ class Folder:
             found.setdefault(damage.path, []).append(damage)
         return [f"{own[0]}{f' (and {len(own) - 1} more)' if own[1:] else ''}" for own in found.values()]
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[RecordedEpisode]:
         """Return all episodes, in the order of their beginnings."""
         found = [episode for stream in self.streams for episode in stream.episodes()]
         return sorted(found, key=lambda episode: episode.started)
@@ -452,7 +452,7 @@ def _read(files: Sequence[SegmentFile], problems: list[Damage], newest: int | No
     streams = [list(own) for _, own in itertools.groupby(files, lambda file: (file.run, file.stream))]
     if newest is not None:
         streams.sort(key=lambda own: (max(_written_at(file.path) for file in own), own[0]), reverse=True)
-    damage, found = list(problems), list[Stream]()
+    damage, found = list(problems), list[RecordedStream]()
     for own in streams:
         if newest is not None and sum(len(stream.episodes()) for stream in found) >= newest:
             break
@@ -470,7 +470,7 @@ def _written_at(file: Path) -> float:
         return 0.0
 
 
-def _read_stream(files: Sequence[SegmentFile]) -> tuple[Stream | None, list[Damage]]:
+def _read_stream(files: Sequence[SegmentFile]) -> tuple[RecordedStream | None, list[Damage]]:
     """Read the segments of a stream; what cannot be read of them is said."""
     damage: list[Damage] = []
     columns: Columns | None = None
@@ -495,7 +495,7 @@ def _read_stream(files: Sequence[SegmentFile]) -> tuple[Stream | None, list[Dama
     if columns is None or not any(len(table) for _, table in parts):
         return None, damage
     try:
-        return Stream(files[0].run, files[0].stream, columns, parts, damage), damage
+        return RecordedStream(files[0].run, files[0].stream, columns, parts, damage), damage
     except RecordingError as error:
         return None, [*damage, Damage(files[0].path, _printable(str(error)))]
 
@@ -548,7 +548,7 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
     return int(call[-1])
 
 
-def open_episode(path: str | Path) -> Episode:
+def open_episode(path: str | Path) -> RecordedEpisode:
     """Find an episode by `FOLDER/ID`.
 
     Raises:

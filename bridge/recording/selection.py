@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.recording.reader import Episode
+from bridge.recording.reader import RecordedEpisode
 
 __all__ = ["Selection", "add_selection_options", "selection_of"]
 
@@ -34,7 +34,7 @@ class Selection:
     complete: bool = True
     """True if it must have ended, and lack nothing."""
 
-    def has(self, episode: Episode) -> bool:
+    def has(self, episode: RecordedEpisode) -> bool:
         """True if an episode is chosen."""
         if self.complete and (episode.incomplete or episode.end in ("running", "closed", "lost") or not episode.length):
             return False
@@ -49,7 +49,7 @@ class Selection:
             return False
         return self.who is None or any(_is(name, self.who) for name in players)
 
-    def of(self, episodes: Sequence[Episode]) -> list[Episode]:
+    def of(self, episodes: Sequence[RecordedEpisode]) -> list[RecordedEpisode]:
         """Return the episodes that are chosen."""
         return [episode for episode in episodes if self.has(episode)]
 

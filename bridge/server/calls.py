@@ -18,8 +18,9 @@ from bridge.server.admission import Admission
 from bridge.server.failure_log import FailureLog
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
+from bridge.server.registry import Registry
 from bridge.server.serving import MOMENT
-from bridge.server.session import Hub, Session, error_response
+from bridge.server.session import Session, error_response
 from bridge.transport.messages import PREFIX, RefusedMessage
 from bridge.worlds.base import Agent, World
 from bridge.worlds.scheduling import Scheduler, Task
@@ -168,7 +169,7 @@ class Calls:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Registry,
         limits: Limits,
         *,
         count: ConnectionCount,
@@ -177,7 +178,7 @@ class Calls:
         scheduler: Scheduler,
         cut: Callable[[Any], None],
         charge: Callable[[Any, float], None],
-        open_session: Callable[[Hub, str, bool], ServedSession] | None = None,
+        open_session: Callable[[Registry, str, bool], ServedSession] | None = None,
     ) -> None:
         self._open_session = open_session or _open_session
         self._hub = hub
@@ -470,7 +471,7 @@ class Calls:
         self._flush_later(client)
 
 
-def _open_session(hub: Hub, version: str, may_act: bool) -> ServedSession:
+def _open_session(hub: Registry, version: str, may_act: bool) -> ServedSession:
     return Session(hub, version, may_act=may_act)
 
 

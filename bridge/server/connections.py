@@ -15,7 +15,8 @@ from bridge.errors import RequestError
 from bridge.logs import LimitedLog, SafeLog
 from bridge.server.admission import Admission
 from bridge.server.calls import Call, Calls
-from bridge.server.connection import CHUNK, Connection, ConnectionProtocol
+from bridge.server.connection import CHUNK, Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.event_loop import READ, WRITE, EventLoop
 from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.helper_thread import HelperThread
@@ -101,7 +102,7 @@ class Connections:
         charged = {f"charged_{role}": seconds for role, seconds in self._share.charged.items()}
         return {"sockets": len(self.all), "throttled": self._share.waiting, **charged}
 
-    # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
+    # What the protocols ask
 
     def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""

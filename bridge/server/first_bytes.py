@@ -4,57 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.errors import RequestError
-from bridge.server.connection import Connection, ConnectionProtocol
+from bridge.server.connection import Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.transport.frames import PREFACE
 
-__all__ = ["FirstBytes", "NoCalls"]
+__all__ = ["FirstBytes"]
 
 _SIGN = PREFACE[:4]
 
 
-class NoCalls:
-    """A connection's protocol that has no calls, and says nothing by itself: the base of those that precede others."""
-
-    http = None
-    finished = False
-    receives_large = False
-
-    def buffer_updated(self, count: int) -> None:
-        """Do nothing: there is no buffer to receive into."""
-
-    def answer(self, call: object, parts: list[bytes | memoryview], size: int) -> bool:
-        """Do nothing: there are no calls."""
-        return True
-
-    def is_blocked(self, call: object) -> bool:
-        """Do nothing: there are no calls."""
-        return False
-
-    def defer(self, call: object, size: int) -> None:
-        """Do nothing: there are no calls."""
-
-    def resume(self, call: object, size: int) -> None:
-        """Do nothing: there are no calls."""
-
-    def finish(self, call: object, error: RequestError | None) -> None:
-        """Do nothing: there are no calls."""
-
-    def refuse(self, error: RequestError) -> None:
-        """Say nothing: it is not known in which protocol."""
-
-    def drain(self) -> None:
-        """Say nothing."""
-
-    def ping(self) -> None:
-        """Say nothing."""
-
-    def check_keepalive(self, now: float) -> bool:
-        """Wait: a client that does not begin to speak is closed by a timer."""
-        return True
-
-
-class FirstBytes(NoCalls):
+class FirstBytes(ConnectionProtocol):
     """Stands for a connection's protocol until its first bytes have come. It says nothing before.
 
     Args:
@@ -69,7 +28,7 @@ class FirstBytes(NoCalls):
         grpc: Callable[[Connection], ConnectionProtocol],
         web: Callable[[Connection], ConnectionProtocol],
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._grpc, self._web = grpc, web
         self._data = b""
 
@@ -82,6 +41,10 @@ class FirstBytes(NoCalls):
         connection = self._connection
         connection.speak((self._web if is_web else self._grpc)(connection))
         connection.protocol.receive_data(self._data)
+
+    def check_keepalive(self, now: float) -> bool:
+        """Wait: a client that does not begin to speak is closed by a timer."""
+        return True
 
     def connection_lost(self) -> None:
         """Free everything."""

@@ -22,7 +22,7 @@ from bridge.errors import Code, RequestError
 from bridge.logs import LimitedLog
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
-from bridge.server.keepalive import Keepalive
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.limits import Limits
 from bridge.server.web_site import HttpAnswer, WebSite
 from bridge.transport.http2_sender import SMALL
@@ -42,7 +42,7 @@ from bridge.version import __version__
 
 if TYPE_CHECKING:
     from bridge.server.calls import Call
-    from bridge.server.grpc_server import CallHandler
+    from bridge.server.connections import Connections
 
 __all__ = ["DialedWebProtocol", "WebProtocol", "field_of"]
 
@@ -53,7 +53,7 @@ _MAX_HEAD = 16384
 _MAX_WAITING = 1 << 22
 
 
-class WebProtocol(Keepalive):
+class WebProtocol(ConnectionProtocol):
     """One connection's HTTP/1.1. What is to be sent goes into the connection's `outgoing`.
 
     Args:
@@ -64,11 +64,10 @@ class WebProtocol(Keepalive):
         site: The files, and who may come.
     """
 
-    http = None
     _path = PATH
     """The path that is for a WebSocket, and not for a file."""
 
-    def __init__(self, connection: Connection, handler: CallHandler, limits: Limits, gate: Gate, site: WebSite) -> None:
+    def __init__(self, connection: Connection, handler: Connections, limits: Limits, gate: Gate, site: WebSite) -> None:
         super().__init__(connection)
         self._handler = handler
         self._limits = limits
@@ -86,7 +85,6 @@ class WebProtocol(Keepalive):
         """The answer to the client's close frame, until its requests are served."""
         self._admitted = 0
         self._waiting = 0
-        self.finished = False
 
     @property
     def receives_large(self) -> bool:
@@ -117,9 +115,6 @@ class WebProtocol(Keepalive):
             self._receive_head(head)
         if data:
             self._receive_rest(data)
-
-    def buffer_updated(self, count: int) -> None:
-        """Do nothing: this protocol has no buffer of its own to read into."""
 
     def _receive_rest(self, data: bytes) -> None:
         """Take what follows the head of a request."""
@@ -245,10 +240,6 @@ class WebProtocol(Keepalive):
             self._outgoing.extend(self._websocket.data_to_send())
         return True
 
-    def is_blocked(self, call: Call) -> bool:
-        """True if the client has no window: there are none."""
-        return False
-
     def defer(self, call: Call, size: int) -> None:
         """Read nothing more from a client of which much waits."""
         self._waiting += size
@@ -324,7 +315,7 @@ class DialedWebProtocol(WebProtocol):
     def __init__(
         self,
         connection: Connection,
-        handler: CallHandler,
+        handler: Connections,
         limits: Limits,
         site: WebSite,
         client_version: str,

@@ -16,11 +16,11 @@ from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World
 from bridge.worlds.environment import Environment
-from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
+from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.kinds import Known
 from bridge.worlds.lanes import VectorWorld
-from bridge.worlds.local import LaneGroup, LocalEnv, adopt
+from bridge.worlds.local import LaneGroup, adopt
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, WorldSettings, lanes_already
@@ -181,11 +181,6 @@ class Source(abc.ABC, Generic[Request]):
             runtime: Runs it.
             factory: A client's own factory, pickled.
         """
-        return await self._make_one(name, recipe, request, runtime, factory)
-
-    async def _make_one(
-        self, name: str, recipe: Recipe[Request], request: Request, runtime: Runtime, factory: bytes | None
-    ) -> LocalEnv | IsolatedEnv:
         if self._isolation is not None:
             return await start_isolated(name, recipe.pickled(request), factory, self._isolation, runtime)
         make = partial(recipe.make_env, request)
@@ -340,7 +335,7 @@ class EnvSource(Source[WorldSettings]):
     ) -> Environment:
         """Make the environment of a world; the lanes of a real-time world may have a thread or a process each."""
         if self._realtime is None or not self._thread_safe or request.num_envs == 1:
-            return await self._make_one(name, recipe, request, runtime, factory)
+            return await super()._make_env(name, recipe, request, runtime, factory)
         if request.vectorization_mode != "sync":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -348,10 +343,11 @@ class EnvSource(Source[WorldSettings]):
                 f"{request.vectorization_mode!r}",
             )
         single = dataclasses.replace(request, num_envs=1)
-        lanes: list[LocalEnv | IsolatedEnv] = []
+        lanes: list[Environment] = []
         try:
             for lane in range(request.num_envs):
-                lanes.append(await self._make_one(f"{name or 'default'} {lane}", recipe, single, runtime, factory))
+                own = f"{name or 'default'} {lane}"
+                lanes.append(await super()._make_env(own, recipe, single, runtime, factory))
                 if (count := lanes[-1].facts.num_envs) is not None:
                     raise lanes_already(recipe.title, count)
         except BaseException:

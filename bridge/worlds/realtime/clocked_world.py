@@ -21,9 +21,9 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
-from bridge.worlds.environment import Environment
+from bridge.worlds.environment import Environment, Job
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.worlds.settings import ResetRequest, read_choice, read_reset, refuse_unknown
