@@ -205,8 +205,8 @@ def test_a_body_may_come_later_than_its_head() -> None:
 
 def test_a_request_over_http_may_take_longer_than_a_client_may_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client over HTTP can give no sign of life, and waits for its answer."""
-    monkeypatch.setattr("bridge.server.keepalive.QUIET", 0.1)
-    monkeypatch.setattr("bridge.server.keepalive.PATIENCE", 0.1)
+    monkeypatch.setattr("bridge.server.connection_protocol.QUIET", 0.1)
+    monkeypatch.setattr("bridge.server.connection_protocol.PATIENCE", 0.1)
     monkeypatch.setattr("bridge.server.connections._KEEPALIVE", 0.05)
 
     class Late(CountingEnv):
