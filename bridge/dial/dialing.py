@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import os
 import socket
 import ssl
@@ -69,9 +68,7 @@ class Dialing:
             raise SettingError(problem)
         if address.websocket and not is_installed("websockets"):
             raise SettingError(f"{address.scheme}:// needs the package websockets: {install_command('web')}")
-        self._address = dataclasses.replace(
-            address, credentials=credentials.with_token_of(address.credentials, address.url)
-        )
+        self._address = address.with_credentials(credentials)
         self._token = shown_token(self._address)
         self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None
         self._server = server

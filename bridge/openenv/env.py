@@ -16,7 +16,7 @@ from gymnasium import Space
 
 from bridge.client.options import TIMEOUT, checked_timeout
 from bridge.client.vector_env import OwningVectorEnv
-from bridge.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest
+from bridge.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.encoding.spaces import Layout
 from bridge.errors import (
     AddressError,
@@ -33,7 +33,7 @@ from bridge.extras import install_command
 from bridge.facade.serve import serve_gym
 from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to_bytes, to_json
 from bridge.server.limits import Limits
-from bridge.transport.address import Address
+from bridge.transport.address import Address, parse_address
 from bridge.transport.credentials import ClientCredentials, TokenLike
 from bridge.transport.token import shown_token
 
@@ -81,14 +81,14 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        credentials = ClientCredentials.of(token=token)
         try:
-            address = WorldRequest.of(f"ws{url.strip().removeprefix('openenv')}", credentials=credentials).address
+            address = parse_address(f"ws{url.strip().removeprefix('openenv')}")
         except AddressError as error:
             raise AddressError(url, f"{error.reason}: expected openenv://HOST:PORT, or openenvs:// with TLS") from None
         if address.env_id or address.world is not None or address.settings:
             raise AddressError(url, "expected openenv://HOST:PORT alone: OpenEnv has no path and no settings")
         self.url = shown_url(url)
+        address = address.with_credentials(ClientCredentials.of(token=token))
         self._timeout = checked_timeout(timeout)
         schema = self._schema(address, max_message_bytes)
         self.action_space, self._action_field = self._side("action", schema, action_space)

@@ -109,6 +109,14 @@ class Address:
             return f"unix:{quote(self.path)}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
 
+    def with_credentials(self, given: ClientCredentials) -> Address:
+        """Return this address with what keywords give, and the token of the URL where it has one.
+
+        Raises:
+            SettingError: A keyword gives another token than the URL.
+        """
+        return dataclasses.replace(self, credentials=given.with_token_of(self.credentials, self.url))
+
 
 def parse_address(url: str) -> Address:
     """Read a URL.
