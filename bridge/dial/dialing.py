@@ -18,12 +18,11 @@ from bridge.dial.handshake import PATH, PROTOCOL, pack_head, problem_of_name, re
 from bridge.errors import AddressError, BridgeError, SettingError
 from bridge.extras import install_command, is_installed
 from bridge.logs import SafeLog
-from bridge.transport.address import parse_address
+from bridge.transport.address import parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials
 from bridge.transport.service import HELLO
 from bridge.transport.sockets import prepare
 from bridge.transport.tls import Tls, client_context, explain
-from bridge.transport.token import shown_token
 from bridge.version import __version__
 
 if TYPE_CHECKING:

@@ -33,9 +33,8 @@ from bridge.extras import install_command
 from bridge.facade.serve import serve_gym
 from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to_bytes, to_json
 from bridge.server.limits import Limits
-from bridge.transport.address import Address, parse_address
+from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials, TokenLike
-from bridge.transport.token import shown_token
 
 try:
     from bridge.transport.message_socket import MessageSocket
