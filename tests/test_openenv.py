@@ -33,6 +33,7 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv, digest
+from tests.inside import server_signs_of_life
 from tests.support import until
 
 # JSON has no form for these: keys that are one text, and containers whose parts Gymnasium batches.
@@ -205,9 +206,7 @@ def test_a_body_may_come_later_than_its_head() -> None:
 
 def test_a_request_over_http_may_take_longer_than_a_client_may_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client over HTTP can give no sign of life, and waits for its answer."""
-    monkeypatch.setattr("bridge.server.connection_protocol.QUIET", 0.1)
-    monkeypatch.setattr("bridge.server.connection_protocol.PATIENCE", 0.1)
-    monkeypatch.setattr("bridge.server.connections._KEEPALIVE", 0.05)
+    server_signs_of_life(monkeypatch, 0.05, 0.1, 0.1)
 
     class Late(CountingEnv):
         def reset(self, **keywords: Any) -> Any:
