@@ -43,7 +43,6 @@ from bridge.client.slots.policy import (
 )
 from bridge.client.slots.remote_record import RemoteRecord
 from bridge.client.slots.slot import CUT, SETTLED, SPARE, Member, SlotEvent, SlotPhase
-from bridge.client.world.world_request import WorldRequest
 from bridge.errors import (
     Code,
     ConnectError,
@@ -79,7 +78,8 @@ class Remote:
     """A remote as the policy sees it."""
 
     def __init__(self, server: Server, record: RemoteRecord) -> None:
-        self.server, self.record, self.request = server, record, WorldRequest.of(server.url)
+        self.server, self.record = server, record
+        self.request = SimpleNamespace(kind="environment", address=SimpleNamespace(url=server.url))
         self.url, self.silent, self.connected = server.url, True, True
         self.realtime, self.allowance = None, 0.0
 
