@@ -32,10 +32,9 @@ from bridge.testing import (
 from bridge.testing.bench import CHECKS, Bench, Check, Failed, Options, Skip
 from bridge.testing.report import CheckResult, Report, Status
 from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe, open_channel
-from bridge.transport.address import Address, parse_address
+from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.transport.remedies import remedy
-from bridge.transport.token import shown_token
 
 __all__ = ["REQUIREMENTS", "check_server"]
 
