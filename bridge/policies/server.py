@@ -11,15 +11,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bridge.errors import SettingError
 from bridge.keywords import check_counts
-from bridge.policies.rows import from_map, join, layout, row_count, with_rows
-from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
+from bridge.policies.rows import join, layout, row_count, with_rows
+from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, OBSERVATION, WireError, pack, unpack
 from bridge.server.auth import Security
 from bridge.signals import sigterm_as_interrupt
 from bridge.transport.credentials import TLS, TokenLike
@@ -35,7 +35,6 @@ from websockets.sync.server import ServerConnection, serve  # isort: skip
 __all__ = ["PolicyServer", "serve_policy"]
 
 _LOG = logging.getLogger("bridge.policies")
-_CLOSE_TIMEOUT = 1.0
 
 
 class _Waiting(NamedTuple):
@@ -45,7 +44,7 @@ class _Waiting(NamedTuple):
     rows: int
     layout: Any
     answer: Future[Any]
-    """The actions, and how long the function took."""
+    """The actions, and how long the function took; cancelled by `stop`."""
 
 
 class PolicyServer:
@@ -126,7 +125,7 @@ class PolicyServer:
                 process_request=self._admit,
                 origins=[None],  # a page in a browser that visits another site must not reach a policy on this machine
                 compression=None,
-                close_timeout=_CLOSE_TIMEOUT,
+                close_timeout=1.0,
                 max_size=max_message_bytes,
                 server_header=None,
                 logger=LOGGER,
@@ -150,17 +149,19 @@ class PolicyServer:
             self.stop()
 
     def stop(self) -> None:
-        """Close the port and all connections."""
+        """Close the port and all connections; a call of the function that takes long is left to itself."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
             connections = tuple(self._connections)
+            for one in self._waiting:
+                one.answer.cancel()
         self._server.shutdown()
         for connection in connections:
             with contextlib.suppress(Exception):  # it is closing already
                 connection.close(CloseCode.GOING_AWAY)
         for thread in self._threads - {threading.current_thread()}:
-            thread.join(5.0)
+            thread.join(2.0)
 
     def __enter__(self) -> PolicyServer:
         return self
@@ -206,7 +207,8 @@ class PolicyServer:
         rows = count or 1
         if not batch or row_count(batch) != {rows}:
             raise WireError(f"expected {rows} rows in every part of the observation, got {row_count(batch)}")
-        request = _Waiting(from_map(batch), rows, layout(batch), Future())
+        alone = set(batch) == {OBSERVATION}
+        request = _Waiting(batch[OBSERVATION] if alone else batch, rows, layout(batch), Future())
         with self._changed:
             if self._stopped:
                 raise CancelledError
@@ -221,20 +223,19 @@ class PolicyServer:
         """Answer requests by calls of the function until the server stops."""
         while True:
             with self._changed:
+                self._waiting = [one for one in self._waiting if not one.answer.done()]
                 self._changed.wait_for(lambda: self._stopped or self._waiting)
                 self._changed.wait_for(self._is_enough, self._max_wait)
-                if not self._waiting:
+                if self._stopped:
                     return
                 alike = [one for one in self._waiting if one.layout == self._waiting[0].layout]
-                chosen = alike[: np.searchsorted(_ends(alike), self._max_batch, "right")]
-                taken = {one.answer for one in chosen}
-                self._waiting = [one for one in self._waiting if one.answer not in taken]
-            self._run(chosen)
+            with contextlib.suppress(InvalidStateError):  # `stop` has cancelled them meanwhile
+                self._run(alike[: np.searchsorted(_ends(alike), self._max_batch, "right")])
 
     def _is_enough(self) -> bool:
         """True if no request is worth waiting for: where all open connections wait already, none can add one soon."""
-        full = _ends(self._waiting)[-1:] >= self._max_batch
-        return self._stopped or len(self._waiting) >= len(self._connections) or bool(full)
+        full = sum(one.rows for one in self._waiting) >= self._max_batch
+        return self._stopped or full or len(self._waiting) >= len(self._connections)
 
     def _run(self, requests: list[_Waiting]) -> None:
         """Answer requests by one call; where that fails, each by a call of its own: one may spoil it for the others."""

@@ -120,6 +120,8 @@ class Call:
         self.session = session
         self.handle = session.handle
         """Answers a request; another protocol's messages are translated in its place."""
+        self.refuse = error_response
+        """Makes the answer to a request that was refused before, or at which the server failed."""
         self.name = name
         self.stream: Any = None
         """The number or object by which the client's protocol knows it."""
@@ -356,7 +358,7 @@ class Calls:
                 if admission.requests >= admission.max_requests or admission.bytes + size > admission.max_bytes:
                     admission.check(size)
             except RequestError as error:
-                self._finish(call, None, [error_response(error)])
+                self._finish(call, None, [call.refuse(error)])
                 return
             admission.requests += 1
             admission.bytes += size
@@ -372,7 +374,7 @@ class Calls:
                     self._charge(client, time.perf_counter() - admitted[1])
                 self._finish(call, admitted, stop.value)
             except Exception as error:
-                self._finish(call, admitted, _fault(error))
+                self._finish(call, admitted, _fault(call, error))
             else:
                 self._go_on_later(call, admitted, coroutine, pending)
 
@@ -398,7 +400,7 @@ class Calls:
         """Finish a request that waits for a result once the result is there."""
 
         def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
-            self._finish(call, admitted, parts if error is None else _fault(error))
+            self._finish(call, admitted, parts if error is None else _fault(call, error))
             self._flush_later(call.client)
 
         Task(self._scheduler, coroutine, done).wait_for(pending)
@@ -423,7 +425,7 @@ class Calls:
             size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
             if size > limit:
                 text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
-                parts = [error_response(RequestError(Code.RESOURCE_EXHAUSTED, text))]
+                parts = [call.refuse(RequestError(Code.RESOURCE_EXHAUSTED, text))]
                 size = len(parts[0])
             if not client.answer(call, parts, size):
                 call.blocked, call.unsent = True, size
@@ -481,7 +483,7 @@ def _asks_for_property(request: Request) -> bool:
     return extension.type_url == PROPERTY_REQUEST_URL
 
 
-def _fault(error: BaseException) -> list[bytes | memoryview]:
+def _fault(call: Call, error: BaseException) -> list[bytes | memoryview]:
     """Answer a request at which a session failed: none is known; the other calls are not to pay for it."""
     _log.error("a request was not served", exc_info=error)
-    return [error_response(RequestError(Code.INTERNAL, f"the server failed: {error!r}"))]
+    return [call.refuse(RequestError(Code.INTERNAL, f"the server failed: {error!r}"))]

@@ -18,16 +18,7 @@ from bridge.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.server.inflation import Inflation
 from bridge.server.limits import Limits
 from bridge.transport.compression import WORTHWHILE, Compression, compress, encodings
-from bridge.transport.frames import (
-    ENHANCE_YOUR_CALM,
-    NO_ERROR,
-    Event,
-    HeadersReceived,
-    Http2Error,
-    Stream,
-    StreamEnded,
-    StreamReset,
-)
+from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.http2_sender import SMALL
 from bridge.transport.messages import (
@@ -319,7 +310,7 @@ class GrpcProtocol(ConnectionProtocol):
         if len(stream.pending) > _MAX_WAITING:
             self._forget(stream)
             self.http.resets += 1
-            self.http.reset_stream(stream, ENHANCE_YOUR_CALM)
+            self.http.reset_stream(stream, ErrorCode.ENHANCE_YOUR_CALM)
         elif side.over:
             self._end(stream, side.error)
 
@@ -401,11 +392,11 @@ class GrpcProtocol(ConnectionProtocol):
     def refuse(self, error: RequestError) -> None:
         """Send the GOAWAY that is due."""
         if not self.http.goaway_sent:
-            self.http.go_away(ENHANCE_YOUR_CALM, error.message)
+            self.http.go_away(ErrorCode.ENHANCE_YOUR_CALM, error.message)
 
     def drain(self) -> None:
         """Say that no further calls are taken; the open calls go on."""
-        self.http.go_away(NO_ERROR, "the server is stopping")
+        self.http.go_away(ErrorCode.NO_ERROR, "the server is stopping")
         for stream in list(self.http.streams.values()):
             if isinstance(stream.owner, SideCall):
                 self._reply(stream, stream.owner, stream.owner.drain())

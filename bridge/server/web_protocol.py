@@ -64,6 +64,9 @@ class WebProtocol(ConnectionProtocol):
         site: The files, and who may come.
     """
 
+    _path = PATH
+    """The path that is for a WebSocket, and not for a file."""
+
     def __init__(self, connection: Connection, handler: Connections, limits: Limits, gate: Gate, site: WebSite) -> None:
         super().__init__(connection)
         self._handler = handler
@@ -71,7 +74,8 @@ class WebProtocol(ConnectionProtocol):
         self._gate = gate
         self._site = site
         self._outgoing = connection.outgoing
-        self._head = b""
+        self._head: bytes | None = b""
+        """What has come of the request's head; None: that was answered."""
         self._websocket: Protocol = ServerProtocol(
             subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=limits.max_message_bytes, logger=LOGGER
         )
@@ -98,7 +102,7 @@ class WebProtocol(ConnectionProtocol):
         if self.finished or self._reply is not None:
             return
         self._heard = time.monotonic()
-        if self._websocket.state is not OPEN:
+        if self._head is not None:
             self._head += data
             end = self._head.find(_END_OF_HEAD)
             if end < 0:
@@ -107,7 +111,7 @@ class WebProtocol(ConnectionProtocol):
                     self._send_file(HttpAnswer(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text.encode()))
                 return
             head, data = self._head[: end + len(_END_OF_HEAD)], self._head[end + len(_END_OF_HEAD) :]
-            self._head = b""
+            self._head = None
             self._receive_head(head)
         if data:
             self._receive_rest(data)
@@ -131,7 +135,7 @@ class WebProtocol(ConnectionProtocol):
         if refusal is not None or host is None:
             _log.warning("refused %s: a request for the host %.80r", self._connection.peer, host)
             self._send_file(refusal)
-        elif self._is_websocket(request):
+        elif request.path.partition("?")[0] == self._path:
             self._upgrade(request, host)
         else:
             self._serve_file(request)
@@ -140,10 +144,6 @@ class WebProtocol(ConnectionProtocol):
         """Answer a request that is for no WebSocket."""
         method = getattr(request, "method", "GET")  # older versions of the package take no other
         self._send_file(self._site.answer(method, request.path), with_body=method != "HEAD")
-
-    def _is_websocket(self, request: Request) -> bool:
-        """Tell whether a request is for a WebSocket, and not for a file."""
-        return request.path.partition("?")[0] == PATH
 
     def _send_file(self, answer: HttpAnswer | None, *, with_body: bool = True) -> None:
         if answer is not None:
@@ -236,9 +236,12 @@ class WebProtocol(ConnectionProtocol):
         """Send an answer with the next flush; a client that has closed gets none. There are no windows: True."""
         self._connection.joins_answers = size <= SMALL
         if self._reply is None and not self.finished:
-            self._websocket.send_binary(parts[0] if len(parts) == 1 else b"".join(parts))
+            self._send(parts[0] if len(parts) == 1 else b"".join(parts))
             self._outgoing.extend(self._websocket.data_to_send())
         return True
+
+    def _send(self, data: bytes | memoryview) -> None:
+        self._websocket.send_binary(data)
 
     def defer(self, call: Call, size: int) -> None:
         """Read nothing more from a client of which much waits."""
@@ -276,19 +279,19 @@ class WebProtocol(ConnectionProtocol):
 
     def drain(self) -> None:
         """Say that the server drains; the call goes on."""
-        if self._call is not None and not self.finished and self._reply is None:
+        if self._websocket.state is OPEN and not self.finished:
             self._websocket.send_pong(DRAINING)
             self._outgoing.extend(self._websocket.data_to_send())
 
     def ping(self) -> None:
         """Send a ping."""
-        if self._call is not None and not self.finished and self._reply is None:
+        if self._websocket.state is OPEN and not self.finished:
             self._websocket.send_ping(b"")
             self._outgoing.extend(self._websocket.data_to_send())
 
     def check_keepalive(self, now: float) -> bool:
-        """Ask for a sign of a client that has been quiet; before it has a call, a timer closes it."""
-        return self._call is None or super().check_keepalive(now)
+        """Ask for a sign of a client that has been quiet; one that speaks no WebSocket can give none."""
+        return self._websocket.state is not OPEN or super().check_keepalive(now)
 
     def connection_lost(self) -> None:
         """Free everything, at once and without the garbage collector."""
@@ -322,6 +325,7 @@ class DialedWebProtocol(WebProtocol):
         used: Callable[[], None],
     ) -> None:
         super().__init__(connection, handler, limits, Gate(None), site)
+        self._head = None
         self._websocket = Protocol(Side.CLIENT, state=OPEN, max_size=limits.max_message_bytes, logger=LOGGER)
         self._client_version = client_version
         self._used = used

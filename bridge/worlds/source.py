@@ -19,7 +19,6 @@ from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.kinds import Known
-from bridge.worlds.lanes import VectorWorld
 from bridge.worlds.local import LaneGroup, adopt
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
@@ -99,7 +98,13 @@ class Source(abc.ABC, Generic[Request]):
         self._made: tuple[Request, Environment] | None = None
         """The request that an environment was made ahead for, and the environment."""
         if isolation is not None:
-            isolation.check(recipe.title, lambda: recipe.pickled(None))
+            try:
+                recipe.pickled(None)
+            except Exception as error:  # whatever the pickling of a user's objects raises
+                raise SettingError(
+                    f'isolation="process" sends {recipe.title} to other processes, and it cannot be pickled: '
+                    f"{error!r}. Serve a function that makes everything the environment needs"
+                ) from error
 
     @property
     def fps(self) -> float | None:
@@ -277,7 +282,7 @@ class EnvSource(Source[WorldSettings]):
         )
         if realtime is not None:
             kind = partial(RealtimeWorld, options=realtime)
-        super().__init__(recipe, kind or _in_lock_step, realtime, thread_safe, isolation, traits)
+        super().__init__(recipe, kind or GymWorld, realtime, thread_safe, isolation, traits)
         self._factories = allow_env_factories
 
     @property
@@ -371,11 +376,6 @@ class EnvSource(Source[WorldSettings]):
         if tensor.WhichOneof("payload") != "uint8s":
             raise RequestError(Code.INVALID_ARGUMENT, "expected the setting 'env_factory' as uint8 bytes of a pickle")
         return tensor.uint8s.array
-
-
-def _in_lock_step(name: str, env: Environment, scheduler: Scheduler) -> World:
-    """Return a world in which one agent steps the environment, or all lanes."""
-    return (GymWorld if env.facts.num_envs is None else VectorWorld)(name, env, scheduler)
 
 
 def _factory_of_client(**kwargs: object) -> object:

@@ -8,20 +8,10 @@ from urllib.parse import unquote
 
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
-from bridge.transport.address import Address
-from bridge.transport.compression import inflater
+from bridge.transport.address import Address, shown_token
+from bridge.transport.compression import Inflater
 from bridge.transport.credentials import TOKEN_VARIABLE
-from bridge.transport.frames import (
-    CANCEL,
-    ENHANCE_YOUR_CALM,
-    REFUSED_STREAM,
-    Event,
-    HeadersReceived,
-    Http2Error,
-    Stream,
-    StreamEnded,
-    StreamReset,
-)
+from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
     LARGE,
@@ -34,7 +24,6 @@ from bridge.transport.messages import (
 )
 from bridge.transport.remedies import remedy
 from bridge.transport.service import HELLO, METHOD, SERVICE
-from bridge.transport.token import shown_token
 from bridge.version import __version__
 
 if TYPE_CHECKING:
@@ -109,7 +98,7 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
 
 def _is_refused(stream: Stream, event: Event) -> bool:
     """Return whether the server did nothing for a stream, so that it may be opened on a further connection."""
-    refused = isinstance(event, StreamReset) and event.reason is None and event.code == REFUSED_STREAM
+    refused = isinstance(event, StreamReset) and event.reason is None and event.code == ErrorCode.REFUSED_STREAM
     return refused and not stream.headers_received
 
 
@@ -241,7 +230,7 @@ class GrpcClient:
     def cancel(self, call: ClientCall) -> None:
         """Cancel the call."""
         if call.stream is not None:
-            self.http.reset_stream(call.stream, CANCEL)
+            self.http.reset_stream(call.stream, ErrorCode.CANCEL)
         elif call in self._queued:
             self._queued.remove(call)
 
@@ -291,7 +280,7 @@ class GrpcClient:
                     self.answered = True
                     came.append((stream.owner, found))
                 elif found is not None:
-                    self.http.reset_stream(stream, CANCEL)  # if it is still open
+                    self.http.reset_stream(stream, ErrorCode.CANCEL)  # if it is still open
                     error = call_error(stream.owner.url, self._address, *found, answered=self.answered)
                     came.append((stream.owner, CallRefused(error) if _is_refused(stream, event) else error))
         if self._queued and self.http.settings_received:
@@ -324,7 +313,7 @@ class GrpcClient:
 
     def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _CallStatus:
         """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
-        reader, most = inflater(str(self._address.compression)), self._max_message_bytes
+        reader, most = Inflater(str(self._address.compression)), self._max_message_bytes
         try:
             plain = reader.take(data, most + 1)
         except Exception as error:  # each library has one of its own
@@ -342,9 +331,9 @@ class GrpcClient:
             return Code.INTERNAL, f"the server broke the rules of HTTP/2: {event.reason}"
         why = self.http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
         code = {
-            REFUSED_STREAM: Code.UNAVAILABLE,
-            CANCEL: Code.CANCELLED,
-            ENHANCE_YOUR_CALM: Code.UNAVAILABLE,
+            ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
+            ErrorCode.CANCEL: Code.CANCELLED,
+            ErrorCode.ENHANCE_YOUR_CALM: Code.UNAVAILABLE,
             _INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
         }.get(event.code, Code.INTERNAL)
         return code, why

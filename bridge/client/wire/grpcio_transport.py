@@ -19,11 +19,10 @@ from bridge.client.wire.grpc_client import FOREIGN_KEEPALIVE_INTERVAL, call_erro
 from bridge.client.wire.poller import Poller
 from bridge.errors import Code, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
-from bridge.transport.address import Address
+from bridge.transport.address import Address, shown_token
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.transport.sockets import PATIENCE
 from bridge.transport.tls import client_context
-from bridge.transport.token import shown_token
 
 __all__ = ["GrpcioCall"]
 

@@ -15,10 +15,9 @@ from websockets.uri import parse_uri
 from bridge.client.wire.grpc_client import Received, call_error
 from bridge.errors import Code, ConnectError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
-from bridge.transport.address import Address
+from bridge.transport.address import Address, shown_token
 from bridge.transport.remedies import remedy
 from bridge.transport.service import HELLO
-from bridge.transport.token import shown_token
 from bridge.transport.websocket import (
     DRAINING,
     LOGGER,

@@ -66,8 +66,7 @@ class WorldRequest:
         """
         address = parse_address(url)
         if credentials is not None:
-            credentials = credentials.with_token_of(address.credentials, address.url)
-            address = dataclasses.replace(address, credentials=credentials)
+            address = address.with_credentials(credentials)
         return cls(address, address.env_id, **fields)
 
     @property

@@ -16,7 +16,6 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -85,17 +84,6 @@ class Isolation:
                 "call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too"
             )
         return None
-
-    @staticmethod
-    def check(title: str, recipe: Callable[[], bytes]) -> None:
-        """Raise SettingError where what is served cannot be sent to another process."""
-        try:
-            recipe()
-        except Exception as error:  # whatever the pickling of a user's objects raises
-            raise SettingError(
-                f'isolation="process" sends {title} to other processes, and it cannot be pickled: {error!r}. '
-                "Serve a function that makes everything the environment needs"
-            ) from error
 
 
 class _Ask:
