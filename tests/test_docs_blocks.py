@@ -233,7 +233,6 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block({"perlert://127.0.0.1:32322/cartpole:0": "{url}"}, block_of("perlert.md", 0)),
     ],
     "play.md": [
-        Block(serves=True),
         Block(
             before="import numpy as np\nactions = np.zeros(2, int)\n"
             "infos = {'intervene_action': np.array([0, 1]), '_intervene_action': np.array([False, True])}\n",
@@ -248,7 +247,6 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
             block_of("policies.md", 0),
             after="assert action == 0 and actions.shape == (64,)\n",
         ),
-        Block(after="assert server.url\nserver.stop()\n"),
         Block({"episodes=20": "episodes=4"}),
     ],
     "protocol.md": [Elsewhere("tests/test_conformance.py")],
@@ -276,8 +274,11 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
     ],
     "trainers.md": [
         Elsewhere("tests/test_lost_slots.py"),
-        Block({"port=8000": "port={port}"}, serves=True),
-        Block({"localhost:8000": "localhost:{port}"}, block_of("trainers.md", 1), after="env.close()\nenvs.close()\n"),
+        Block(
+            {"localhost:8000": "localhost:{port}"},
+            command("CartPole-v1", "--web", "--openenv"),
+            after="env.close()\nenvs.close()\n",
+        ),
     ],
     "two-machines.md": [
         Block({"game-pc:50051": "127.0.0.1:{port}"}, SECURE),  # tests/network runs it on two machines
