@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bridge.encoding import names
-from bridge.worlds.lanes import VectorAgent
 from bridge.worlds.multi_agent.joint_steps import MissingAgent
 from bridge.worlds.multi_agent.source import ParallelSource
+from bridge.worlds.single import VectorAgent
 from bridge.worlds.source import EnvSource
 
 FOLDER = Path(__file__).resolve().parent

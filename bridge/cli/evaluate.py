@@ -42,13 +42,9 @@ def register(commands: Any) -> None:
     parser.add_argument("--execution-horizon", type=int, metavar="N", help="actions of a chunk (default: all)")
     parser.add_argument("--rows", action="store_true", help="a function takes one observation, not a batch")
     parser.add_argument("--record", metavar="FOLDER", help="record the episodes there, with observations")
-    parser.add_argument(
-        "--web-port", type=int, metavar="PORT", help="show the worlds and the results so far at http://127.0.0.1:PORT"
-    )
+    parser.add_argument("--web-port", type=int, metavar="PORT", help="show worlds and results at http://127.0.0.1:PORT")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--timeout", type=positive, default=10.0, metavar="S", help="seconds for an answer (default: 10)"
-    )
+    parser.add_argument("--timeout", type=positive, default=10.0, metavar="S", help="seconds to answer (default: 10)")
     add_credential_options(parser)
     parser.set_defaults(run=run)
 

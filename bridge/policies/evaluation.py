@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,7 +123,7 @@ class Comparison:
     first: Evaluation
     second: Evaluation
 
-    @property
+    @functools.cached_property
     def difference(self) -> Interval:
         """The mean of the second's returns less the first's, seed by seed, with its bootstrap interval."""
         return _interval(self.second.returns - self.first.returns)
@@ -131,8 +131,7 @@ class Comparison:
     @property
     def beyond_chance(self) -> bool:
         """True where the interval of the difference has no zero in it."""
-        difference = self.difference
-        return difference.low > 0 or difference.high < 0
+        return self.difference.low > 0 or self.difference.high < 0
 
     def summary(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
@@ -168,9 +167,10 @@ def _interval(values: Array) -> Interval:
 class _Part:
     """Some slots, which step together: while one part's environments step, the policy acts for the other part."""
 
-    def __init__(self, envs: Any, first: int, work: _Work) -> None:
+    def __init__(self, envs: Any, number: int, work: _Work) -> None:
         self.envs, self.work = envs, work
-        self.slots = np.arange(first, first + envs.num_envs)
+        self.slots = number + 2 * np.arange(envs.num_envs)
+        """Their names for the policy, which are no other part's."""
         self.episodes: list[EvaluatedEpisode | None] = [None] * envs.num_envs
         self.filler = envs.action_space.sample()
 
@@ -179,9 +179,8 @@ class _Part:
         self._begin(range(len(self.slots)))
         while True:
             active = [row for row, episode in enumerate(self.episodes) if episode is not None]
-            answer: Callable[[], Any] = partial(
-                self.work.call_policy, take(self.observations, active), self.slots[active]
-            )
+            batch = take(self.observations, active)
+            answer: Callable[[], Any] = functools.partial(self.work.call_policy, batch, self.slots[active])
             # A served policy works on its own: the other part's turn is its time to answer, and by then that part has
             # asked, too, so that the policy never waits. A function works in `_act`, and the other part's turn, with
             # its call, is the time in which this part's environments step.
@@ -226,7 +225,8 @@ class _Part:
             if episode is None:
                 continue
             if not valid[row] or errors[row] is not None or moved[row]:
-                self.lose(row, str(errors[row] or "its server was left"))
+                self.episodes[row] = None
+                self.work.lose(episode, str(errors[row] or "its server was left"))
                 continue
             episode.total += float(rewards[row])
             episode.length += 1
@@ -235,24 +235,19 @@ class _Part:
             if terminations[row] or truncations[row]:
                 episode.success = next((bool(told[row]) for told in successes if told[row] is not None), None)
                 self.episodes[row] = None
-                self.work.finish(episode)
+                self.work.done[episode.number] = episode
+                self.work.progress(len(self.work.done), self.work.total)
         # Others that are free begin episodes by themselves, which do not count.
         free = [row for row, episode in enumerate(self.episodes) if episode is None and valid[row]]
         if free and self.work.queue:
             self._begin(free[: len(self.work.queue)])
-
-    def lose(self, row: int, why: str) -> None:
-        """Let a slot's episode, where it has one, be begun again before all others."""
-        episode, self.episodes[row] = self.episodes[row], None
-        if episode is not None:
-            self.work.lose(episode, why)
 
 
 class _Work:
     """The episodes to be played, what came of them, and the policy; the arguments are those of `evaluate`."""
 
     def __init__(self, policy: Any, episodes: int, seed: int, progress: Callable[[int, int], None] | None) -> None:
-        self.policy, self.total, self.progress = policy, episodes, progress
+        self.policy, self.total, self.progress = policy, episodes, progress or (lambda done, total: None)
         self.is_served = isinstance(policy, RemotePolicy)
         self.thread = ThreadPoolExecutor(1)
         """Calls a served policy."""
@@ -269,20 +264,13 @@ class _Work:
         self.in_policy += time.perf_counter() - began
         return actions
 
-    def finish(self, episode: EvaluatedEpisode) -> None:
-        """Keep an episode that ended."""
-        self.done[episode.number] = episode
-        if self.progress is not None:
-            self.progress(len(self.done), self.total)
-
     def lose(self, episode: EvaluatedEpisode, why: str) -> None:
-        """Put a lost episode first in the queue; raise RemoteError where that was done too often."""
+        """Let an episode be begun again before all others; raise RemoteError where that was done too often."""
         self.losses[episode.number] += 1
         self.lost.append(f"episode {episode.number} (seed {episode.seed}): {why}")
         if self.losses[episode.number] >= _ATTEMPTS:
-            raise RemoteError(
-                "evaluation", f"{self.lost[-1]}; it was begun {_ATTEMPTS} times. Look at the server's log"
-            )
+            text = f"{self.lost[-1]}; it was begun {_ATTEMPTS} times. Look at the server's log"
+            raise RemoteError("evaluation", text)
         self.queue.appendleft(EvaluatedEpisode(episode.number, episode.seed))
 
     def results(self) -> str:
@@ -307,8 +295,8 @@ class _Work:
                     if same or len(live) == 1:
                         raise
                     del live[part]
-                    for row in range(len(part.slots)):
-                        part.lose(row, str(error))
+                    for episode in filter(None, part.episodes):
+                        self.lose(episode, str(error))
 
 
 def _told(infos: dict[str, Any], name: str, count: int) -> list[Any]:
@@ -367,9 +355,7 @@ def evaluate(
             shown = {name: keywords[name] for name in ("token", "token_file", "tls") if name in keywords}
             credentials = ClientCredentials.of(**shown)
             opened.enter_context(serve_gateway(urls, port=web_port, upstream=credentials, note=work.results))
-        parts = list[_Part]()
-        for envs in _connect(opened, urls, num_envs, record, keywords):
-            parts.append(_Part(envs, sum(len(part.slots) for part in parts), work))
+        parts = [_Part(envs, at, work) for at, envs in enumerate(_connect(opened, urls, num_envs, record, keywords))]
         before = policy.seconds_in_function if isinstance(policy, RemotePolicy) else 0.0
         began = time.perf_counter()
         work.play(parts)
@@ -403,12 +389,10 @@ def _made(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, record:
     opened.callback(envs.close)
     if envs.metadata["autoreset_mode"] is not AutoresetMode.NEXT_STEP:
         raise SettingError(f"expected lanes that can be reset alone, with a seed each; those of {urls!r} cannot")
-    for what, space, fitting in (
-        ("actions", envs.single_action_space, _ARRAYS),
-        ("observations", envs.single_observation_space, (*_ARRAYS, spaces.Dict)),
-    ):
-        if not isinstance(space, fitting):
-            raise SettingError(f"expected {what} that are arrays, got {space}")
+    if not isinstance(envs.single_action_space, _ARRAYS):
+        raise SettingError(f"expected an action space of arrays, got {envs.single_action_space}")
+    if not isinstance(envs.single_observation_space, (*_ARRAYS, spaces.Dict)):
+        raise SettingError(f"expected observations of arrays, or dicts of them, got {envs.single_observation_space}")
     if record is not None:
         from bridge.recording.recorder import Recorder  # it needs an extra, which evaluations do not
 

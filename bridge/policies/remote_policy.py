@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import threading
@@ -60,8 +59,7 @@ class RemotePolicy:
         address = parse_address(url)
         if not address.websocket:
             raise AddressError(url, "a policy is served over WebSocket: ws://HOST:PORT or wss://HOST:PORT")
-        given = ClientCredentials.of(token=token, token_file=token_file, tls=tls)
-        credentials = given.with_token_of(address.credentials, address.url)
+        address = address.with_credentials(ClientCredentials.of(token=token, token_file=token_file, tls=tls))
         if execution_horizon is not None:
             check_counts(execution_horizon=execution_horizon)
         for name, seconds in (("timeout", timeout), ("reconnect", reconnect)):
@@ -73,7 +71,7 @@ class RemotePolicy:
         """How long the server's function took, as far as the server says so."""
         self._horizon, self._reconnect = execution_horizon, reconnect
         self._socket = MessageSocket(
-            dataclasses.replace(address, credentials=credentials),
+            address,
             f"/{address.env_id or ''}",
             url=self.url,
             server="policy server",
@@ -112,12 +110,13 @@ class RemotePolicy:
         if row_count(batch) != {len(numbers)}:
             raise SettingError(f"expected a row for each of {len(numbers)} slots, got {sorted(row_count(batch))}")
         with self._lock:
-            need = [row for row, slot in enumerate(numbers) if not self._chunks.get(slot)]
+            held = [self._chunks.setdefault(slot, []) for slot in numbers]
+            need = [row for row, chunk in enumerate(held) if not chunk]
             if need:
                 chunks = self._socket.persist(lambda: self._ask(take(batch, need)), self._reconnect)
                 for row, chunk in zip(need, chunks, strict=True):
-                    self._chunks[numbers[row]] = list(chunk[: self._horizon])
-            actions = [self._chunks[slot].pop(0) for slot in numbers]
+                    held[row].extend(chunk[: self._horizon])
+            actions = [chunk.pop(0) for chunk in held]
         return actions[0] if single else np.stack(actions)
 
     def reset(self, slots: Sequence[int] | None = None) -> None:

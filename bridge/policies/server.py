@@ -18,8 +18,8 @@ import numpy as np
 
 from bridge.errors import SettingError
 from bridge.keywords import check_counts
-from bridge.policies.rows import from_map, join, layout, row_count, with_rows
-from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
+from bridge.policies.rows import join, layout, row_count, with_rows
+from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, OBSERVATION, WireError, pack, unpack
 from bridge.server.auth import Security
 from bridge.signals import sigterm_as_interrupt
 from bridge.transport.credentials import TLS, TokenLike
@@ -35,7 +35,6 @@ from websockets.sync.server import ServerConnection, serve  # isort: skip
 __all__ = ["PolicyServer", "serve_policy"]
 
 _LOG = logging.getLogger("bridge.policies")
-_CLOSE_TIMEOUT = 1.0
 
 
 class _Waiting(NamedTuple):
@@ -126,7 +125,7 @@ class PolicyServer:
                 process_request=self._admit,
                 origins=[None],  # a page in a browser that visits another site must not reach a policy on this machine
                 compression=None,
-                close_timeout=_CLOSE_TIMEOUT,
+                close_timeout=1.0,
                 max_size=max_message_bytes,
                 server_header=None,
                 logger=LOGGER,
@@ -206,7 +205,8 @@ class PolicyServer:
         rows = count or 1
         if not batch or row_count(batch) != {rows}:
             raise WireError(f"expected {rows} rows in every part of the observation, got {row_count(batch)}")
-        request = _Waiting(from_map(batch), rows, layout(batch), Future())
+        alone = set(batch) == {OBSERVATION}
+        request = _Waiting(batch[OBSERVATION] if alone else batch, rows, layout(batch), Future())
         with self._changed:
             if self._stopped:
                 raise CancelledError
@@ -233,8 +233,8 @@ class PolicyServer:
 
     def _is_enough(self) -> bool:
         """True if no request is worth waiting for: where all open connections wait already, none can add one soon."""
-        full = _ends(self._waiting)[-1:] >= self._max_batch
-        return self._stopped or len(self._waiting) >= len(self._connections) or bool(full)
+        full = sum(one.rows for one in self._waiting) >= self._max_batch
+        return self._stopped or full or len(self._waiting) >= len(self._connections)
 
     def _run(self, requests: list[_Waiting]) -> None:
         """Answer requests by one call; where that fails, each by a call of its own: one may spoil it for the others."""

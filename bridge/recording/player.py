@@ -66,6 +66,9 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         """The step of the episode that is shown, 0 for its first observation."""
         self.length = self._episode.length
         """The steps of the episode."""
+        self._steps = stream.column("t")[self._episode.own]
+        rewards = self._episode.rewards
+        self._rewards = rewards[:, 0] if stream.agents else rewards
         self._speed = 1.0
         self._due = 0.0
         self._rows: Iterator[tuple[int, Any, Callable[[], Any] | None]] | None = None
@@ -149,22 +152,15 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             steps, self._due = int(self._due), self._due - int(self._due)
             before = self.position
             self._go(min(before + steps, self.length))
-            reward = self._reward(before, self.position)
+            reward = float(np.sum(self._rewards[before : self.position]))
         ended = self.position >= self.length and not self.paused
         if ended and not self._loop:
             self.paused, ended = True, False
         return self._observation, reward, False, ended, self._info()
 
-    def _reward(self, before: int, after: int) -> float:
-        rewards = self._episode.rewards[before:after]
-        if self._episode.stream.kind == "agents":
-            rewards = rewards[:, 0]
-        return float(np.sum(rewards))
-
     def _info(self) -> dict[str, Any]:
-        stream, rows = self._episode.stream, self._episode.own
-        now = rows[stream.column("t")[rows] == self.position]
-        by = stream.players(now[:1])[0] if self.position and len(now) else ""
+        now = self._episode.own[np.searchsorted(self._steps, [self.position])]
+        by = self._episode.stream.players(now)[0] if self.position else ""
         return {"episode_id": self._episode.id, "position": self.position, "paused": self.paused, "by": by}
 
     def _go(self, position: int) -> None:
@@ -179,18 +175,13 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             )
             self._next = 0
         while self._next <= position:
-            row, observation, frame = next(self._rows)
-            del row
+            _, observation, self._frame = next(self._rows)
             self._next += 1
-            self._frame, self._picture = frame, None
-            self._observation = self._seen(observation)
+            self._picture = None
+            if agents := self._episode.stream.agents:
+                observation = observation.get(agents[0], self._observation)
+            self._observation = observation
         self.position = position
-
-    def _seen(self, observation: Any) -> Any:
-        stream = self._episode.stream
-        if stream.kind == "agents":
-            return observation.get(stream.agents[0], self._observation)
-        return observation
 
     def render(self) -> Any:
         """Return the picture of the step that is shown."""
@@ -254,7 +245,7 @@ def serve_episode(
     try:
         begun(found, env, mode, allow_calls=allow_calls).close()
     except (RecordingError, SettingError):
-        if frames or mode is None:
+        if frames is not None:
             raise
         mode = None  # it cannot be drawn
         begun(found, env, None, allow_calls=allow_calls).close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from bridge.errors import Code, RequestError
 from bridge.server.helper_thread import HelperThread
-from bridge.transport.compression import inflater
+from bridge.transport.compression import Inflater
 from bridge.transport.messages import CompressedMessage, RefusedMessage
 
 __all__ = ["MAX_RATIO", "Inflation"]
@@ -46,7 +46,7 @@ class Inflation:
         self._admit = admit
         self._helper = helper
         self._done = done
-        self._inflater = inflater(encoding)
+        self._inflater = Inflater(encoding)
         self._rest: bytes | bytearray = self._data
         self._plain = bytearray()
         self._admitted = 0

@@ -21,9 +21,9 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
-from bridge.worlds.environment import Environment
+from bridge.worlds.environment import Environment, Job
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.worlds.settings import ResetRequest, read_choice, read_reset, refuse_unknown
@@ -33,6 +33,8 @@ __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
+_IMMUTABLE = frozenset((int, float, bool, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_))
+"""Types of values that need no copy."""
 """The roles of an agent; the first is the default."""
 Outcome = TypeVar("Outcome")
 """The result of a reset or of a frame."""
@@ -497,6 +499,8 @@ def _log_failure(result: None, error: BaseException | None) -> None:
 
 def kept(value: Any) -> Any:
     """A copy that the environment cannot change when it steps on."""
+    if type(value) in _IMMUTABLE:  # as rewards, flags and most actions are
+        return value
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):

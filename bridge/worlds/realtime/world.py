@@ -10,10 +10,10 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, failures_in
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.environment import Environment, Transition
+from bridge.worlds.environment import Environment, Job, Transition
 from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import ResetRequest
 
