@@ -78,7 +78,7 @@ class Gateway:
             for endpoint in watch.wait(now, timeout):
                 parse_address(endpoint.url)
 
-    # What answers calls
+    # Calls
 
     def attach(self, loop: EventLoop, runtime: Runtime) -> None:
         """Work in this event loop."""
@@ -125,7 +125,7 @@ class Gateway:
             name, number = f"{endpoint.name or request.address.target} ({number})", number + 1
         return (EnvServer(name, request, self._poller, self._loop.scheduler, self._max_message_bytes),)
 
-    # What sessions ask
+    # Called by sessions
 
     def find(self, name: str) -> tuple[PublishedServer, str]:
         """Return the server that a world's name begins with, and the rest: its name there.

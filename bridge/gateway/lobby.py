@@ -347,7 +347,7 @@ class LobbyServer:
         """Return a CreateWorld request, which is refused."""
         return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=settings))]
 
-    # What there is
+    # Questions to the lobby
 
     def look(self, now: float) -> None:
         """Ask the lobby who is in it, as long as somebody wants to know."""

@@ -114,7 +114,7 @@ class EnvServer:
         tried = [given] if "render_mode" in given else [{**given, "render_mode": pack_tensor("rgb_array")}, given]
         return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=each)) for each in tried]
 
-    # What there is
+    # Questions to the server
 
     def look(self, now: float) -> None:
         """Ask the server what there is, where the last answer is old."""

@@ -243,7 +243,7 @@ class Server:
         self._stopped = threading.Event()
         self._stopped.set()
 
-    # What there is
+    # Properties
 
     @property
     def url(self) -> str:
