@@ -207,7 +207,7 @@ class LobbyAgent(Agent):
         refuse_unknown(settings, (), "Reset")
 
     async def begin(self) -> int:
-        """Say what there is."""
+        """Begin a sequence with what the lobby says now."""
         self._world.resets.end(self)
         return self._checked()
 

@@ -91,7 +91,7 @@ class Connections:
         self._keepalive: Timer | None = None
         self._share = FairShare()
         self.helper = HelperThread(loop.scheduler)
-        """Does what takes processor time."""
+        """The thread for work that takes processor time, such as compression."""
         self._tls = tls
         if unix_path is not None:
             unix = UnixListener(unix_path)

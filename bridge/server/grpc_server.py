@@ -136,7 +136,7 @@ class GrpcProtocol(ConnectionProtocol):
         raise RequestError(Code.INVALID_ARGUMENT, f"it speaks no HTTP/2: {error}") from error
 
     def _handle(self, events: list[tuple[Stream, Event]]) -> None:
-        """Handle what happened on the connection."""
+        """Handle the events of the connection's streams."""
         receive, inflating = self._receive, self._inflating
         for stream, event in events:
             owner = stream.owner
