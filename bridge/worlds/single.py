@@ -69,8 +69,13 @@ class EnvAgent(Agent):
         self._lanes = lanes
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
-        self._rewards = Rewards(world.env.facts.reward_space, lanes)
+        self._facts = world.env.facts
+        self._rewards = Rewards(self._facts.reward_space, lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
+        # Integers, and not a dict of them, from which an environment may take what it has read.
+        self.keeps_actions = (
+            lanes is None and self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
+        )
         shape = () if lanes is None else (lanes,)
         flags = [
             self._rewards.spec,
@@ -80,7 +85,9 @@ class EnvAgent(Agent):
             Spec.number("info", (-1,), np.uint8),
         ]
         self.observations = dict(enumerate([*self._observation_layout.specs, *flags], start=1))
-        self._first_flag = len(self._observation_layout.specs) + 1
+        first = self._first_flag = len(self._observation_layout.specs) + 1
+        # What our own client asks for: the observation, reward, terminated, truncated and info.
+        self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
         self._dtype, self._shape = self.observations[1].dtype, self.observations[1].shape
         self._has_forms = self._observation_layout.has_forms
@@ -222,16 +229,6 @@ class EnvAgent(Agent):
 class GymAgent(EnvAgent):
     """The agent of a single environment."""
 
-    def __init__(
-        self, world: AgentsWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
-    ) -> None:
-        super().__init__(world, observation_space, action_space, lanes)
-        # Not a dict of integers, from which an environment may take what it has read.
-        self.keeps_actions = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
-        # What our own client asks for: the observation, reward, terminated, truncated and info.
-        first = self._first_flag
-        self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
-
     async def apply(self, action: object) -> int:
         """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
         result = await self._world.env.step(action)
@@ -269,14 +266,6 @@ class VectorAgent(EnvAgent):
 
     SETTINGS = ("seed", "options", "reset_mask")
 
-    def __init__(
-        self, world: AgentsWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
-    ) -> None:
-        super().__init__(world, observation_space, action_space, lanes)
-        facts = world.env.facts
-        self._kind, self._separable = facts.kind, facts.resets_lanes
-        self._resets_at_once = facts.autoreset is not AutoresetMode.NEXT_STEP
-
     def read_settings(self, settings: Settings) -> tuple[object, object]:
         """Return the seed and the options that Reset settings give.
 
@@ -287,25 +276,27 @@ class VectorAgent(EnvAgent):
             seed, options = self._seed_of(asked.seed), asked.options
             if asked.mask.all():
                 return seed, options
-            if not self._separable:
-                raise TensorError(f"{self._kind} cannot reset some of its lanes alone; reset all of them")
+            if not self._facts.resets_lanes:
+                raise TensorError(f"{self._facts.kind} cannot reset some of its lanes alone; reset all of them")
             return seed, {**(options or {}), "reset_mask": asked.mask}
 
     def _seed_of(self, seeds: int | list[int | None] | None) -> int | list[int | None] | None:
-        if self._separable or not isinstance(seeds, list):
+        if self._facts.resets_lanes or not isinstance(seeds, list):
             return seeds
         # Other vector environments take one integer, from which they seed all lanes.
         first = seeds[0]
         if first is not None and seeds == [first + lane for lane in range(len(seeds))]:
             return first
         if any(seed is not None for seed in seeds):
-            raise TensorError(f"{self._kind} takes one integer seed; expected consecutive seeds, got {seeds!r:.80}")
+            raise TensorError(
+                f"{self._facts.kind} takes one integer seed; expected consecutive seeds, got {seeds!r:.80}"
+            )
         return None
 
     @property
     def ended_lanes(self) -> Array | None:
         """Which lanes the next step resets, bools `(lanes,)`; None: it resets none."""
-        return None if self._resets_at_once else super().ended_lanes
+        return super().ended_lanes if self._facts.autoreset is AutoresetMode.NEXT_STEP else None
 
     async def apply(self, action: object) -> int:
         """Step all lanes with actions of their own."""

@@ -437,12 +437,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         if self._over:
             self.loop.lanes[job.lane].busy = False
             self._stopped(job, now)
-        elif outcome is None:
-            self._failed(job, now, error)
-        elif job.kind == "reset":
-            self._began(job, now, outcome)
         else:
-            self._stepped(job, now, spent, outcome)
+            self._note(job, now, spent, outcome, error)
         self._changed()
 
     @abc.abstractmethod
@@ -454,19 +450,11 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """
 
     @abc.abstractmethod
-    def _began(self, job: Job, now: float, outcome: Outcome) -> None:
-        """Tell the loop what came of a reset."""
-
-    @abc.abstractmethod
-    def _stepped(self, job: Job, now: float, spent: float, outcome: Outcome) -> None:
-        """Tell the loop what came of a frame that took `spent` seconds."""
+    def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
+        """Tell the loop what came of a job that took `spent` seconds; None: the environment raised `error`."""
 
     def _stopped(self, job: Job, now: float) -> None:
         """Take note that the world came to its end while the job was under way."""
-
-    def _failed(self, job: Job, now: float, error: str) -> None:
-        """Tell the loop that the environment raised."""
-        self.loop.failed(job, now, error)
 
     # The end
 

@@ -346,16 +346,17 @@ class RealtimeLoop:
         if seen.ended:
             self._renew(lane)
 
-    def failed(self, job: Job, now: float, error: str) -> None:
-        """The environment raised."""
+    def failed(self, job: Job, now: float, error: str) -> bool:
+        """The environment raised; return whether it counts."""
         lane = self._current(job)
         if lane is None:
-            return
+            return False
         lane.move(LaneEvent.FAILED)
         lane.failures += 1
         least, most = RETRY
         lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
         self._cut_off(lane, error, job.kind == "step")
+        return True
 
     def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
         """End an episode: the environment raised, which finishes one that ran, or a new one was asked for."""

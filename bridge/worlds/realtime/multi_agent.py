@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.encoding.tensors import unpack_tensor
@@ -45,6 +46,8 @@ from bridge.worlds.settings import ResetRequest
 __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
 _log = SafeLog(__name__)
+Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
+"""What each agent is told of a reset or a frame, by name, and the names of those that go on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +133,7 @@ class PolicyPlayer:
         self._world.dismiss(self._loop_agent)
 
 
-class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str]]]):
+class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
     """The world of a PettingZoo environment that a clock drives.
 
     Each agent is played by one client at most, or by nobody: then a default action stands in. Any number of others look
@@ -298,7 +301,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
 
     # The environment
 
-    async def _call_environment(self, job: Job) -> tuple[dict[str, Transition], list[str]]:
+    async def _call_environment(self, job: Job) -> Outcome:
         """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
         return await self.members.carry_out(self.env, job, self._seen, self._default_action, keep=kept)
 
@@ -320,22 +323,17 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
             return default_action(agent, observation, space)
         return await self.env.executor.run(in_environment, "step", own, agent, observation, space)
 
-    def _began(self, job: Job, now: float, outcome: tuple[dict[str, Transition], list[str]]) -> None:
-        if self.loop.joint_began(job, now, outcome[0]):
-            self._publish(job, now, outcome[0])
-
-    def _stepped(self, job: Job, now: float, spent: float, outcome: tuple[dict[str, Transition], list[str]]) -> None:
-        told = self.loop.joint_stepped(job, now, spent, *outcome)
-        if told is None:
-            return
-        self.loop.end_deserted()
-        self._publish(job, now, told)
-
-    def _failed(self, job: Job, now: float, error: str) -> None:
-        stale = self.loop.stale
-        self.loop.failed(job, now, error)
-        if self.loop.stale == stale:
-            self._publish(job, now, {}, error)
+    def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
+        told: Mapping[str, Transition] | None
+        if outcome is None:
+            told = {} if self.loop.failed(job, now, error) else None
+        elif job.kind == "reset":
+            told = outcome[0] if self.loop.joint_began(job, now, outcome[0]) else None
+        else:
+            told = self.loop.joint_stepped(job, now, spent, *outcome)
+            self.loop.end_deserted()
+        if told is not None:
+            self._publish(job, now, told, error or None)
 
     def _stopped(self, job: Job, now: float) -> None:
         if self.env.ended is not None:

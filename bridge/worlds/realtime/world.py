@@ -92,8 +92,10 @@ class RealtimeWorld(ClockedWorld[Transition]):
             observation, reward, terminated, truncated, info = result
             return Transition(kept(observation), float(reward), bool(terminated), bool(truncated), kept(info))
 
-    def _began(self, job: Job, now: float, outcome: Transition) -> None:
-        self.loop.began(job, now, outcome)
-
-    def _stepped(self, job: Job, now: float, spent: float, outcome: Transition) -> None:
-        self.loop.stepped(job, now, spent, outcome)
+    def _note(self, job: Job, now: float, spent: float, outcome: Transition | None, error: str) -> None:
+        if outcome is None:
+            self.loop.failed(job, now, error)
+        elif job.kind == "reset":
+            self.loop.began(job, now, outcome)
+        else:
+            self.loop.stepped(job, now, spent, outcome)
