@@ -70,8 +70,10 @@ class OpenEnvProtocol(WebProtocol):
     """The entry of `_ROUTES` that the path matches; None: no entry."""
     _request: Request | None = None
     """The request, where it is one of OpenEnv's over HTTP."""
-    _length, _body = 0, b""
-    """The length of its body, and what has come of that."""
+    _length = 0
+    """The length of its body."""
+    _body: bytes | None = b""
+    """What has come of that; None: it was whole."""
 
     def _receive_head(self, head: bytes) -> None:
         method_and_path = b" ".join(re.split(rb"[? ]", head, maxsplit=2)[:2])
@@ -87,40 +89,38 @@ class OpenEnvProtocol(WebProtocol):
     def _serve_file(self, request: Request) -> None:
         if self._route is None:
             super()._serve_file(request)
-        else:
-            self._request = request
-            self._receive_rest(b"")
+            return
+        self._request, host = request, request.headers["Host"]
+        try:
+            if self._length > self._limits.max_message_bytes:
+                text = f"expected a body of at most max_message_bytes={self._limits.max_message_bytes}"
+                raise RequestError(Code.DATA_LOSS, text)
+            if isinstance(self._route, str):
+                self._call = self._open_call(request, host)
+                self._receive_frames(self._call, b"")
+                return
+            self._site.check_origin(field_of(request, "Origin"), host)
+        except RequestError as error:
+            self._say_goodbye(error.code, error.message)
+            return
+        options: Any = self._site.openenv
+        text = f"the Gymnasium environment {options.name}, served by Gymnasium Bridge"
+        described = {"name": options.name, "description": text, "version": __version__}
+        self._send(self._write("", self._route or described))
 
-    def _receive_rest(self, data: bytes) -> None:
+    def _receive_frames(self, call: Call, data: bytes) -> None:
+        """Take frames, or of a request over HTTP the body, which is one message."""
         if self._request is None:
-            super()._receive_rest(data)
-        elif not self.finished and self._call is None:
+            super()._receive_frames(call, data)
+        elif self._body is not None:
             self._body += data
-            try:
-                self._serve_request(self._request)
-            except RequestError as error:
-                self._say_goodbye(error.code, error.message)
-
-    def _serve_request(self, request: Request) -> None:
-        """Answer a request over HTTP once its body has come. Raises RequestError."""
-        host, most = request.headers["Host"], self._limits.max_message_bytes
-        self._site.check_origin(field_of(request, "Origin"), host)
-        if self._length > most:
-            raise RequestError(Code.DATA_LOSS, f"expected a body of at most max_message_bytes={most}")
-        self._admit(len(self._body))
-        if len(self._body) < self._length:
-            return
-        self._release()
-        if isinstance(self._route, dict):
-            options: Any = self._site.openenv
-            text = f"the Gymnasium environment {options.name}, served by Gymnasium Bridge"
-            described = {"name": options.name, "description": text, "version": __version__}
-            self._send(self._write("", self._route or described))
-            return
-        self._call = self._open_call(request, host)
-        message = b'{"type": "%s", "data": %s}' % (str(self._route).encode(), self._body or b"{}")
-        self._handler.calls.receive(self._call, message)
-        self._handler.calls.receive(self._call, None)
+            self._admit(len(self._body))
+            if len(self._body) >= self._length:
+                message = b'{"type": "%s", "data": %s}' % (str(self._route).encode(), self._body or b"{}")
+                self._body = None
+                self._release()
+                self._handler.calls.receive(call, message)
+                self._handler.calls.receive(call, None)
 
     def _open_call(self, request: Request, host: str) -> Call:
         if self._route is None:
@@ -156,23 +156,16 @@ class OpenEnvProtocol(WebProtocol):
             return HttpAnswer(http.HTTPStatus(status), body, "application/json").serialize()
         return to_bytes({"type": kind, "data": {"message": data, "code": name} if code else data}) if kind else b""
 
-    def _send(self, response: bytes) -> None:
-        self._outgoing.append(response)
-        self.finished = True
-
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer: as a text message, or as the response to a request over HTTP."""
-        if self._route is None:
-            return super().answer(call, parts, size)
-        data = b"".join(parts)
+    def _send(self, data: bytes | memoryview) -> None:
         if self._request is not None:
-            self._send(data)
-        elif not data:  # it was asked to close: the connection ends with its call
-            self._handler.calls.receive(call, None)
-        elif self._reply is None and not self.finished:
+            self._outgoing.append(data)
+            self.finished = True
+        elif self._route is None:
+            super()._send(data)
+        elif data:
             self._websocket.send_text(data)
-            self._outgoing.extend(self._websocket.data_to_send())
-        return True
+        elif self._call is not None:  # it was asked to close: the connection ends with its call
+            self._handler.calls.receive(self._call, None)
 
     def _say_goodbye(self, code: Code | CloseCode, reason: str) -> None:
         if self._request is None:

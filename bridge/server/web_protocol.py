@@ -236,9 +236,12 @@ class WebProtocol(ConnectionProtocol):
         """Send an answer with the next flush; a client that has closed gets none. There are no windows: True."""
         self._connection.joins_answers = size <= SMALL
         if self._reply is None and not self.finished:
-            self._websocket.send_binary(parts[0] if len(parts) == 1 else b"".join(parts))
+            self._send(parts[0] if len(parts) == 1 else b"".join(parts))
             self._outgoing.extend(self._websocket.data_to_send())
         return True
+
+    def _send(self, data: bytes | memoryview) -> None:
+        self._websocket.send_binary(data)
 
     def defer(self, call: Call, size: int) -> None:
         """Read nothing more from a client of which much waits."""

@@ -365,11 +365,6 @@ class JointStepTable:
                     participant.sequence, participant.absent = self.sequence, True
         self._settle()
 
-    @property
-    def alive(self) -> Sequence[str]:
-        """The agents that act in the next step."""
-        return self._alive
-
     def stepped(self, seen: Mapping[str, Transition], alive: Sequence[str]) -> None:
         """The environment was stepped: hand each agent its part.
 
