@@ -4,7 +4,8 @@ A server runs in a process of its own, and one honest client steps in it, beside
 out, and at 0.5 MB/s of all of them together. Measured are the memory that the server takes beyond what it had with the
 honest client alone, the share of its steps that the honest client keeps, of those that it makes while the same
 attackers write to a socket of which nobody reads (they share the cores), and the time from their end until it is back
-at 95 % of what it made before.
+at 95 % of what it made before, in turns with the client of a server that is not attacked: the machine's own speed may
+change meanwhile.
 """
 
 from __future__ import annotations
@@ -355,8 +356,12 @@ def measure(name: str, kind: str, seconds: float, rounds: int) -> Outcome:
             certificates = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "certificates"))
             make_certificates(certificates)
         for _ in range(rounds):
-            with running(serve, kind, certificates) as (target, process), running(ignore, kind, None) as (nowhere, _):
-                outcomes.append(measure_once(name, target, process, nowhere, seconds))
+            with (
+                running(serve, kind, certificates) as (target, process),
+                running(serve, kind, certificates) as (spared, _),
+                running(ignore, kind, None) as (nowhere, _),
+            ):
+                outcomes.append(measure_once(name, target, process, spared, nowhere, seconds))
     return Outcome(
         max(outcome.grown for outcome in outcomes),
         statistics.median(outcome.share for outcome in outcomes),
@@ -365,14 +370,25 @@ def measure(name: str, kind: str, seconds: float, rounds: int) -> Outcome:
     )
 
 
-def measure_once(name: str, target: Target, process: psutil.Process, nowhere: Target, seconds: float) -> Outcome:
-    """Run one attack on one server, flat out and slowly."""
+def measure_once(
+    name: str, target: Target, process: psutil.Process, spared: Target, nowhere: Target, seconds: float
+) -> Outcome:
+    """Run one attack on one server, flat out and slowly.
+
+    Args:
+        name: The attack's.
+        target: The server that is attacked, whose process is `process`.
+        process: As above.
+        spared: Another one of its kind, which is not attacked.
+        nowhere: A socket of which nobody reads.
+        seconds: Of each measurement.
+    """
     shares, grown, recovery = [], 0.0, 0.0
     kind = ATTACKS[name]
     query = "?world=" if kind.default_world else ""
     for rate in (0.0, SLOW):
-        with contextlib.closing(Honest(target, query)) as honest:
-            alone = honest.steps(seconds)
+        with contextlib.closing(Honest(target, query)) as honest, contextlib.closing(Honest(spared, query)) as other:
+            before = compared(honest, other, seconds)
             base = process.memory_info().rss
             with attacking(name, nowhere, rate):
                 beside = honest.steps(seconds)
@@ -384,16 +400,22 @@ def measure_once(name: str, target: Target, process: psutil.Process, nowhere: Ta
             watch.close()
             if kind.early:
                 honest.close()
-            recovery = max(recovery, recover(honest, alone / seconds))
+            recovery = max(recovery, recover(honest, other, before))
         grown = max(grown, (watch.peak - base) / _MIB)
     return Outcome(grown, shares[0], shares[1], recovery)
 
 
-def recover(honest: Honest, before: float) -> float:
-    """Return after how many seconds the honest client makes 95 % of so many steps a second; inf: it does not."""
+def compared(honest: Honest, other: Honest, seconds: float) -> float:
+    """Return how many steps one client makes for each step of another one, in turns."""
+    turns = [(honest.steps(_WINDOW), other.steps(_WINDOW)) for _ in range(max(1, round(seconds / _WINDOW)))]
+    return sum(own for own, _ in turns) / max(1, sum(others for _, others in turns))
+
+
+def recover(honest: Honest, other: Honest, before: float) -> float:
+    """Return after how many seconds `compared` is back at 95 % of what it was; inf: it is not."""
     began = time.monotonic()
     while (at := time.monotonic() - began) < _LONGEST:
-        if honest.steps(_WINDOW) / _WINDOW >= 0.95 * before:
+        if compared(honest, other, _WINDOW) >= 0.95 * before:
             return at
     return float("inf")
 

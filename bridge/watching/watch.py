@@ -65,14 +65,15 @@ class Returns:
         self.episodes = 0
         """How many those are."""
         self.values: deque[float] = deque(maxlen=MAX_RETURNS)
-        """Those of the last ones, the oldest first; of several agents the sum of theirs."""
+        """Those of the last ones, the oldest first; none where several agents act, whose sum says nothing."""
         self.of_agents: dict[str, deque[float]] = {}
-        """The same for each of several agents."""
+        """The same for each agent of a group."""
 
     def add(self, episode: Episode) -> None:
         """Take an episode that ended."""
         self.episodes += 1
-        self.values.append(episode.reward)
+        if len(episode.agents) <= 1:
+            self.values.append(episode.reward)
         for agent, total in episode.agents.items():
             self.of_agents.setdefault(agent, deque(maxlen=MAX_RETURNS)).append(total)
 
