@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import random
 import re
 import socket
 import statistics
@@ -130,7 +131,7 @@ def over_many(kind: Attack, learned: list[Any], target: Target, rate: float, sto
 
 
 def with_requests(kind: Attack, learned: list[Any], target: Target, rate: float, stop: Any) -> None:
-    """Make a world, and send one request again and again once it was answered."""
+    """Make a world, and send one request again and again once it was answered, the first one at a random time."""
     data = b"" if kind.request is None else kind.request()
     while not stop.is_set():
         with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(f"127.0.0.1:{target.port}") as channel:
@@ -138,17 +139,18 @@ def with_requests(kind: Attack, learned: list[Any], target: Target, rate: float,
             queue.put(pb.EnvironmentRequest(create_world=pb.CreateWorldRequest()).SerializeToString())
             open_call: Any = channel.stream_stream(PATH)  # type: ignore[call-arg]
             call = open_call(iter(queue.get, None), metadata=[("authorization", f"Bearer {TOKEN}")])
-            began, sent = time.monotonic(), 0
+            pause = len(data) / rate if rate else 0.0
+            due = time.monotonic() + random.random() * pause
             for answer in call:
                 response = pb.EnvironmentResponse.FromString(answer)
                 if response.WhichOneof("payload") == "create_world":
                     join = pb.JoinWorldRequest(world_name=response.create_world.world_name)
                     queue.put(pb.EnvironmentRequest(join_world=join).SerializeToString())
                     continue
-                if stop.wait(max(0.0, sent / rate - (time.monotonic() - began)) if rate else 0.0):
+                if stop.wait(max(0.0, due - time.monotonic())):
                     break
                 queue.put(data)
-                sent += len(data)
+                due += pause
             call.cancel()
 
 

@@ -72,6 +72,8 @@ class CallHandler(Protocol):
 
     helper: HelperThread
     """Inflates what came compressed."""
+    inflations: deque[Inflation]
+    """What is being inflated, and what waits for its turn."""
 
     calls: Calls
     """Serves the requests."""
@@ -244,7 +246,9 @@ class GrpcProtocol(Keepalive):
 
         connection = self._connection
         encoding, most = self._encodings[stream], self._limits.max_message_bytes
-        inflation = Inflation(message, encoding, most, connection.admit, self._handler.helper, done)
+        inflation = Inflation(
+            message, encoding, most, connection.admit, self._handler.helper, self._handler.inflations, done
+        )
         self._inflating[stream] = inflation, deque()
         connection.unserved += 1  # so that no more is read meanwhile
         inflation.start()

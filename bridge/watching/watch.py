@@ -14,6 +14,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.watching.pictures import View, encode
+from bridge.watching.shared_steps import SharedSteps
 from bridge.watching.takeovers import Takeover, Takeovers, mark
 from bridge.worlds.environment import EnvFacts, Result
 from bridge.worlds.observers import Background, Episode, Episodes, Listener, ObservedEnv
@@ -102,7 +103,7 @@ class Watch(Listener):
         self._encoder = encoder
         self._share = share
         self._viewers: set[object] = set()
-        self._taps: list[Listener] = []
+        self._shared_steps: SharedSteps | None = None
         self._waiting: dict[View, list[PendingResult[Picture | None]]] = {}
         self._pending: dict[object, PendingResult[Picture | None]] = {}
         self._newest: dict[View, Picture] = {}
@@ -134,19 +135,22 @@ class Watch(Listener):
 
     # Viewers
 
-    def add(self, viewer: object, tap: Listener | None = None) -> None:
-        """Note a viewer; `tap` gets what the environment returns."""
+    @property
+    def shared_steps(self) -> SharedSteps:
+        """What the environment returns, for spectators; made for the first one."""
+        if self._shared_steps is None:
+            self._shared_steps = SharedSteps(self._world.newest, self._world.env.facts.num_envs is not None)
+        return self._shared_steps
+
+    def add(self, viewer: object) -> None:
+        """Note a viewer."""
         if not self._viewers:
             self._world.env = ObservedEnv(self._world.env, self)
             self._changes += 1
         self._viewers.add(viewer)
-        if tap is not None:
-            self._taps.append(tap)
 
-    def remove(self, viewer: object, tap: Listener | None = None) -> bool:
+    def remove(self, viewer: object) -> bool:
         """Forget a viewer; return whether it was the last one. Again: nothing."""
-        if tap in self._taps:
-            self._taps.remove(tap)
         if viewer not in self._viewers:
             return False
         self._viewers.discard(viewer)
@@ -158,6 +162,7 @@ class Watch(Listener):
             self._timer.cancel()
             self._timer = None
         self._newest.clear()
+        self._shared_steps = None
         return True
 
     @property
@@ -221,8 +226,8 @@ class Watch(Listener):
         """Take what `reset` returned."""
         self._episodes.began(lane, result, mask)
         self._change()
-        for tap in self._taps:
-            tap.began(lane, result, mask)
+        if self._shared_steps is not None:
+            self._shared_steps.began(lane, result, mask)
 
     async def acting(self, lane: int | None, action: object) -> object:
         """Return the action of whoever acts: the agent's, or a person's in its place."""
@@ -246,8 +251,8 @@ class Watch(Listener):
         self.steps += 1
         self._episodes.stepped(lane, action, result)
         self._change()
-        for tap in self._taps:
-            tap.stepped(lane, action, result)
+        if self._shared_steps is not None:
+            self._shared_steps.stepped(lane, action, result)
         return result
 
     def _facts(self, lane: int | None) -> EnvFacts:
@@ -292,8 +297,8 @@ class Watch(Listener):
         for waiting in list(self._waiting.values()):
             for pending in list(waiting):
                 pending.set_error(error)
-        for tap in self._taps:
-            tap.over(error)
+        if self._shared_steps is not None:
+            self._shared_steps.over(error)
 
     def _change(self) -> None:
         self._changes += 1
