@@ -27,7 +27,7 @@ from benchmarks.alone import add_busy, measuring
 from bridge import Recording, make_remote, make_vec_remote, serve_gym
 from bridge.recording.episodes import load_episode
 from bridge.recording.exports import export_minari
-from bridge.recording.reader import Episode, read_folder
+from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.wrappers import BlockingReset
 
 SERVER = """
@@ -62,7 +62,7 @@ def play(url: str, lanes: int, steps: int) -> None:
                 env.reset()
 
 
-def episodes_of(env: str, lanes: int, steps: int, folder: Path) -> list[Episode]:
+def episodes_of(env: str, lanes: int, steps: int, folder: Path) -> list[RecordedEpisode]:
     """Record a world with observations; return its episodes."""
     import ale_py  # noqa: F401 - registers Pong
 
@@ -87,7 +87,7 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def by_hand(episodes: list[Episode], path: Path) -> None:
+def by_hand(episodes: list[RecordedEpisode], path: Path) -> None:
     """Write what a recording has of each step as columns of Parquet with zstd, as anybody would."""
     tables = []
     for number, episode in enumerate(episodes):

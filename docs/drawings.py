@@ -1,4 +1,7 @@
-"""Draw the pictures of `docs/how-it-works.md` and the badges of the README. With `--check`: are they current?"""
+"""Draw the badges of the README, and the pictures of `docs/` but for screenshots. With `--check`: are they current?
+
+The state diagrams are drawn from the tables of the code.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,13 @@ import sys
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
+
+from state_charts import Arrows, arrows, draw
+
+from bridge.client.slots import slot as slots
+from bridge.client.world import session as client_session
+from bridge.perlert import lobby, player
+from bridge.server import session as server_session
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -196,14 +206,37 @@ def python() -> str:
     return badge("python", f"{versions[0]} – {versions[-1]}")
 
 
+def slot_states() -> Arrows:
+    """Return the life of a slot, but for what ends it early and for worlds of lanes."""
+    left_out_events = {slots.SlotEvent.LOST, slots.SlotEvent.REFUSED, slots.SlotEvent.TOLD}
+    left_out_events |= {slots.SlotEvent.MOVE, slots.SlotEvent.MOVE_AHEAD}
+    left_out = slots.CUT | {slots.SlotPhase.RENEWING, slots.SlotPhase.RENEWED}
+    life = {
+        (state, event): following
+        for (state, event), following in slots.TRANSITIONS.items()
+        if event not in left_out_events and state not in left_out and following not in left_out
+    }
+    return arrows(life)
+
+
+STATES: dict[str, Callable[[], Arrows]] = {
+    "states-server.svg": lambda: arrows(server_session.TRANSITIONS, server_session.SessionState.CLOSED),
+    "states-client.svg": lambda: arrows(client_session.TRANSITIONS, client_session.ClientState.LOST),
+    "states-slot.svg": slot_states,
+    "states-lobby.svg": lambda: arrows(lobby.TRANSITIONS),
+    "states-player.svg": lambda: arrows(player.TRANSITIONS),
+}
+"""The state diagrams, by the tables that they show."""
+
 DRAWINGS: dict[str, Callable[[], object]] = {"architecture.svg": architecture, "threads.svg": threads, "step.svg": step}
 DRAWINGS |= {"badge-licence.svg": licence, "badge-python.svg": python}
+DRAWINGS |= {name: lambda found=found: draw(found()) for name, found in STATES.items()}
 
 
 def main() -> None:
     """Draw all, or compare with what is committed."""
-    for name, draw in DRAWINGS.items():
-        path, fresh = FOLDER / name, str(draw())
+    for name, drawing in DRAWINGS.items():
+        path, fresh = FOLDER / name, str(drawing())
         if "--check" not in sys.argv[1:]:
             path.write_text(fresh, encoding="utf-8")
         elif path.read_text(encoding="utf-8") != fresh:

@@ -7,66 +7,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable
 from pathlib import Path
 
-from bridge.client.slots import endpoint as endpoints
-from bridge.client.slots import slot as slots
-from bridge.client.world import session as client_session
 from bridge.encoding import names
-from bridge.server.session import TRANSITIONS, SessionState
-from bridge.worlds.lanes import VectorAgent
 from bridge.worlds.multi_agent.joint_steps import MissingAgent
 from bridge.worlds.multi_agent.source import ParallelSource
+from bridge.worlds.single import VectorAgent
 from bridge.worlds.source import EnvSource
 
 FOLDER = Path(__file__).resolve().parent
-
-
-def states() -> str:
-    """Draw the server's table of transitions as a diagram."""
-    return diagram(TRANSITIONS, SessionState.UNJOINED, SessionState.CLOSED)
-
-
-def client_states() -> str:
-    """Draw the client's table of transitions as a diagram."""
-    return diagram(client_session.TRANSITIONS, client_session.ClientState.OFFLINE, client_session.ClientState.LOST)
-
-
-def slot_states() -> str:
-    """Draw the life of a slot, but for what ends it early and for worlds of lanes."""
-    early = {slots.SlotEvent.LOST, slots.SlotEvent.REFUSED, slots.SlotEvent.TOLD}
-    moves = {slots.SlotEvent.MOVE, slots.SlotEvent.MOVE_AHEAD}
-    left_out = slots.CUT | {slots.SlotPhase.RENEWING, slots.SlotPhase.RENEWED}
-    life = {
-        (state, event): following
-        for (state, event), following in slots.TRANSITIONS.items()
-        if event not in early | moves and state not in left_out and following not in left_out
-    }
-    return diagram(life, slots.SlotPhase.OFFLINE, slots.SlotPhase.CUT_IDLE)
-
-
-def endpoint_transitions() -> str:
-    """Write the table of an endpoint's states: a row for each event, a column for each state."""
-    states, transitions = endpoints.EndpointState, endpoints.TRANSITIONS
-    rows = [
-        [event.value, *(transitions[state, event].value if (state, event) in transitions else "" for state in states)]
-        for event in endpoints.EndpointEvent
-    ]
-    return table(["event", *(state.value for state in states)], rows)
-
-
-def diagram(table: Mapping[tuple[Enum, Enum], Enum], first: Enum, last: Enum) -> str:
-    """Draw a table of transitions, without those to the last state, which every state has."""
-    arrows: dict[tuple[Enum, Enum], list[str]] = {}
-    for (state, event), following in table.items():
-        arrows.setdefault((state, following), []).append(event.value)
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first.value}"]
-    for (state, following), events in arrows.items():
-        if following is not last:
-            lines.append(f"    {state.value} --> {following.value}: {' / '.join(events)}")
-    return "\n".join([*lines, "```"])
 
 
 def extensions() -> str:
@@ -116,17 +66,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "protocol.md": {
-        "states": states,
-        "extensions": extensions,
-        "settings": settings,
-        "policies": policies,
-    },
-    "how-it-works.md": {
-        "client_states": client_states,
-        "slot_states": slot_states,
-        "endpoint_transitions": endpoint_transitions,
-    },
+    "protocol.md": {"extensions": extensions, "settings": settings, "policies": policies},
 }
 """The generated parts of each page."""
 

@@ -2,7 +2,6 @@
 
 `PAGES` are files elsewhere in the repository: the home page is the README. The help texts of the command stand in
 `reference.md` in place of `COMMAND_LINE`. A link to a file outside of `docs/` leads to a copy of that file in the site.
-Diagrams that are written for Mermaid are drawn by `state_charts.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import state_charts
 from mkdocs.structure.files import File, Files
 
 from bridge.cli.program import COMMANDS, make_parser
@@ -36,13 +34,6 @@ COMMAND_LINE = "<!-- command line -->"
 """The help texts of all sub-commands stand here."""
 
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
-
-
-def on_config(config: Any) -> Any:
-    """Draw Mermaid's diagrams here, so that no page loads anything from another host."""
-    fence = {"name": "mermaid", "class": "mermaid", "format": state_charts.fence}
-    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
-    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

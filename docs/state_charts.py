@@ -1,34 +1,43 @@
-"""Draw the state diagrams of the pages, which are written for Mermaid, as SVG in the built site.
-
-GitHub draws Mermaid's text itself. The site would have to load Mermaid from another host, so `site_hooks.py` has the
-diagrams drawn here: a column for each state, and a row for each transition, with an arrow from its state to the next.
-"""
+"""Draw a table of transitions as SVG: a column for each state, and a row for each arrow from a state to the next."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
+from enum import Enum
 from html import escape
-from typing import Any
+from typing import TypeAlias
 
-TRANSITION = re.compile(r"^\s*(\S+) --> (\w+)(?:: (.*))?$", re.MULTILINE)
-WIDTH, ROW, HEAD, BOX = 860, 30, 46, 30
+Arrows: TypeAlias = list[tuple[str, str, str]]
+"""A state, the next state, and the events that lead there."""
+
+WIDTH, ROW, HEAD, BOX = 860, 30, 54, 30
 """In pixels: the drawing, a row, the top of the first row, and the height of a state's box."""
 
+STYLE = """
+  svg { font: 13px system-ui, sans-serif; }
+  text { fill: #1f2430; } .name { font-weight: 600; } .paper { fill: #ffffff; }
+  .event { font-size: 12.5px; paint-order: stroke; stroke: #ffffff; stroke-width: 4px; }
+  .state { fill: #eef1fb; stroke: #5c6bc0; } .life { stroke: #b7bdcc; }
+  .go { fill: none; stroke: #5c6bc0; stroke-width: 1.6; } polygon { fill: #5c6bc0; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e4e7ef; } .paper { fill: #1b1f2a; } .event { stroke: #1b1f2a; }
+    .state { fill: #2a3050; stroke: #8c9bf0; } .life { stroke: #565d70; }
+    .go { stroke: #8c9bf0; } polygon { fill: #8c9bf0; }
+  }
+"""
 
-def fence(source: str, *_: Any, **__: Any) -> str:
-    """Return the HTML of a block of Mermaid, as pymdownx.superfences asks for it."""
-    return f'<div class="drawing states">{draw(source)}</div>'
+
+def arrows(table: Mapping[tuple[Enum, Enum], Enum], last: Enum | None = None) -> Arrows:
+    """Return the arrows of a table of transitions, without those to the last state, which every state has."""
+    found: dict[tuple[Enum, Enum], list[str]] = {}
+    for (state, event), following in table.items():
+        if following is not last:
+            found.setdefault((state, following), []).append(event.value)
+    return [(a.value, b.value, " / ".join(events)) for (a, b), events in found.items()]
 
 
-def draw(source: str) -> str:
-    """Return the SVG of a state diagram.
-
-    Raises:
-        ValueError: There is no transition in it.
-    """
-    found = [(a, b, label or "") for a, b, label in TRANSITION.findall(source) if a != "[*]"]
-    if not found:
-        raise ValueError(f"expected transitions such as `a --> b: event`, got {source!r}")
+def draw(found: Arrows) -> str:
+    """Return the SVG of a state diagram."""
     states = list(dict.fromkeys(state for a, b, _ in found for state in (a, b)))
     pitch = WIDTH / len(states)
     at = {state: pitch * (number + 0.5) for number, state in enumerate(states)}
@@ -36,17 +45,21 @@ def draw(source: str) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img"><title>{escape(", ".join(states))}, and what leads from one to the other</title>'
+        f"<style>{STYLE}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{height}" rx="8"/>',
     ]
     width = min(pitch - 8, 150)
     for state, x in at.items():
-        parts.append(f'<path class="life" d="M {x:.0f} {BOX} V {height - 4}"/>')
+        parts.append(f'<path class="life" d="M {x:.0f} {BOX + 8} V {height - 8}"/>')
         parts.append(
-            f'<rect class="state" x="{x - width / 2:.0f}" y="1" width="{width:.0f}" height="{BOX - 2}" rx="6"/>'
+            f'<rect class="state" x="{x - width / 2:.0f}" y="9" width="{width:.0f}" height="{BOX - 2}" rx="6"/>'
         )
-        parts.append(f'<text class="name" x="{x:.0f}" y="{BOX / 2 + 5:.0f}">{escape(state)}</text>')
+        parts.append(
+            f'<text class="name" x="{x:.0f}" y="{BOX / 2 + 13:.0f}" text-anchor="middle">{escape(state)}</text>'
+        )
     for number, (a, b, label) in enumerate(found):
         parts += _transition(at[a], at[b], HEAD + ROW * number + 18, label)
-    return "".join([*parts, "</svg>"])
+    return "\n".join([*parts, "</svg>", ""])
 
 
 def _transition(start: float, end: float, y: float, label: str) -> list[str]:

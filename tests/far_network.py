@@ -182,7 +182,7 @@ class FarNetwork:
 
     def remote(self, url: str = "grpc://virtual:1", **request: Any) -> Remote:
         """Join a world, and have the stream for actions joined too."""
-        remote = Remote(WorldRequest.of(url, **request), self.poller, 1 << 20)
+        remote = Remote(WorldRequest.of(url, **request), self.poller)
         remote.now = self.clock.now
         remote.open()
         self.run_until(lambda: any(isinstance(answer, Joined) for answer in self.answers))

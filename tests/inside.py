@@ -20,7 +20,7 @@ from bridge.client.vector_env import slots_of
 from bridge.client.wire.connect import connect
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import StepAnswered
-from bridge.server import keepalive, serving
+from bridge.server import connection_protocol, serving
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
@@ -140,7 +140,7 @@ def look_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def set_client_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what waits in a client ask this for the time."""
-    for module in ("pool", "vector_pool", "stepper"):
+    for module in ("pool", "member_pool", "vector_pool", "stepper"):
         monkeypatch.setattr(f"bridge.client.slots.{module}.time", SimpleNamespace(monotonic=monotonic))
 
 
@@ -179,7 +179,7 @@ def server_signs_of_life(
     monkeypatch.setattr("bridge.server.connections._KEEPALIVE", every)
     for name, seconds in (("QUIET", quiet), ("PATIENCE", patience)):
         if seconds is not None:
-            monkeypatch.setattr(f"bridge.server.keepalive.{name}", seconds)
+            monkeypatch.setattr(f"bridge.server.connection_protocol.{name}", seconds)
 
 
 def look_at_sockets_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -189,7 +189,7 @@ def look_at_sockets_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> No
 
 def server_waits() -> tuple[float, float]:
     """The seconds after which a quiet client is asked for a sign of life, and those that it has for it."""
-    return keepalive.QUIET, keepalive.PATIENCE
+    return connection_protocol.QUIET, connection_protocol.PATIENCE
 
 
 def set_websocket_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
@@ -243,7 +243,7 @@ def server_connection(sock: socket.socket, limits: Limits) -> Any:
     """A server's end of a connection, without a server: its `protocol` is gRPC, and calls nobody."""
     owner: Any = SimpleNamespace(arrange=lambda connection: None)
     connection = Connection(owner, sock, "peer", None, Admission(limits), ProcessorAccount(FairShare(), 0.0))
-    handler: Any = SimpleNamespace(calls=SimpleNamespace(receive=None))
+    handler: Any = SimpleNamespace(calls=SimpleNamespace(receive=None, ready=None))
     connection.protocol = GrpcProtocol(connection, handler, limits, Gate(None), Services(lambda: True))
     return connection
 

@@ -46,7 +46,7 @@ HELPERS = {
         """cli.program client.slots client.wire.connect client.world.events client.wire.poller client.vector_env
         server.admission
         server.auth server.calls server.connection server.connections server.fair_share server.grpc_server
-        server.grpc_services server.keepalive server.serving server.web_protocol transport.address
+        server.grpc_services server.connection_protocol server.serving server.web_protocol transport.address
         transport.keepalive recording.library recording.replay_world watching.takeovers""",
     ),
     "tests/support.py": (
@@ -95,8 +95,11 @@ HELPERS = {
         "the draft's example session, played on the machines without input or output",
         "perlert.lobby perlert.player perlert.rollout",
     ),
-    "tests/test_perlert_docs.py": ("the tables that the page draws", "perlert.lobby perlert.player"),
-    "tests/test_protocol_docs.py": ("the tables that the page draws", "client.world.session server.session"),
+    "tests/test_state_charts.py": (
+        "the tables that the pages draw",
+        "client.world.session perlert.lobby perlert.player server.session",
+    ),
+    "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "server.session"),
     "tests/test_dying_clients.py": ("the table of which each state is killed in", "server.session"),
     "tests/test_session_fast.py": ("the codec with which our client writes Steps", "encoding.step_codec"),
     "tests/fleet/test_ray.py": (

@@ -70,7 +70,7 @@ class Network:
         return world
 
     def remote(self) -> Remote:
-        remote = Remote(WorldRequest.of("grpc://virtual:1", join_settings={"wait": "now"}), self.poller, 1 << 20)
+        remote = Remote(WorldRequest.of("grpc://virtual:1", join_settings={"wait": "now"}), self.poller)
         remote.now = self.clock.now
         remote.open()
         self.run_until(lambda: any(isinstance(answer, Joined) for answer in self.answers))

@@ -16,7 +16,7 @@ PAIR = (spaces.Box(-1, 1, (3,), np.float64), spaces.Discrete(4))
 
 def tape_of(journal: Any) -> Tape:
     """A tape of a made-up environment."""
-    facts = facts_of(journal.run, journal.number(), "env", PAIR, {"env_id": "Made-up-v0"})
+    facts = facts_of(journal, "env", PAIR, {"env_id": "Made-up-v0"})
     return Tape(journal, Encoder({**facts, "observations": True}))
 
 

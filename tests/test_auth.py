@@ -246,7 +246,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
 
 def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    as_another_machine(monkeypatch, "transport.token")
+    as_another_machine(monkeypatch, "transport.address")
     with (
         serve_gym("CartPole-v1") as server,
         pytest.raises(errors.RefusedError, match=rf"{TOKEN_VARIABLE} is not sent unencrypted .*use grpcs://"),

@@ -23,7 +23,7 @@ from tests.inside import in_serving_thread
 ROOT, WRAPPERS = Path(bridge.__file__).parent, Path(bridge.wrappers.__file__).parent
 # What a step of CartPole may take at most: calls, and files.
 CLIENT = (24, 14)
-SERVER = (20, 12)
+SERVER = (18, 12)
 # What a step of a vector environment of one slot may take, and each further slot.
 ONE_SLOT, FURTHER_SLOT = 60, 15
 

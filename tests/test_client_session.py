@@ -29,7 +29,7 @@ class Pair:
     def __init__(self, env: Any = None, url: str = "grpc://virtual:1") -> None:
         self.registry = direct_registry(gym_source(env or (lambda: CountingEnv(3))))
         self.server = direct_session(self.registry, "test")
-        self.client = ClientSession(WorldRequest.of(url), 1 << 20)
+        self.client = ClientSession(WorldRequest.of(url, max_message_bytes=1 << 20))
         self.client.server_version = "test"
 
     def turn(self) -> list[Any]:
@@ -60,7 +60,7 @@ def pair() -> Pair:
 
 def joined(*, foreign: bool = False) -> ClientSession:
     """A session in a world of a server that is written here."""
-    session = ClientSession(WorldRequest.of("grpc://virtual:1"), 1 << 20)
+    session = ClientSession(WorldRequest.of("grpc://virtual:1", max_message_bytes=1 << 20))
     session.connect(NOW)
     session.receive(answer(create_world=pb.CreateWorldResponse(world_name="w")), NOW)
     specs = pb.ActionObservationSpecs()
@@ -114,7 +114,7 @@ def test_a_session_joins_plays_and_leaves_by_bytes_alone(pair: Pair) -> None:
 
 
 def test_a_server_that_refuses_to_create_worlds_has_one_to_join() -> None:
-    session = ClientSession(WorldRequest.of("grpc://virtual:1"), 1 << 20)
+    session = ClientSession(WorldRequest.of("grpc://virtual:1", max_message_bytes=1 << 20))
     session.connect(NOW)
     session.data_to_send()
     assert session.receive(refusal(Code.UNIMPLEMENTED), NOW) is None
@@ -124,7 +124,7 @@ def test_a_server_that_refuses_to_create_worlds_has_one_to_join() -> None:
 
 
 def test_a_refused_join_is_a_loss_of_what_was_not_established() -> None:
-    session = ClientSession(WorldRequest.of("grpc://virtual:1?world=w"), 1 << 20)
+    session = ClientSession(WorldRequest.of("grpc://virtual:1?world=w", max_message_bytes=1 << 20))
     session.connect(NOW)
     event = session.receive(refusal(), NOW)
     assert isinstance(event, Lost)
@@ -227,7 +227,7 @@ def test_a_request_that_is_too_large_is_not_sent_and_gets_no_answer() -> None:
 
 
 def test_a_request_without_a_world_says_so() -> None:
-    session = ClientSession(WorldRequest.of("grpc://virtual:1"), 1 << 20)
+    session = ClientSession(WorldRequest.of("grpc://virtual:1", max_message_bytes=1 << 20))
     with pytest.raises(PeerError, match="there is no connection"):
         session.begin({}, NOW)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.testing import Proxy, make_certificates
-from bridge.transport.compression import WORTHWHILE, checked_compression, compress, inflater
+from bridge.transport.compression import WORTHWHILE, Inflater, checked_compression, compress
 from bridge.wrappers import BlockingReset
 from tests.http2_tools import BEGIN, STEP, Hand
 from tests.support import SERVE, server_process
@@ -165,7 +165,7 @@ def test_a_client_that_leaves_in_the_midst_costs_nobody_anything(kind: str) -> N
 @given(data=st.binary(max_size=300), kind=st.sampled_from(KINDS))
 def test_any_bytes_have_one_outcome_and_no_more_memory_than_asked_for(data: bytes, kind: str) -> None:
     for packed in (data, compress(kind, [data])[: len(data)]):
-        reader = inflater(kind)
+        reader = Inflater(kind)
         try:
             assert len(reader.take(packed, 100)) <= 100
         except (zlib.error, ValueError, OSError, _zstd_error()):
@@ -174,7 +174,7 @@ def test_any_bytes_have_one_outcome_and_no_more_memory_than_asked_for(data: byte
 
 @given(parts=st.lists(st.binary(max_size=5000), max_size=5), kind=st.sampled_from(KINDS))
 def test_what_was_compressed_reads_back_in_pieces(parts: list[bytes], kind: str) -> None:
-    data, reader, found = b"".join(parts), inflater(kind), b""
+    data, reader, found = b"".join(parts), Inflater(kind), b""
     packed = compress(kind, [memoryview(part) for part in parts])
     while not reader.eof:
         found += reader.take(packed, 1000)
@@ -189,7 +189,7 @@ def test_a_window_wider_than_every_reader_takes_is_refused() -> None:
     options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.enable_long_distance_matching: 1}
     packed = zstd.ZstdCompressor(options=options).compress(bytes(1 << 28), zstd.ZstdCompressor.FLUSH_FRAME)
     with pytest.raises(_zstd_error()):
-        inflater("zstd").take(packed, 1 << 20)
+        Inflater("zstd").take(packed, 1 << 20)
 
 
 @pytest.mark.parametrize(("env", "compressed"), [("CartPole-v1", 0), (Pictures, 1)])

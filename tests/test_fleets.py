@@ -82,6 +82,21 @@ def test_of_a_list_who_answers_stands_in_for_who_is_silent(caplog: pytest.LogCap
         envs.close()
 
 
+def test_of_a_list_a_server_that_was_silent_at_the_start_gets_its_slots_once_it_answers() -> None:
+    with serve_gym(lambda: CountingEnv(9)) as one, ExitStack() as stack:
+        url = stack.enter_context(silent())
+        envs = BlockingReset(make_vec_remote([one.url, url], num_envs=4, connect_timeout=0.5, timeout=5.0))
+        envs.reset(seed=0)
+        assert envs.env.urls == (one.url,) * 4
+        stack.pop_all().close()  # nobody is there any more, and then a server is
+        with serve_gym(lambda: CountingEnv(9), port=int(url.rpartition(":")[2])):
+            deadline = time.monotonic() + DEADLINE
+            while envs.env.urls != (one.url, url) * 2:
+                assert not envs.step(zeros(envs))[3].any()
+                assert time.monotonic() < deadline
+            envs.close()
+
+
 def test_nobody_stands_in_for_another_environment() -> None:
     with serve_gym(lambda: CountingEnv(9)) as one, silent() as url:
         for other in (f"{url}?kwargs.length=3", f"{url}/Other-v0"):

@@ -69,7 +69,7 @@ class Call:
                 self.metadata = event.fields
             status = self.grpc._status(stream, event)
             if status is not None:
-                self.status = (status.code, status.details)
+                self.status = status
         return messages
 
     def receive_data(self, data):

@@ -1,8 +1,11 @@
 """A training loop with an environment that only fails, and with a server that goes: raise, wait, or go on."""
 
+import contextlib
+import pickle
 import re
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import gymnasium
@@ -455,7 +458,7 @@ def test_slots_of_a_list_leave_a_server_that_begins_to_fail(lanes, on_lost, monk
             assert time.monotonic() < deadline
         play(envs, 12)  # an episode and more
         assert set(envs.env.urls) == {urls[0]}
-        reports = envs.env.remotes()
+        reports = [report for report in envs.env.remotes() if report.slots]  # else it tries whether it still fails
         assert all(report.state == "running" for report in reports)
         assert [bool(report.moves) for report in reports].count(True) == 2 // lanes
         assert all(report.steps_asked == report.steps_received + report.steps_lost for report in reports)
@@ -464,6 +467,47 @@ def test_slots_of_a_list_leave_a_server_that_begins_to_fail(lanes, on_lost, monk
         envs.close()
         for server in servers:
             server.stop()
+
+
+def test_slots_of_a_list_go_back_to_their_server_once_it_is_mended(monkeypatch, caplog):
+    makes = (lambda length: CountingEnv(length), lambda length: Spoilable(length))
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serve_gym(make)) for make in (makes[0], makes[1], makes[0])]
+        urls = [f"{server.url}?kwargs.length={length}" for server, length in zip(servers, (5, 5, 6), strict=True)]
+        envs = BlockingReset(make_vec_remote(urls, num_envs=6))
+        stack.callback(envs.close)
+        envs.reset(seed=0)
+        before = envs.env.urls
+        monkeypatch.setattr(Spoilable, "spoilt", True)
+        deadline = time.monotonic() + DEADLINE
+        while urls[1] in envs.env.urls:
+            play(envs, 1)
+            assert time.monotonic() < deadline
+        assert Counter(envs.env.urls) == {before[0]: 4, before[2]: 2}
+        monkeypatch.setattr(Spoilable, "spoilt", False)
+        while envs.env.urls != before:
+            assert not envs.step(np.zeros(6, np.int64))[3].any(), "no episode is cut"
+            assert time.monotonic() < deadline
+        play(envs, 12)
+        assert envs.env.urls == before
+        assert [len(report.slots) for report in envs.env.remotes()] == [1] * 6, "no spare is left"
+        assert all(report.steps_asked == report.steps_received for report in envs.env.remotes())
+        assert [r.getMessage() for r in caplog.records if "is up again" in r.getMessage()] == [f"{urls[1]} is up again"]
+
+
+def test_a_copy_of_a_list_has_its_slots_at_their_own_servers(monkeypatch):
+    with serve_gym(lambda: CountingEnv(5)) as one, serve_gym(lambda: Spoilable(5)) as other:
+        envs = BlockingReset(make_vec_remote([one.url, other.url]))
+        envs.reset(seed=0)
+        monkeypatch.setattr(Spoilable, "spoilt", True)
+        while other.url in envs.env.urls:
+            play(envs, 1)
+        monkeypatch.setattr(Spoilable, "spoilt", False)
+        copied = pickle.loads(pickle.dumps(envs))
+        copied.reset(seed=0)
+        assert copied.env.urls == (one.url, other.url)
+        for each in (copied, envs):
+            each.close()
 
 
 def test_slots_of_a_list_stay_where_no_other_server_has_their_environment(monkeypatch):

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv, digest
+from tests.inside import server_signs_of_life
 from tests.support import until
 
 # JSON has no form for these: keys that are one text, and containers whose parts Gymnasium batches.
@@ -184,6 +186,37 @@ def test_the_requests_over_http_are_those_of_openenv() -> None:
             assert env.reset(seed=2)[0].tolist() == expected.tolist()
             assert env.step(1)[1] == 1.0
             env.close()
+
+
+def test_a_body_may_come_later_than_its_head() -> None:
+    body = b'{"seed": 2}'
+    with (
+        serve_gym("CartPole-v1", web=True, openenv=True) as server,
+        socket.create_connection(("127.0.0.1", server.port), 20.0) as raw,
+    ):
+        raw.sendall(b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert fetch(server, "/health")[0] == 200  # the server has read the head by now
+        raw.sendall(body[:4])
+        assert fetch(server, "/health")[0] == 200
+        raw.sendall(body[4:])
+        answer = b"".join(iter(lambda: raw.recv(4096), b""))
+    expected, _ = gymnasium.make("CartPole-v1").reset(seed=2)
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["observation"]["observation"] == expected.tolist()
+
+
+def test_a_request_over_http_may_take_longer_than_a_client_may_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client over HTTP can give no sign of life, and waits for its answer."""
+    server_signs_of_life(monkeypatch, 0.05, 0.1, 0.1)
+
+    class Late(CountingEnv):
+        def reset(self, **keywords: Any) -> Any:
+            time.sleep(1.0)
+            return super().reset(**keywords)
+
+    with serve_gym(Late, web=True, openenv=True) as server:
+        assert fetch(server, "/reset", {})[0] == 200
+        with session(server) as socket_:
+            assert ask(socket_, {"type": "reset"})["type"] == "observation"
 
 
 def test_a_server_that_serves_all_it_may_says_so_in_json() -> None:

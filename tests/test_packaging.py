@@ -15,6 +15,7 @@ import sys
 import tarfile
 import types
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,6 +150,11 @@ def test_all_holds_every_public_class_that_the_module_documents(name):
     public = set(getattr(module, "__all__", ()))
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
     assert not (classes & taken_names().get(name, set())) - public, "a class that others import is not in __all__"
+
+
+def test_no_two_classes_have_the_same_name():
+    classes = [node.name for name in OURS for node in ast.walk(tree_of(name)) if isinstance(node, ast.ClassDef)]
+    assert [name for name, count in Counter(classes).items() if count > 1] == []
 
 
 def test_the_public_names_of_the_package_do_what_they_say():

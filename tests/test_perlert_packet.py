@@ -13,7 +13,7 @@ from bridge.perlert.protocol.packet import (
     LobbyInfo,
     LobbyRequest,
     Message,
-    Ready,
+    ReadyMessage,
     Register,
     Registered,
     Slot,
@@ -31,8 +31,8 @@ CLIENT_GOLDEN = [
     (b"city:7;lobby", LobbyRequest(CITY)),
     (b"city:7;register=agent0,patrick", Register(CITY, "agent0", "patrick")),
     (b"city:7;register=agent0,", Register(CITY, "agent0", "")),
-    (b"city:7;ready=agent0,true", Ready(CITY, "agent0", True)),
-    (b"city:7;ready=agent0,false", Ready(CITY, "agent0", False)),
+    (b"city:7;ready=agent0,true", ReadyMessage(CITY, "agent0", True)),
+    (b"city:7;ready=agent0,false", ReadyMessage(CITY, "agent0", False)),
     (b"city:7;action=walk", Action(CITY, "walk")),
     (b"city:7;action=5,6.78", Action(CITY, "5,6.78")),
     ("città:0;register=agente,josé".encode(), Register(Header("città", 0), "agente", "josé")),
@@ -250,7 +250,7 @@ slots = st.lists(
 client_messages = st.one_of(
     st.builds(LobbyRequest, headers),
     st.builds(Register, headers, key, label | st.just("")),
-    st.builds(Ready, headers, key, st.booleans()),
+    st.builds(ReadyMessage, headers, key, st.booleans()),
     st.builds(Action, headers, free.filter(lambda text: ":" not in text)),
 )
 server_messages = st.one_of(

@@ -193,12 +193,12 @@ def test_no_more_clients_are_taken_than_max_connections():
 
 
 def test_a_page_of_another_site_cannot_reach_a_policy():
-    with (
-        serve_policy(double) as server,
-        pytest.raises(InvalidStatus, match="403"),
-        connect(server.url, origin="http://evil.example"),
-    ):
-        pass
+    with serve_policy(double, max_connections=1) as server:
+        for _ in range(3):
+            with pytest.raises(InvalidStatus, match="403"), connect(server.url, origin="http://evil.example"):
+                pass
+        with RemotePolicy(server.url) as policy:  # those who were refused have taken no place
+            assert policy(np.ones(1)).tolist() == [2.0]
 
 
 def test_a_token_is_asked_for_in_both_spellings():

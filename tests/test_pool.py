@@ -37,7 +37,7 @@ class FakeRemote:
 
 @pytest.fixture
 def pool() -> Pool:
-    return Pool(0.05, 1 << 20, "http2")
+    return Pool(0.05)
 
 
 @pytest.fixture
@@ -103,6 +103,6 @@ def test_wait_for_all_names_those_that_are_late(pool: Pool, remotes: Any) -> Non
 
 
 def test_a_copy_of_a_pool_has_its_settings_and_a_poller_of_its_own(pool: Pool) -> None:
-    copied = Pool(*pool.parts())
-    assert copied.parts() == (0.05, 1 << 20, "http2")
+    copied = Pool(pool.timeout)
+    assert copied.timeout == 0.05
     assert copied.poller is not pool.poller

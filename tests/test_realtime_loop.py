@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from bridge.errors import SettingError
-from bridge.worlds.environment import Transition
-from bridge.worlds.realtime.loop import TRANSITIONS, Job, LaneEvent, LoopAgent, Phase, RealtimeLoop
+from bridge.worlds.environment import Job, Transition
+from bridge.worlds.realtime.loop import TRANSITIONS, LaneEvent, LoopAgent, Phase, RealtimeLoop
 
 
 class Drive:

@@ -193,6 +193,7 @@ def test_an_agent_that_ends_early_waits_for_the_next_episode(serve: Any, join: A
     assert (record["episode"], record["return"], record["length"], record["terminated"]) == (1, 4.0, 2, True)
     begun = threading.Thread(target=ann.reset)
     begun.start()
+    until_waiting(server)  # a Reset that came after the end would begin another episode
     assert bob.step(bob.action_space.sample())[4]["frames"] == 3
     assert env.resets == 1
     clock.advance(0.5)

@@ -260,7 +260,7 @@ def test_episodes_are_chosen_by_who_return_environment_and_intervention(tmp_path
 
     assert chosen() == 4
     assert (chosen(who="person"), chosen(who="agent"), chosen(who="agent:*"), chosen(who="person:Bob")) == (2, 2, 1, 0)
-    assert (chosen(env="CartPole*"), chosen(env="MountainCar-v0")) == (3, 1)
+    assert (chosen(env_id="CartPole*"), chosen(env_id="MountainCar-v0")) == (3, 1)
     assert (chosen(min_return=best), chosen(max_return=-200)) == (1, 1)
     assert (chosen(intervention=True), chosen(intervention=False)) == (0, 4)
 

@@ -23,7 +23,7 @@ from bridge.cli import main
 from bridge.errors import SettingError
 from bridge.recording.episodes import load_episode
 from bridge.recording.lerobot import export_lerobot
-from bridge.recording.reader import Episode, read_folder
+from bridge.recording.reader import RecordedEpisode, read_folder
 
 # Of LeRobot's own code, `lerobot.datasets`: the columns that every dataset has, and its templates of paths.
 OWN = {"timestamp": "float", "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}
@@ -58,7 +58,7 @@ class Painter(gymnasium.Env[Any, Any]):
         return self.picture(), 0.5, self.steps == 8, False, {}
 
 
-def record(folder: Path, env: Any, episodes: int = 3, **options: Any) -> list[Episode]:
+def record(folder: Path, env: Any, episodes: int = 3, **options: Any) -> list[RecordedEpisode]:
     kwargs = {"render_mode": "rgb_array"} if options.get("frames") else None
     with serve_gym(env, record=Recording(folder, observations=True, **options), env_kwargs=kwargs) as server:
         remote = make_remote(server.url)

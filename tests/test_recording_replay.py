@@ -29,7 +29,7 @@ from bridge import (
 from bridge.errors import EnvironmentFailedError, RecordingError, RefusedError, SettingError
 from bridge.perlert import make_perlert_env, serve_perlert
 from bridge.recording.episodes import load_episode
-from bridge.recording.reader import Episode, read_folder
+from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.replay import Replay, Verification, verify, verify_stream
 from bridge.testing import CountingEnv, FailingEnv, Proxy, VirtualClock
 from bridge.wrappers import BlockingReset
@@ -72,7 +72,7 @@ def play(url: str, steps: int, **keywords: Any) -> None:
     env.close()
 
 
-def check_all(folder: Path, env: Any = None, least: int = 1, **keywords: Any) -> list[Episode]:
+def check_all(folder: Path, env: Any = None, least: int = 1, **keywords: Any) -> list[RecordedEpisode]:
     """Verify every episode of a folder; return them."""
     found = read_folder(folder)
     assert not found.damage

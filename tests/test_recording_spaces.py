@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bridge import Recording, make_vec_remote, serve_gym
 from bridge.recording.episodes import load_episode
-from bridge.recording.reader import Episode, read_folder
+from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.replay import verify
 from bridge.testing import SpaceEnv
 from bridge.wrappers import BlockingReset
@@ -118,7 +118,7 @@ def test_every_row_is_what_the_environment_wrote_down(
             assert verify(episode, make).ok
 
 
-def assert_same(episode: Episode, told: list[Told]) -> None:
+def assert_same(episode: RecordedEpisode, told: list[Told]) -> None:
     """An episode is what its environment wrote down."""
     actions, observations, rewards, flags, infos = (list(part) for part in zip(*told, strict=True))
     assert episode.length == len(told) - 1

@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_at_any_moment_leaves_a_recording_that_reads(tmp
     assert verify(episodes[-1]).ok
 
 
-@pytest.mark.parametrize("size", [3_000, 120_000], ids=["too small for a record", "too small for all"])
+@pytest.mark.parametrize("size", [3_000, 40_000], ids=["too small for a record", "too small for all"])
 @pytest.mark.slow
 def test_files_that_may_not_grow_cost_nobody_a_step(tmp_path, size):
     """Where a record does not fit into a file, it is lost; where it fits into another file, nothing is."""
@@ -177,7 +177,7 @@ def _written_after(tape: Tape, folder: Path) -> bool:
 def test_of_rows_that_do_not_fit_on_the_disk_at_once_the_first_are_written(tmp_path, monkeypatch):
     """How many are written at once depends on how fast the machine is; what a disk holds does not."""
     real = os.write
-    space = 40_000
+    space = 20_000
 
     def write(file: int, data: Any) -> int:
         if os.fstat(file).st_ino not in {path.stat().st_ino for path in tmp_path.iterdir()}:

@@ -308,7 +308,7 @@ def test_an_agent_that_dies_does_not_block_the_reset_of_the_others(relay, stream
     heir.send(step=pb.StepRequest())
     until(lambda: NAMES[2] in world.table.participants, 20)
     heard = world.table.participants[NAMES[2]]
-    until(lambda: heard in world._pending or heard.playing, 20)
+    until(lambda: heard in world.table._waits or heard.playing, 20)
     assert [agent.ask(**lawful(number)).step.state for number, agent in enumerate((ann, bob))] == [pb.INTERRUPTED] * 2
     assert caller.take().WhichOneof("payload") == "reset_world"
     for agent in (ann, bob):

@@ -385,7 +385,11 @@ def test_lanes_that_cannot_all_be_made_leave_none_open(tmp_path):
 
 def test_a_limit_with_a_wrong_name_is_refused():
     done = subprocess.run(
-        [sys.executable, "-c", "import serve_env; serve_env.serve(None, limits=serve_env.Limits(max_envs=1))"],
+        [
+            sys.executable,
+            "-c",
+            "import serve_env; serve_env.serve(None, limits=serve_env.StandaloneLimits(max_envs=1))",
+        ],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

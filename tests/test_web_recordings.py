@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bridge import Auth, make_remote, make_vec_remote, serve_gym
-from bridge.recording.reader import Episode, read_folder
+from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.replay import verify
 from bridge.wrappers import BlockingReset
 from tests.support import until, world_of
@@ -34,7 +34,7 @@ def short_paddle(render_mode=None):
     return Paddle(render_mode, length=45)
 
 
-def recorded(folder) -> list[Episode]:
+def recorded(folder) -> list[RecordedEpisode]:
     """The episodes with steps of a folder, which may have no file yet."""
     files = [*folder.glob("*.parquet"), *folder.glob("*.arrow")]
     return [episode for episode in read_folder(folder).episodes() if episode.length] if files else []

@@ -1,4 +1,4 @@
-"""`bridge.worlds.lanes`: many lanes in one world, beside Gymnasium's own vector environments."""
+"""`bridge.worlds.single`: many lanes in one world, beside Gymnasium's own vector environments."""
 
 import os
 import subprocess

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import textwrap
@@ -43,13 +42,9 @@ def register(commands: Any) -> None:
     parser.add_argument("--execution-horizon", type=int, metavar="N", help="actions of a chunk (default: all)")
     parser.add_argument("--rows", action="store_true", help="a function takes one observation, not a batch")
     parser.add_argument("--record", metavar="FOLDER", help="record the episodes there, with observations")
-    parser.add_argument(
-        "--web-port", type=int, metavar="PORT", help="show the worlds and the results so far at http://127.0.0.1:PORT"
-    )
+    parser.add_argument("--web-port", type=int, metavar="PORT", help="show worlds and results at http://127.0.0.1:PORT")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--timeout", type=positive, default=10.0, metavar="S", help="seconds for an answer (default: 10)"
-    )
+    parser.add_argument("--timeout", type=positive, default=10.0, metavar="S", help="seconds to answer (default: 10)")
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
@@ -65,10 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
     texts = arguments.compare or [arguments.policy]
-    found = []
-    for text in texts:
-        with _policy(text, arguments) as policy:
-            found.append(evaluate(urls, policy, **given))
+    found = [evaluate(urls, _policy(text, arguments), **given) for text in texts]
     whole = Comparison(*found) if arguments.compare else found[0]
     if arguments.json:
         say(json.dumps(whole.summary()))
@@ -81,13 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _policy(text: str, arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+def _policy(text: str, arguments: argparse.Namespace) -> Any:
     from bridge.policies import RemotePolicy, by_rows
 
     if "://" in text:
         return RemotePolicy(text, execution_horizon=arguments.execution_horizon)
     function = find_policies([text])
-    return contextlib.nullcontext(by_rows(function) if arguments.rows else function)
+    return by_rows(function) if arguments.rows else function
 
 
 def _progress(done: int, total: int) -> None:

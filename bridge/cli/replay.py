@@ -10,7 +10,7 @@ from bridge.cli.program import FAILED, OK, USAGE, say
 from bridge.cli.serve import SERVED_AT
 from bridge.cli.target import find_target
 from bridge.errors import RecordingError, SettingError
-from bridge.recording.reader import Episode, Stream, open_episode, read_folder
+from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode, read_folder
 from bridge.recording.replay import Verification, env_for, verify, verify_stream
 
 __all__ = ["register"]
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if codes and set(codes) == {OK} and not folder.damage else FAILED
 
 
-def _verify(episode: Episode, env: Any, allow_calls: bool) -> int:
+def _verify(episode: RecordedEpisode, env: Any, allow_calls: bool) -> int:
     for damage in episode.stream.damage:
         say(f"warning: {damage}")
     try:
@@ -84,7 +84,7 @@ def _verify(episode: Episode, env: Any, allow_calls: bool) -> int:
     return FAILED if episode.stream.damage else code
 
 
-def _verify_all(stream: Stream, env: Any, allow_calls: bool) -> list[int]:
+def _verify_all(stream: RecordedStream, env: Any, allow_calls: bool) -> list[int]:
     """Verify the episodes of one of a folder's streams; where its environment cannot be made, that is a line."""
     try:
         return [_tell(done) for done in verify_stream(stream, env_for(stream, env), allow_calls=allow_calls)]
@@ -99,7 +99,7 @@ def _tell(done: Verification | RecordingError) -> int:
     return OK if not isinstance(done, RecordingError) and done.ok else FAILED
 
 
-def _serve(episode: Episode, env: Any, arguments: argparse.Namespace) -> int:
+def _serve(episode: RecordedEpisode, env: Any, arguments: argparse.Namespace) -> int:
     """Serve an episode until a signal."""
     from bridge.recording.player import serve_episode
 

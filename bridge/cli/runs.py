@@ -12,7 +12,7 @@ from typing import Any
 from bridge.cli.program import OK, USAGE, say
 from bridge.errors import RecordingError
 from bridge.recording.episodes import obstacle
-from bridge.recording.reader import Episode, read_folder
+from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.selection import add_selection_options, selection_of
 
 __all__ = ["register"]
@@ -62,7 +62,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def facts_of(episode: Episode) -> dict[str, Any]:
+def facts_of(episode: RecordedEpisode) -> dict[str, Any]:
     """Return what is known of an episode, as JSON says it."""
     return {
         "episode": episode.id,
@@ -80,7 +80,7 @@ def facts_of(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _row(episode: Episode) -> tuple[str, ...]:
+def _row(episode: RecordedEpisode) -> tuple[str, ...]:
     return (
         episode.id,
         episode.stream.title,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from bridge.client.wire.connect import Transport, checked_transport
-from bridge.client.world.world_request import WorldRequest
+from bridge.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest, pack_factory
 from bridge.errors import SettingError
-from bridge.transport.address import secret_url
+from bridge.transport.address import Address, secret_url
 from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONNECT_TIMEOUT",
-    "MAX_MESSAGE_BYTES",
     "TIMEOUT",
     "BlockingKeywords",
     "EnvKeywords",
@@ -42,8 +41,6 @@ TIMEOUT = 60.0
 """Seconds that a client waits for an answer by default."""
 CONNECT_TIMEOUT = 10.0
 """Seconds within which a server of several has to say anything, by default."""
-MAX_MESSAGE_BYTES = 512 * 1024 * 1024
-"""Bytes in a request or answer that a client takes by default."""
 
 Role: TypeAlias = Literal["player", "spectator"]
 """Who a client is in a real-time world."""
@@ -160,44 +157,43 @@ class RemoteOptions:
         for name in ("token", "token_file"):  # kept where it does not print
             object.__setattr__(self, name, None)
 
-    def request(
-        self,
-        url: str,
-        agent: str | None = None,
-        server_name: str | None = None,
-        *,
-        role: Role | None = None,
-        env_id: str | None = None,
-        env: Callable[..., Any] | None = None,
-    ) -> WorldRequest:
+    def request(self, url: str, agent: str | None = None, server_name: str | None = None) -> WorldRequest:
         """Return the request for a world at `url`.
 
         Args:
             url: Where.
             agent: The agent to join as; None: the first that is free.
             server_name: The name in the server's certificate, where these options have none.
-            role: As of `EnvOptions`.
-            env_id: As of `EnvOptions`.
-            env: As of `EnvOptions`.
 
         Raises:
             AddressError: The URL cannot be read.
-            SettingError: It contradicts these options.
+            SettingError: It contradicts these options, or asks for something of a world that exists already.
         """
         credentials = self.credentials
         if server_name is not None and credentials.tls_server_name is None:
             credentials = dataclasses.replace(credentials, tls_server_name=server_name)
-        return WorldRequest.of(
-            url,
-            env_id,
-            self.render_mode,
-            self.env_kwargs,
-            agent,
-            {"role": role, "wait": self.wait, "player": self.player},
-            self.diagnostics,
-            credentials=credentials,
-            compression=self.compression,
-            env=env,
+        named = WorldRequest.of(url, credentials)
+        address = named.address
+        if self.compression is not None:
+            if address.compression not in (None, self.compression):
+                raise SettingError(
+                    f"the URL {address.url!r} asks for another compression than compression={self.compression!r}; "
+                    "give one of them"
+                )
+            address = dataclasses.replace(address, compression=self.compression)
+        if self.render_mode or self.env_kwargs:
+            _check_is_new(address)
+        settings = {"wait": self.wait, "player": self.player}
+        return dataclasses.replace(
+            named,
+            address=address,
+            render_mode=self.render_mode,
+            env_kwargs=dict(self.env_kwargs or {}),
+            agent=agent,
+            join_settings={key: value for key, value in settings.items() if value is not None},
+            diagnostics=self.diagnostics,
+            max_message_bytes=self.max_message_bytes,
+            transport=self.transport,
         )
 
     def keywords(self) -> dict[str, Any]:
@@ -228,12 +224,24 @@ class EnvOptions(RemoteOptions):
     role: Role | None = None
     agent: str | Sequence[str] | None = None
 
-    def request(
-        self, url: str, agent: str | None = None, server_name: str | None = None, **of_env: Any
-    ) -> WorldRequest:
+    def request(self, url: str, agent: str | None = None, server_name: str | None = None) -> WorldRequest:
         """Return the request for a world at `url`, as `RemoteOptions` does, with this environment."""
-        of_env = {"role": self.role, "env_id": self.env_id, "env": self.env, **of_env}
-        return super().request(url, agent, server_name, **of_env)
+        asked = super().request(url, agent, server_name)
+        named, url = asked.address.env_id, asked.address.url  # which holds no token
+        if named and self.env_id and named != self.env_id:
+            raise SettingError(f"the URL {url!r} names {named!r}, but env_id is {self.env_id!r}; give one of them")
+        if self.env is not None and (named or self.env_id or asked.address.world is not None):
+            raise SettingError(
+                f"{url!r} with env={self.env!r:.80}: expected env, an environment id or a world, got two of them"
+            )
+        if self.env_id:
+            _check_is_new(asked.address)
+        return dataclasses.replace(
+            asked,
+            env_id=named or self.env_id,
+            join_settings={**asked.join_settings, **({} if self.role is None else {"role": self.role})},
+            env_factory=None if self.env is None else pack_factory(self.env),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -261,6 +269,14 @@ class VectorOptions(EnvOptions):
         if self.spares:
             spares = [self.spares] if isinstance(self.spares, str) else self.spares
             object.__setattr__(self, "spares", [secret_url(url) for url in spares])
+
+
+def _check_is_new(address: Address) -> None:
+    """Raise SettingError where a URL joins a world that exists: what it is made of cannot be given."""
+    if address.world is not None:
+        raise SettingError(
+            f"{address.url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
+        )
 
 
 def given_options(options: type, keywords: Mapping[str, Any]) -> dict[str, Any]:

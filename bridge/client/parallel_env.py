@@ -70,7 +70,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
         self._started = False
-        self._own_pool(options.timeout, options.max_message_bytes, options.transport)
+        self._own_pool(options.timeout)
         self._world_request = options.request(url)
         self._url = self._world_request.address.url
         self._remotes: dict[str, Remote] = {}

@@ -31,8 +31,8 @@ class PoolOwner:
     """The remotes, by the agent's name; that of a single environment by the empty one."""
     _closed = False
 
-    def _own_pool(self, timeout: float, max_message_bytes: int, transport: str) -> None:
-        self._pool = Pool(timeout, max_message_bytes, transport)
+    def _own_pool(self, timeout: float) -> None:
+        self._pool = Pool(timeout)
         self._conflicts = ConflictDetector("environment", self._pool.turn)
         forget_in_child(self)
 
@@ -40,12 +40,12 @@ class PoolOwner:
         """Return the state for a copy: it connects anew, to a world of its own if this one had one."""
         known = {name: (remote.request, remote.info) for name, remote in self._remotes.items()}
         state = {key: value for key, value in self.__dict__.items() if key not in _NOT_COPIED}
-        return {**state, "_parts": (self._pool.parts(), known)}
+        return {**state, "_parts": (self._pool.timeout, known)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        pool, known = state["_parts"]
+        timeout, known = state["_parts"]
         self.__dict__.update({key: value for key, value in state.items() if key != "_parts"})
-        self._own_pool(*pool)
+        self._own_pool(timeout)
         self._remotes = {
             name: self._pool.new_remote(request, info, together=bool(name)) for name, (request, info) in known.items()
         }

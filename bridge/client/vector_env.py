@@ -81,7 +81,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         options = VectorOptions(**keywords)
         num_envs = options.num_envs
         self.closed = False
-        pool = VectorPool(options.timeout, options.max_message_bytes, options.transport)
+        pool = VectorPool(options.timeout)
         pool.policy.connect_timeout = options.connect_timeout
         self._slots = Slots(pool)
         directory = as_directory(urls)
@@ -356,7 +356,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RefusedError: As `call`; or the lanes of a world can only be called all together.
         """
         with self._slots.exclusive(f"call of {name}"):
-            return self._slots.attributes.call_at(slots, name, args, kwargs)
+            self._slots.attributes.begin_call(name, args, kwargs, slots)
+            return self._slots.attributes.call_results(slots=slots)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read a public attribute of every environment; the spaces and generators as copies."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import os
 import socket
 import ssl
 import threading
 import time
 import urllib.request
+from email.message import Message
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from bridge.client.slots.back_off import pause
-from bridge.dial import handshake
-from bridge.errors import AddressError, BridgeError, RequestError, SettingError
+from bridge.dial.handshake import PATH, PROTOCOL, pack_head, problem_of_name, read_head
+from bridge.errors import AddressError, BridgeError, SettingError
 from bridge.extras import install_command, is_installed
 from bridge.logs import SafeLog
-from bridge.transport.address import parse_address
+from bridge.transport.address import parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials
+from bridge.transport.service import HELLO
 from bridge.transport.sockets import prepare
 from bridge.transport.tls import Tls, client_context, explain
-from bridge.transport.token import shown_token
+from bridge.version import __version__
 
 if TYPE_CHECKING:
     from bridge.server.server import Server
@@ -31,6 +32,7 @@ __all__ = ["Dialing"]
 
 _log = SafeLog(__name__)
 _TIMEOUT = 20.0
+_CHUNK = 4096
 # A trainer that is started again waits for no server longer than that.
 _LONGEST_PAUSE = 2.0
 # A connection that ends sooner counts as a failure, after which the pause grows.
@@ -61,15 +63,11 @@ class Dialing:
         if address.path or address.dialed or address.env_id or address.settings:
             raise AddressError(url, "expected the trainer's grpc://HOST:PORT or ws://HOST:PORT, or grpcs:// or wss://")
         self._name = name or f"{socket.gethostname()[:40]}-{os.getpid()}-{server.port}"
-        try:
-            handshake.check_name(self._name)
-        except RequestError as error:
-            raise SettingError(error.message) from None
+        if problem := problem_of_name(self._name):
+            raise SettingError(problem)
         if address.websocket and not is_installed("websockets"):
             raise SettingError(f"{address.scheme}:// needs the package websockets: {install_command('web')}")
-        self._address = dataclasses.replace(
-            address, credentials=credentials.with_token_of(address.credentials, address.url)
-        )
+        self._address = address.with_credentials(credentials)
         self._token = shown_token(self._address)
         self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None
         self._server = server
@@ -131,7 +129,7 @@ class Dialing:
         soon = time.monotonic() < began + _SHORT
         return lost.wait(_SETTLE) and soon
 
-    def _dial(self) -> tuple[handshake.Stream, str | None]:
+    def _dial(self) -> tuple[_HandshakeConnection, str | None]:
         """Connect, and ask to be let in. Raises OSError where that fails, or is refused.
 
         What the stream has received followed the answer: a trainer that has been waiting begins to speak at once. The
@@ -142,23 +140,42 @@ class Dialing:
         sock = socket.create_connection(place, _TIMEOUT)
         try:
             if proxy is not None:
-                self._tunnel(handshake.Stream(sock), proxy)
-            tls = None if self._tls is None else Tls(self._tls, self._address.server_name)
-            stream = handshake.Stream(sock, tls)
-            if tls is not None:
-                tls.receive(b"")  # begins the handshake
-                stream.send()
-                while not tls.ready:
-                    _receive(stream)
-            asking = handshake.Asking(self._address, self._name, self._token)
-            stream.send(asking.request)
-            if problem := asking.refusal(_read_head(stream), stream.received):
-                raise OSError(problem)
+                self._tunnel(_HandshakeConnection(sock), proxy)
+            stream = _HandshakeConnection(
+                sock, None if self._tls is None else Tls(self._tls, self._address.server_name)
+            )
+            version = self._ask(stream)
             prepare(sock)
         except BaseException:
             sock.close()
             raise
-        return stream, asking.version
+        return stream, version
+
+    def _ask(self, stream: _HandshakeConnection) -> str | None:
+        """Ask to be let in; return the version at the trainer, as `_dial`. Raises OSError where it refuses."""
+        fields = {"Host": self._address.target, "Connection": "Upgrade", "Upgrade": PROTOCOL, "Name": self._name}
+        fields |= {HELLO: __version__, **({} if self._token is None else {"Authorization": f"Bearer {self._token}"})}
+        key = base64.b64encode(os.urandom(16)).decode()
+        if self._address.websocket:
+            fields |= {"Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}
+            fields["Sec-WebSocket-Protocol"] = PROTOCOL
+        stream.send(pack_head(f"GET {PATH} HTTP/1.1", fields))
+        line, answered = stream.read_head()
+        if line.split(" ")[1:2] != ["101"]:
+            text = stream.received.decode(errors="replace").strip().partition("\n")[0]
+            raise OSError(f"it answered {line[:80]!r}{f': {text[:300]}' if text else ''}")
+        if not self._address.websocket:
+            return None
+        from websockets.utils import accept_key
+
+        from bridge.transport.websocket import received_close
+
+        if answered.get("Sec-WebSocket-Accept") != accept_key(key):
+            raise OSError("it speaks no WebSocket as it should")
+        close = received_close(stream.received)
+        if close is not None:
+            raise OSError(f"it closed the WebSocket with {close.code}: {close.reason}")
+        return answered.get(HELLO, "")
 
     def _proxy(self) -> SplitResult | None:
         """Return the URL of the proxy that leads to the trainer; None: it is reached without one."""
@@ -167,26 +184,51 @@ class Dialing:
             return None
         return urlsplit(found if "://" in found else f"http://{found}")
 
-    def _tunnel(self, stream: handshake.Stream, proxy: SplitResult) -> None:
+    def _tunnel(self, stream: _HandshakeConnection, proxy: SplitResult) -> None:
         """Have a proxy connect to the trainer. Raises OSError."""
         fields = {"Host": self._address.target}
         if proxy.username is not None:
             pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
             fields["Proxy-Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-        stream.send(handshake.pack_head(f"CONNECT {self._address.target} HTTP/1.1", fields))
-        head = _read_head(stream)
-        if head.split(b" ")[1:2] != [b"200"]:
-            line = head.partition(b"\r\n")[0][:80].decode("latin-1")
-            raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line!r}")
+        stream.send(pack_head(f"CONNECT {self._address.target} HTTP/1.1", fields))
+        line, _ = stream.read_head()
+        if line.split(" ")[1:2] != ["200"]:
+            raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line[:80]!r}")
 
 
-def _read_head(stream: handshake.Stream) -> bytes:
-    """Wait for the header fields of an answer. Raises OSError where they do not come, or have no end."""
-    while not (head := stream.take_head()):
-        _receive(stream)
-    return head
+class _HandshakeConnection:
+    """A connection before the roles are swapped, by blocking calls, which raise OSError as its socket does.
 
+    Args:
+        sock: Its socket.
+        tls: TLS over it, which begins with the handshake; None: there is none.
+    """
 
-def _receive(stream: handshake.Stream) -> None:
-    if not stream.receive():
-        raise OSError("it closed the connection without an answer")
+    def __init__(self, sock: socket.socket, tls: Tls | None = None) -> None:
+        self.sock, self.tls = sock, tls
+        self.received = b""
+        """The bytes that have come, without TLS."""
+        if tls is not None:
+            tls.receive(b"")
+            self.send()
+            while not tls.ready:
+                self._receive()
+
+    def send(self, data: bytes = b"") -> None:
+        """Send bytes, after what TLS has to send."""
+        self.sock.sendall(data if self.tls is None else self.tls.send([data]))
+
+    def read_head(self) -> tuple[str, Message]:
+        """Wait for an answer; return its first line and header fields. Raises RequestError where they have no end."""
+        while (found := read_head(self.received)) is None:
+            self._receive()
+        line, fields, self.received = found
+        return line, fields
+
+    def _receive(self) -> None:
+        data = self.sock.recv(_CHUNK)
+        if not data:
+            raise OSError("it closed the connection without an answer")
+        self.received += data if self.tls is None else self.tls.receive(data)
+        if self.tls is not None and self.tls.has_output:
+            self.send()

@@ -6,12 +6,9 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import selectors
 import socket
-import ssl
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,33 +20,57 @@ from bridge.dial import handshake
 from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError
 from bridge.forks import forget_in_child
 from bridge.logs import LimitedLog, SafeLog
+from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
-from bridge.server.listeners import listen_tcp
+from bridge.server.connection import Connection
+from bridge.server.connection_protocol import ConnectionProtocol
+from bridge.server.connections import Connections
+from bridge.server.event_loop import EventLoop
+from bridge.server.limits import Limits
 from bridge.transport.address import is_loopback
 from bridge.transport.credentials import TLS, TokenLike
-from bridge.transport.sockets import prepare
-from bridge.transport.tls import Tls, explain
 
 __all__ = ["DialListener", "ListeningVectorEnv", "first_dialed"]
 
 _log, _refusals = SafeLog(__name__), LimitedLog(__name__)
-_HELLO = 10.0
-"""Seconds that a caller has to ask to be let in."""
+_LIMITS = Limits(hello_timeout=10.0)
+"""Of callers: the seconds that they have to ask to be let in."""
 _MOST = 64
 """Callers at a time that have not been let in; the oldest goes for a further one."""
-_LOOK = 0.5
 _SPARES = 4
 """WebSockets of a name that wait at a time, for the sessions to come; the oldest goes for a further one."""
 _numbers = itertools.count(1)
 
 
-class _Caller(handshake.Stream):
-    """A connection that was accepted, and has not been let in."""
+class _Caller(ConnectionProtocol):
+    """A connection that has not been let in.
 
-    def __init__(self, sock: socket.socket, peer: str, tls: Tls | None) -> None:
-        super().__init__(sock, tls)
-        self.peer = peer
-        self.until = time.monotonic() + _HELLO
+    Args:
+        connection: What asks.
+        let_in: Called with its request; raises RequestError.
+    """
+
+    def __init__(self, connection: Connection, let_in: Callable[[handshake.Asked, Connection], None]) -> None:
+        super().__init__(connection)
+        self._let_in = let_in
+        self._data = b""
+        self._request: handshake.Asked | None = None
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes; raises RequestError where they are no request, or the caller may not come in."""
+        self._data += data
+        self._request = handshake.read_request(self._data)
+        if self._request is not None:
+            self._let_in(self._request, self._connection)
+
+    def refuse(self, error: RequestError) -> None:
+        """Say why it is not let in."""
+        _refusals.warning("refused %s: %s", self._connection.peer, error.message)
+        self._connection.outgoing.append(handshake.refusal(error, self._request))
+
+    def connection_lost(self) -> None:
+        """Free everything."""
+        del self._connection, self._let_in
 
 
 @dataclasses.dataclass
@@ -63,11 +84,23 @@ class _Server:
     taken: list[socket.socket] = dataclasses.field(default_factory=list)
     """Those that connections have."""
 
-    @property
-    def there(self) -> bool:
-        """True if it has a connection that is open."""
+    def look(self) -> bool:
+        """Forget the connections that have ended; return whether there is one."""
+        for dialed in self.waiting:
+            if not _waits(dialed.sock):
+                dialed.sock.close()
+        self.waiting = [dialed for dialed in self.waiting if dialed.sock.fileno() >= 0]
         self.taken = [sock for sock in self.taken if sock.fileno() >= 0]
         return bool(self.waiting or self.taken)
+
+
+def _waits(sock: socket.socket) -> bool:
+    """Return whether a server waits to be asked: it has not hung up, nor spoken before."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 class DialListener:
@@ -104,23 +137,26 @@ class DialListener:
         security = Security.of(token, token_file, tls)
         if security.for_host(host, insecure=False) is not security:
             raise SettingError(f"{url!r} is open to other machines: give token=, which each server has to show")
-        self._gate, self._tls = Gate(security.token), security.context("http/1.1")
+        self._gate = Gate(security.token)
         self._timeout = timeout
         self._changed = threading.Condition()
         self._servers: dict[str, _Server] = {}
         """Those that have dialed in, by name."""
-        self._callers: dict[socket.socket, _Caller] = {}
         self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._socks = listen_tcp(host, port)
-        for sock in self._socks:
-            sock.setblocking(False)
-            self._selector.register(sock, selectors.EVENT_READ, self._accept)
-        self.port = int(self._socks[0].getsockname()[1])
-        """The port that it listens on."""
+        context = security.context("http/1.1")
+        self._loop = EventLoop()
+        self._connections = Connections(
+            self._loop, _LIMITS, Admission(_LIMITS), lambda caller: _Caller(caller, self._let_in), context, None, _MOST
+        )
+        try:
+            self.port = self._connections.listen(host, port)
+            """The port that it listens on."""
+        except BaseException:
+            self._loop.close()
+            raise
         self.number = next(_numbers)
         listeners[self.number] = self._take
-        self._thread = threading.Thread(target=self._run, name="bridge-listener", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run, name="bridge-listener", daemon=True)
         self._thread.start()
         forget_in_child(self)
 
@@ -147,17 +183,16 @@ class DialListener:
             return [Endpoint(f"{self._servers[name].scheme}://{name}:{self.number}", name) for name in names]
 
     def _names(self) -> list[str]:
-        self._servers = {name: server for name, server in self._servers.items() if server.there}
+        self._servers = {name: server for name, server in self._servers.items() if server.look()}
         return sorted(self._servers)
 
     def _take(self, name: str) -> Dialed | None:
         """Give the socket of a server to a connection; None: it has not dialed in, or other connections have it."""
         with self._changed:
             server = self._servers.get(name)
-            if server is None or not server.waiting:
+            if server is None or not server.look() or not server.waiting:
                 return None
             found = server.waiting.pop()
-            self._selector.unregister(found.sock)
             server.taken.append(found.sock)
             return found
 
@@ -165,113 +200,47 @@ class DialListener:
         """Listen no longer; servers that wait are let go. May be called twice."""
         listeners.pop(self.number, None)
         with self._changed:
-            self._closed = True
+            closed, self._closed = self._closed, True
             self._changed.notify_all()
+        if closed:
+            return
+        self._loop.interrupt()
         self._thread.join()
+        self._connections.close_all(RequestError(Code.UNAVAILABLE, "the trainer listens no longer"))
+        self._loop.close()
+        for server in self._servers.values():
+            for dialed in server.waiting:
+                dialed.sock.close()
 
-    # The thread
+    # In the event loop
 
-    def _run(self) -> None:
-        while not self._closed:
-            for key, _ in self._selector.select(_LOOK):
-                try:
-                    key.data(key.fileobj)
-                except OSError:
-                    self._drop(key.fileobj)
-            now = time.monotonic()
-            for caller in [caller for caller in self._callers.values() if caller.until < now]:
-                self._refuse(caller, f"no request within {_HELLO:g} s")
-        with self._changed:
-            for key in list(self._selector.get_map().values()):
-                key.fileobj.close()  # type: ignore[union-attr]
-            self._selector.close()
-
-    def _accept(self, listening: Any) -> None:
-        try:
-            sock, name = listening.accept()
-            prepare(sock)
-        except OSError:
-            return
-        if len(self._callers) >= _MOST:
-            self._refuse(next(iter(self._callers.values())), f"{_MOST} others have not been let in either")
-        self._callers[sock] = _Caller(sock, f"{name[0]}:{name[1]}", None if self._tls is None else Tls(self._tls))
-        self._selector.register(sock, selectors.EVENT_READ, self._receive)
-
-    def _receive(self, sock: Any) -> None:
-        caller = self._callers.get(sock)
-        if caller is None:  # it spoke in the same turn of the selector in which it had to go for a further caller
-            return
-        try:
-            goes_on = caller.receive()
-            head = caller.take_head()
-        except BlockingIOError:
-            return
-        except ssl.SSLError as error:
-            self._refuse(caller, f"no TLS handshake: {explain(error)}")
-        except OSError as error:
-            self._refuse(caller, str(error))
-        else:
-            if head:
-                self._answer(caller, head)
-            elif not goes_on:
-                self._refuse(caller, "it sent no request")
-
-    def _answer(self, caller: _Caller, head: bytes) -> None:
-        asked = None
-        try:
-            asked = handshake.read_request(head)
-            self._check(asked, caller.peer)
-        except RequestError as error:
-            with contextlib.suppress(OSError):
-                caller.send(handshake.refusal(error, asked))
-            self._refuse(caller, error.message)
-            return
-        caller.send(asked.opening)
-        del self._callers[caller.sock]
-        self._selector.modify(caller.sock, selectors.EVENT_READ, self._drop)  # it speaks no word until it is asked
-        self._let_in(asked, Dialed(caller.sock, caller.tls, asked.version))
-        _log.info("%s dialed in from %s", asked.name, caller.peer)
-
-    def _check(self, asked: handshake.Asked, peer: str) -> None:
-        """Raise RequestError unless a server may come in."""
-        self._gate.check(asked.token, peer)
+    def _let_in(self, asked: handshake.Asked, connection: Connection) -> None:
+        """Let a server in; raises RequestError where it may not come."""
+        self._gate.check(asked.token, connection.peer)
         origin = asked.origin
         # Any page that a browser of this machine shows can reach its loopback. Without a token only its own pages may.
         if origin is not None and not self._gate.asks and not is_loopback(urlsplit(origin).hostname or ""):
             text = f"a page of {origin!r:.80} needs a token: start the listener with token=, and have the page show it"
             raise RequestError(Code.PERMISSION_DENIED, text)
-        handshake.check_name(asked.name)
-
-    def _let_in(self, asked: handshake.Asked, dialed: Dialed) -> None:
+        if problem := handshake.problem_of_name(asked.name):
+            raise RequestError(Code.INVALID_ARGUMENT, problem)
+        connection.outgoing.append(asked.opening)
+        connection.flush()
+        if not self._connections.detach(connection):
+            return
         scheme, most = ("dialed+ws", _SPARES) if asked.key is not None else ("dialed", 1)
         with self._changed:
+            self._names()  # those of other names that have hung up are closed, whoever looks for them
             server = self._servers.setdefault(asked.name, _Server(scheme))
-            before = server.waiting
-            server.waiting = [*(before if server.scheme == scheme else []), dialed][-most:]
+            before = server.waiting if server.scheme == scheme else []
+            dialed = Dialed(connection.sock, connection.tls, asked.version)
+            left, server.waiting = server.waiting, [*before, dialed][-most:]
             server.scheme = scheme
             self._changed.notify_all()
-        for left in before:
-            if left not in server.waiting:
-                self._forget(left.sock)
-
-    def _refuse(self, caller: _Caller, why: str) -> None:
-        _refusals.warning("refused %s: %s", caller.peer, why)
-        self._drop(caller.sock)
-
-    def _drop(self, sock: Any) -> None:
-        """Let a caller go, or a server that has hung up while it waited."""
-        self._callers.pop(sock, None)
-        with self._changed:
-            for server in self._servers.values():
-                server.waiting = [dialed for dialed in server.waiting if dialed.sock is not sock]
-                if sock in server.taken:  # a connection took it a moment ago
-                    return
-        self._forget(sock)
-
-    def _forget(self, sock: socket.socket) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(sock)
-        sock.close()
+        for one in left:
+            if one not in server.waiting:
+                one.sock.close()
+        _log.info("%s dialed in from %s", asked.name, connection.peer)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ from bridge.gateway.session import GatewaySession
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.event_loop import EventLoop
-from bridge.server.session import Hub, Session
+from bridge.server.registry import Registry
+from bridge.server.session import Session
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import ClientCredentials
 from bridge.version import __version__
@@ -86,7 +87,7 @@ class Gateway:
         self._fixed = [make(runtime) for make in self._others]
         self._follow()
 
-    def open(self, hub: Hub, version: str, may_act: bool) -> GatewaySession:
+    def open(self, hub: Registry, version: str, may_act: bool) -> GatewaySession:
         """Make what answers a call."""
         return GatewaySession(self, Session(hub, version, may_act=may_act), version, may_act)
 

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from bridge.client.wire.poller import Poller, PollerTimer, RegisteredConnection
+from bridge.client.wire.connection import ClientConnection
+from bridge.client.wire.poller import Poller, PollerTimer
 from bridge.server.event_loop import EventLoop
 from bridge.transport import keepalive
 from bridge.worlds.scheduling import Timer
@@ -24,7 +25,7 @@ class LoopPoller(Poller[Any]):
     def __init__(self, loop: EventLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._live: set[RegisteredConnection] = set()
+        self._live: set[ClientConnection] = set()
         self._keeper: Timer | None = None
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
@@ -43,7 +44,7 @@ class LoopPoller(Poller[Any]):
     def remove_poster(self) -> None:
         """Do nothing."""
 
-    def defers(self, connection: RegisteredConnection) -> bool:
+    def defers(self, connection: ClientConnection) -> bool:
         """Send what a connection has as far as its socket takes it: the event loop waits for no server."""
         connection.flush()
         return True
@@ -65,13 +66,13 @@ class LoopPoller(Poller[Any]):
         """Watch a socket no more."""
         self._loop.unregister(sock)
 
-    def register(self, connection: RegisteredConnection) -> None:
+    def register(self, connection: ClientConnection) -> None:
         """Check a connection's keepalive from now on."""
         self._live.add(connection)
         if self._keeper is None:
             self._keeper = self._loop.scheduler.call_later(keepalive.period(), self._check)
 
-    def unregister(self, connection: RegisteredConnection) -> None:
+    def unregister(self, connection: ClientConnection) -> None:
         """Undo `register`."""
         self._live.discard(connection)
         if not self._live and self._keeper is not None:

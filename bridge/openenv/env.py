@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import json
 import secrets
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import gymnasium
-from gymnasium import Space, spaces
+from gymnasium import Space
 
-from bridge.client.options import MAX_MESSAGE_BYTES, TIMEOUT, checked_timeout
+from bridge.client.options import TIMEOUT, checked_timeout
 from bridge.client.vector_env import OwningVectorEnv
+from bridge.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.encoding.spaces import Layout
 from bridge.errors import (
     AddressError,
@@ -31,11 +31,10 @@ from bridge.errors import (
 )
 from bridge.extras import install_command
 from bridge.facade.serve import serve_gym
-from bridge.openenv.json_values import SPACE, from_json, space_of, to_bytes, to_json
+from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to_bytes, to_json
 from bridge.server.limits import Limits
-from bridge.transport.address import parse_address
+from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials, TokenLike
-from bridge.transport.token import shown_token
 
 try:
     from bridge.transport.message_socket import MessageSocket
@@ -46,14 +45,6 @@ __all__ = ["OpenEnvEnv", "OpenEnvVectorEnv"]
 
 _NO_VALUES = ("done", "reward", "metadata")
 _MAX_SLOTS = 4096
-
-
-class _Values(NamedTuple):
-    """The actions or the observations of a server, and the space that they are in."""
-
-    space: Space[Any]
-    field: str | None
-    """The one field that holds the value; None: each part of a Dict has a field."""
 
 
 class OpenEnvEnv(gymnasium.Env[Any, Any]):
@@ -96,86 +87,73 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         if address.env_id or address.world is not None or address.settings:
             raise AddressError(url, "expected openenv://HOST:PORT alone: OpenEnv has no path and no settings")
         self.url = shown_url(url)
-        held = ClientCredentials.of(token=token).with_token_of(address.credentials, self.url)
-        self._address = dataclasses.replace(address, credentials=held)
-        self._timeout, self._most = checked_timeout(timeout), max_message_bytes
-        schema = self._get("/schema")
-        self._action_values = self._values("action", schema, action_space)
-        self._observation_values = self._values("observation", schema, observation_space)
-        self.action_space, self.observation_space = self._action_values.space, self._observation_values.space
+        address = address.with_credentials(ClientCredentials.of(token=token))
+        self._timeout = checked_timeout(timeout)
+        schema = self._schema(address, max_message_bytes)
+        self.action_space, self._action_field = self._side("action", schema, action_space)
+        self.observation_space, self._observation_field = self._side("observation", schema, observation_space)
         self._socket = MessageSocket(
-            self._address, "/ws", url=self.url, timeout=timeout, max_message_bytes=max_message_bytes, proxied=True
+            address, "/ws", url=self.url, timeout=timeout, max_message_bytes=max_message_bytes, proxied=True
         )
         self._last: Any = None
 
-    def _get(self, path: str) -> Any:
-        """Return a document of the server."""
-        token = shown_token(self._address)
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        scheme = "https" if self._address.tls else "http"
-        request = urllib.request.Request(f"{scheme}://{self._address.target}{path}", headers=headers)
+    def _expecting(self, wanted: str, value: Any) -> contextlib.AbstractContextManager[None]:
+        return expecting(wanted, value, functools.partial(PeerError, self.url))
+
+    def _schema(self, address: Address, max_bytes: int) -> Any:
+        """Return the server's description of its actions and observations."""
+        token = shown_token(address)
+        request = urllib.request.Request(f"{'https' if address.tls else 'http'}://{address.target}/schema")
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                return json.loads(response.read(self._most))
-        except (urllib.error.URLError, OSError) as error:
-            raise ConnectError(self.url, f"no answer to GET {path}: {error}") from error
-        except ValueError as error:
-            raise PeerError(self.url, f"expected JSON at {path}: {error}") from error
+                data = response.read(max_bytes)
+        except OSError as error:
+            raise ConnectError(self.url, f"no answer to GET /schema: {error}") from error
+        with self._expecting("JSON", data):
+            return json.loads(data)
 
-    def _values(self, side: str, schema: Any, given: Space[Any] | None) -> _Values:
-        try:
+    def _side(self, side: str, schema: Any, given: Space[Any] | None) -> tuple[Space[Any], str | None]:
+        """Return the space of the actions or the observations.
+
+        The text is the one field that holds the value; None: each part of a Dict has a field.
+        """
+        with self._expecting(f"a schema of the {side}", schema):
             definitions, fields = schema[side].get("$defs", {}), dict(schema[side]["properties"])
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise PeerError(self.url, f"expected a schema of the {side}, got {schema!r:.200}") from error
-        if isinstance(fields.get(side), dict) and SPACE in fields[side]:  # a server of this package
-            fields = {side: fields[side]}
+            if SPACE in fields.get(side, ()):  # a server of this package
+                fields = {side: fields[side]}
         fields = {name: field for name, field in fields.items() if name not in _NO_VALUES}
         alone = next(iter(fields)) if len(fields) == 1 else None
-        if given is not None:
-            return _Values(given, None if isinstance(given, spaces.Dict) and alone not in fields else alone)
-        found = space_of(fields[alone] if alone else {"type": "object", "properties": fields}, definitions)
-        if found is None:
+        if given is None:
+            with expecting("the JSON Schema of an environment", schema):
+                given = space_of(fields[alone] if alone else {"type": "object", "properties": fields}, definitions)
+        if given is None:
             text = f"the schema of {self.url} describes no space of its {side}s, only the fields {list(fields)}"
             raise SettingError(f"{text}: give {side}_space=")
-        return _Values(found, alone)
+        return given, alone
 
-    # Messages
+    def _ask(self, kind: str, data: Any, seconds: float) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Ask, for at most so many seconds; return what the answer says, as `step` does."""
 
-    def _ask(self, kind: str, data: Any) -> str | bytes:
-        if not self._socket.connected:
-            self._socket.connect()
-        return self._socket.ask(to_bytes({"type": kind, "data": data}).decode(), f"answer to {kind}")
+        def ask() -> str | bytes:
+            if not self._socket.connected:
+                self._socket.connect()
+            return self._socket.ask(to_bytes({"type": kind, "data": data}).decode(), f"answer to {kind}")
 
-    def _result(self, data: str | bytes) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Return what an answer says, as `step` does."""
-        try:
-            answer = json.loads(data)
-        except ValueError as error:
-            raise PeerError(self.url, f"expected JSON, got what cannot be read: {error}") from error
-        try:
+        found = self._socket.persist(ask, seconds)
+        with self._expecting("JSON", found):
+            answer = json.loads(found)
+        space, field = self.observation_space, self._observation_field
+        with self._expecting("an observation", answer):
             if answer["type"] == "error":
                 raise EnvironmentFailedError(self.url, str(answer["data"].get("message", answer)), Code.INTERNAL)
-            found = dict(answer["data"]["observation"])
-            reward, done = float(answer["data"].get("reward") or 0.0), bool(answer["data"].get("done"))
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise PeerError(self.url, f"expected an observation, got {answer!r:.200}") from error
-        return self._read(found, reward, done)
-
-    def _read(self, fields: dict[str, Any], reward: float, done: bool) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        space, field = self._observation_values
-        is_ours = field == "observation" and "terminated" in fields
-        try:
-            sample = from_json(space, fields.pop(field, None) if field else fields, "the observation")
-        except SettingError as error:
-            raise PeerError(self.url, str(error)) from error
-        if field is None:
-            fields = {name: value for name, value in fields.items() if name not in space.spaces}  # type: ignore[attr-defined]
-        self._last = sample
-        if is_ours:  # a server of this package
-            return sample, reward, bool(fields["terminated"]), bool(fields["truncated"]), fields["info"]
-        return sample, reward, done, False, fields
-
-    # The environment
+            fields, reward = dict(answer["data"]["observation"]), float(answer["data"].get("reward") or 0.0)
+            self._last = from_json(space, fields.pop(field, None) if field else fields)
+            if field == "observation" and "terminated" in fields:  # a server of this package
+                return self._last, reward, bool(fields["terminated"]), bool(fields["truncated"]), fields["info"]
+            info = {name: value for name, value in fields.items() if field or name not in self._last}
+            return self._last, reward, bool(answer["data"].get("done")), False, info
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, after connecting where there is no connection.
@@ -190,8 +168,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         """
         data = {**(options or {}), **({} if seed is None else {"seed": int(seed)})}
         # The connection may have gone since the last episode, and so may have the server, to come back.
-        answer = self._socket.persist(lambda: self._ask("reset", data), self._timeout)
-        observation, _, _, _, info = self._result(answer)
+        observation, _, _, _, info = self._ask("reset", data, self._timeout)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -204,14 +181,12 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         """
         if not self._socket.connected:
             raise ResetNeededError("expected reset() before step()")
-        space, field = self._action_values
-        Layout(space, "action").pack_action(action)  # raises where it is not in the space
-        data = to_json(space, action)
+        Layout(self.action_space, "action").pack_action(action)  # raises where it is not in the space
+        data = to_json(self.action_space, action)
         try:
-            answer = self._socket.persist(lambda: self._ask("step", {field: data} if field else data), 0.0)
+            return self._ask("step", {self._action_field: data} if self._action_field else data, 0.0)
         except ConnectionLostError as error:
             return self._last, 0.0, False, True, {"error": f"the connection to {self.url} was lost: {error.reason}"}
-        return self._result(answer)
 
     def close(self) -> None:
         """End the session. May be called twice."""

@@ -10,18 +10,18 @@ import base64
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.encoding.space_json import check_space_bytes, plain_space_from_json, space_to_json
-from bridge.errors import SettingError, UnsupportedSpaceError
-from bridge.extras import install_command
+from bridge.errors import SettingError
+from bridge.extras import install_command, is_installed
 from bridge.watching.pictures import encode_png
 
-__all__ = ["from_json", "schema_of", "space_of", "to_bytes", "to_json"]
+__all__ = ["SPACE", "expecting", "from_json", "schema_of", "space_of", "to_bytes", "to_json"]
 
 SPACE = "x-gymnasium-space"
 """The key of a schema under which a server of ours writes the space itself."""
@@ -30,6 +30,7 @@ TEXT_CHARSET += "\n\t"
 """The characters of a Text whose schema names none: those of European languages, and general punctuation."""
 _MAX_TEXT = 1 << 20
 _PNG = "data:image/png;base64,"
+_NUMBERS: dict[str, Any] = {"integer": (np.int64, -(2**63), 2**63 - 1), "number": (np.float64, -np.inf, np.inf)}
 _COMPOSITES = (spaces.Dict, spaces.Tuple, spaces.OneOf, spaces.Sequence, spaces.Graph)
 # What comes of JSON of another structure than expected.
 _MISFITS = (AssertionError, AttributeError, LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError)
@@ -60,41 +61,37 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else repr(value)
 
 
-def from_json(space: Space[Any], value: Any, where: str) -> Any:
-    """Return the sample that `to_json` gave a value of.
+@contextlib.contextmanager
+def expecting(wanted: str, value: Any, fail: Callable[[str], Exception] = SettingError) -> Iterator[None]:
+    """Raise an error that says what was wanted where JSON turns out to be of another structure.
 
     Args:
-        space: What it is to be a sample of. Bounds are not checked.
-        value: Parsed JSON.
-        where: What it is, for the error.
-
-    Raises:
-        SettingError: It is of another structure or type.
+        wanted: What is expected.
+        value: What came.
+        fail: Makes the error.
     """
-    with _expecting(f"{where} to be JSON of an element of {space}", value):
-        return _read(space, value)
-
-
-@contextlib.contextmanager
-def _expecting(wanted: str, value: Any) -> Iterator[None]:
-    """Raise a SettingError that says what was wanted where JSON turns out to be of another structure."""
     try:
         yield
-    except (SettingError, UnsupportedSpaceError):
-        raise
     except _MISFITS as error:
-        raise SettingError(f"expected {wanted}, got {value!r:.200}: {error!r}") from error
+        raise fail(f"expected {wanted}, got {value!r:.200}: {error!r}") from error
 
 
-def _read(space: Space[Any], value: Any) -> Any:
+def from_json(space: Space[Any], value: Any) -> Any:
+    """Return the sample that `to_json` gave a value of, which is used where `expecting` holds.
+
+    Bounds are not checked.
+
+    Args:
+        space: What it is to be a sample of.
+        value: Parsed JSON.
+    """
     if isinstance(space, spaces.Dict):
-        return {key: _read(part, value[str(key)]) for key, part in space.spaces.items()}
+        return {key: from_json(part, value[str(key)]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_read(part, item) for part, item in zip(space.spaces, value, strict=True))
+        return tuple(from_json(part, item) for part, item in zip(space.spaces, value, strict=True))
     if isinstance(value, str) and _is_picture(space):
         return _read_picture(value, space.shape or ())
-    wanted = {spaces.Discrete: int, spaces.Text: str}.get(type(space), object)
-    if not isinstance(value, wanted):
+    if not isinstance(value, {spaces.Discrete: int, spaces.Text: str}.get(type(space), object)):
         raise TypeError(f"it is of type {type(value).__name__}")
     sample = space.from_jsonable([value])[0]
     if getattr(space.dtype, "kind", "O") in "iu":
@@ -105,10 +102,10 @@ def _read(space: Space[Any], value: Any) -> Any:
 
 
 def _read_picture(text: str, shape: tuple[int, ...]) -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise SettingError(f"pictures as PNG need the package pillow: {install_command('web')}") from error
+    if not is_installed("PIL"):
+        raise SettingError(f"pictures as PNG need the package pillow: {install_command('web')}")
+    from PIL import Image
+
     picture = Image.open(io.BytesIO(base64.b64decode(text.removeprefix(_PNG))), formats=("PNG",))
     if (picture.height, picture.width) != shape[:2]:  # before it is decoded: a few bytes may stand for gigabytes
         raise ValueError(f"the picture is of {picture.height} x {picture.width} pixels")
@@ -142,7 +139,9 @@ def _schema(space: Space[Any], pictures: bool) -> dict[str, Any]:
     if pictures and _is_picture(space):
         return {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}
     if not isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
-        if any(isinstance(part, _COMPOSITES) for part in _parts(space)):
+        # Gymnasium batches the values of spaces within these.
+        parts = (getattr(space, name, None) for name in ("stacked_feature_space", "node_space", "edge_space"))
+        if any(isinstance(part, _COMPOSITES) for part in (*getattr(space, "spaces", ()), *parts)):
             raise SettingError(f"OpenEnv's JSON holds no {type(space).__name__} of composites, got {space}")
         return {"type": "object" if isinstance(space, spaces.Graph) else "array"}
     found: dict[str, Any] = {"type": "number" if space.dtype.kind == "f" else "integer"}
@@ -154,57 +153,37 @@ def _schema(space: Space[Any], pictures: bool) -> dict[str, Any]:
     return found
 
 
-def _parts(space: Any) -> list[Any]:
-    """Return what a OneOf, a stacked Sequence or a Graph consists of."""
-    if isinstance(space, spaces.Graph):
-        return [space.node_space, space.edge_space]
-    if isinstance(space, spaces.OneOf):
-        return list(space.spaces)
-    return [space.feature_space] if space.stack else []
-
-
 def space_of(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:
     """Return the space that a JSON Schema describes; None: it describes none, such as an object of any keys.
+
+    It is used where `expecting` holds.
 
     Args:
         schema: As OpenEnv's servers write it, which is what pydantic writes.
         definitions: What `$ref` in it refers to.
-
-    Raises:
-        SettingError: It is no schema, or names a space that cannot be made.
     """
-    with _expecting("the JSON Schema of an environment", schema):
-        return _space(schema, definitions)
-
-
-def _space(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:
     if SPACE in schema:
         return plain_space_from_json(schema[SPACE])
     if "$ref" in schema:
-        return _space(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return space_of(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:  # of an optional field, the value that it may have
         parts = [part for part in schema["anyOf"] if part.get("type") != "null"]
-        return _space(parts[0], definitions) if len(parts) == 1 else None
-    kind = schema.get("type")
-    if kind == "string":
+        return space_of(parts[0], definitions) if len(parts) == 1 else None
+    if schema.get("type") == "object":
+        found = {name: space_of(part, definitions) for name, part in schema.get("properties", {}).items()}
+        return spaces.Dict({name: part for name, part in found.items() if part is not None}) if any(found) else None
+    if schema.get("type") == "string":
         longest = min(schema.get("maxLength", _MAX_TEXT), _MAX_TEXT)
         return spaces.Text(longest, min_length=schema.get("minLength", 0), charset=TEXT_CHARSET)
-    if kind == "boolean":
+    if schema.get("type") == "boolean":
         return spaces.Discrete(2)
-    if kind == "integer" and "minimum" in schema and "maximum" in schema:
+    if schema.get("type") == "integer" and "minimum" in schema and "maximum" in schema:
         return spaces.Discrete(schema["maximum"] - schema["minimum"] + 1, start=schema["minimum"])
-    if kind == "object":
-        found = {name: _space(part, definitions) for name, part in schema.get("properties", {}).items()}
-        return spaces.Dict({name: part for name, part in found.items() if part is not None}) if any(found) else None
     shape: tuple[int, ...] = ()
     while schema.get("type") == "array" and "minItems" in schema and schema["minItems"] == schema.get("maxItems"):
         shape, schema = (*shape, schema["minItems"]), schema.get("items", {})
-    kind = schema.get("type")
-    if kind not in ("integer", "number"):
+    if schema.get("type") not in _NUMBERS:
         return None
-    dtype: Any = np.float64
-    least, most = -np.inf, np.inf
-    if kind == "integer":
-        dtype, least, most = np.int64, -(2**63), 2**63 - 1
+    dtype, least, most = _NUMBERS[schema["type"]]
     check_space_bytes([(shape, dtype)])
     return spaces.Box(schema.get("minimum", least), schema.get("maximum", most), shape, dtype)

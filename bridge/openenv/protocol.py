@@ -5,29 +5,39 @@ A request over HTTP is a session of one message, as in OpenEnv: its world is mad
 
 from __future__ import annotations
 
-import base64
-import binascii
 import http
-import json
 import re
 from typing import Any
 
-from websockets.frames import Opcode
+from websockets.exceptions import InvalidHeader
+from websockets.frames import CloseCode, Opcode
+from websockets.headers import parse_authorization_basic
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from bridge.errors import Code, RequestError
-from bridge.openenv.session import ERRORS, FAILED, OpenEnvSession, error_message
-from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.openenv.json_values import to_bytes
+from bridge.openenv.session import OpenEnvSession
 from bridge.server.auth import Gate
 from bridge.server.calls import Call
 from bridge.server.web_protocol import WebProtocol, field_of
-from bridge.server.web_site import HttpAnswer, OpenEnvOptions
+from bridge.server.web_site import HttpAnswer
 from bridge.transport.websocket import LOGGER, MessageJoiner
 from bridge.version import __version__
 
 __all__ = ["OpenEnvProtocol"]
 
+_ERRORS = {
+    Code.OK: ("", 200),
+    Code.INVALID_ARGUMENT: ("VALIDATION_ERROR", 422),
+    Code.RESOURCE_EXHAUSTED: ("CAPACITY_REACHED", 503),
+    Code.UNIMPLEMENTED: ("UNKNOWN_TYPE", 500),
+    Code.DATA_LOSS: ("INVALID_JSON", 400),
+    Code.UNAUTHENTICATED: ("EXECUTION_ERROR", 401),
+    Code.PERMISSION_DENIED: ("EXECUTION_ERROR", 403),
+    Code.UNAVAILABLE: ("EXECUTION_ERROR", 503),
+}
+"""What OpenEnv calls an error of each gRPC code, and its status over HTTP; any other is of its own kind and 500."""
 _SESSION = "session"
 _NO_TOOLS = {"code": -32601, "message": "this environment has no tools; its actions go to /ws"}
 # By method and path: the session over WebSocket, the type of the message that stands for a request, or what is said
@@ -41,19 +51,13 @@ _ROUTES: dict[str, str | dict[str, Any]] = {
     "GET /health": {"status": "healthy"},
     "GET /metadata": {},
     "POST /mcp": {"jsonrpc": "2.0", "id": None, "error": _NO_TOOLS},
-}
-_ROUTES["GET /openapi.json"] = {
-    "openapi": "3.1.0",
-    "info": {"title": "OpenEnv Environment HTTP API", "version": "1.0.0"},
-    "paths": {
-        path: {method.lower(): {"responses": {}}}
-        for (method, path), route in ((name.split(), route) for name, route in _ROUTES.items())
-        if isinstance(route, str) and route != _SESSION
+    "GET /openapi.json": {
+        "openapi": "3.1.0",
+        "info": {"title": "OpenEnv Environment HTTP API", "version": "1.0.0"},
+        "paths": {"/schema": {"get": {}}, "/state": {"get": {}}, "/reset": {"post": {}}, "/step": {"post": {}}},
     },
 }
-_STATUSES = dict([*ERRORS.values(), FAILED])
-_LINE = re.compile(rb"[A-Z]+ [^? ]*")
-_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([^\r]*)")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,18})(?=[ \t]*\r\n)")
 
 
 class OpenEnvProtocol(WebProtocol):
@@ -64,144 +68,115 @@ class OpenEnvProtocol(WebProtocol):
 
     _route: str | dict[str, Any] | None = None
     """The entry of `_ROUTES` that the path matches; None: no entry."""
-    _length: re.Match[bytes] | None = None
-    """The field that says how long the body is; None: there is none."""
     _request: Request | None = None
-    """A request over HTTP whose head has come."""
-    _missing, _body = 0, b""
-    """The length of its body, and what has come of that."""
-
-    @property
-    def _over_http(self) -> bool:
-        """True if it is a request that gets one response."""
-        return self._route is not None and self._route != _SESSION
-
-    def receive_data(self, data: bytes) -> None:
-        """Take bytes, as `WebProtocol.receive_data`; those of a body go to the call once it is whole."""
-        if self._over_http:
-            self._receive_rest(data)
-        else:
-            super().receive_data(data)
+    """The request, where it is one of OpenEnv's over HTTP."""
+    _length = 0
+    """The length of its body."""
+    _body: bytes | None = b""
+    """What has come of that; None: it was whole."""
 
     def _receive_head(self, head: bytes) -> None:
-        line = _LINE.match(head)
-        self._route = None if line is None else _ROUTES.get(line[0].decode())
+        method_and_path = b" ".join(re.split(rb"[? ]", head, maxsplit=2)[:2])
+        self._route = _ROUTES.get(method_and_path.decode("latin-1"))
         if self._route == _SESSION:
-            self._joiner = MessageJoiner(Opcode.TEXT)
+            self._path, self._joiner = "/ws", MessageJoiner(Opcode.TEXT)
             self._websocket = ServerProtocol(max_size=self._limits.max_message_bytes, logger=LOGGER)
-        if self._over_http and head.startswith(b"POST "):  # without its body it is like a request for a file
-            self._length = _LENGTH.search(head)
+        elif self._route is not None and head.startswith(b"POST "):  # without its body it is like one for a file
+            self._length = int(length[1]) if (length := _LENGTH.search(head)) else 0
             head = b"GET " + _LENGTH.sub(b"", head.removeprefix(b"POST "))
         super()._receive_head(head)
 
     def _serve_file(self, request: Request) -> None:
-        if not self._over_http:
+        if self._route is None:
             super()._serve_file(request)
             return
-        self._request = request
-        length, most = b"0" if self._length is None else self._length[1], self._limits.max_message_bytes
+        self._request, host = request, request.headers["Host"]
         try:
-            self._site.check_origin(field_of(request, "Origin"), request.headers["Host"])
-            if not length.isdigit() or int(length) > most:
-                text = f"expected a body with a Content-Length of at most max_message_bytes={most}, got {length!r:.20}"
+            if self._length > self._limits.max_message_bytes:
+                text = f"expected a body of at most max_message_bytes={self._limits.max_message_bytes}"
                 raise RequestError(Code.DATA_LOSS, text)
+            if isinstance(self._route, str):
+                self._call = self._open_call(request, host)
+                self._receive_frames(self._call, b"")
+                return
+            self._site.check_origin(field_of(request, "Origin"), host)
         except RequestError as error:
-            self._refuse(error)
+            self._say_goodbye(error.code, error.message)
             return
-        self._missing = int(length)
-        self._receive_rest(b"")
+        options: Any = self._site.openenv
+        text = f"the Gymnasium environment {options.name}, served by Gymnasium Bridge"
+        described = {"name": options.name, "description": text, "version": __version__}
+        self._send(self._write("", self._route or described))
 
-    def _receive_rest(self, data: bytes) -> None:
-        if not self._over_http:
-            super()._receive_rest(data)
-        elif self._request is not None and not self.finished and self._call is None:
+    def _receive_frames(self, call: Call, data: bytes) -> None:
+        """Take frames, or of a request over HTTP the body, which is one message."""
+        if self._request is None:
+            super()._receive_frames(call, data)
+        elif self._body is not None:
             self._body += data
             self._admit(len(self._body))
-            if len(self._body) >= self._missing:
+            if len(self._body) >= self._length:
+                message = b'{"type": "%s", "data": %s}' % (str(self._route).encode(), self._body or b"{}")
+                self._body = None
                 self._release()
-                self._serve_request(self._request)
-
-    def _serve_request(self, request: Request) -> None:
-        if isinstance(self._route, dict):
-            name = self._options.name
-            text = f"the Gymnasium environment {name}, served by Gymnasium Bridge"
-            self._respond(self._route or {"name": name, "description": text, "version": __version__})
-            return
-        try:
-            call = self._call = self._open_session(field_of(request, "Authorization"))
-        except RequestError as error:
-            self._refuse(error)
-            return
-        message = b'{"type": "%s", "data": %s}' % (str(self._route).encode(), self._body or b"{}")
-        self._handler.calls.receive(call, message)
-        self._handler.calls.receive(call, None)
-
-    def _refuse(self, error: RequestError) -> None:
-        self._respond({"detail": error.message}, ERRORS.get(error.code, FAILED)[1])
-
-    def _respond(self, body: Any, status: http.HTTPStatus = http.HTTPStatus.OK) -> None:
-        self._send_file(HttpAnswer(status, json.dumps(body).encode(), "application/json"))
-
-    def _is_websocket(self, request: Request) -> bool:
-        return self._route == _SESSION or super()._is_websocket(request)
+                self._handler.calls.receive(call, message)
+                self._handler.calls.receive(call, None)
 
     def _open_call(self, request: Request, host: str) -> Call:
-        if self._route != _SESSION:
+        if self._route is None:
             return super()._open_call(request, host)
         self._site.check_origin(field_of(request, "Origin"), host)
-        return self._open_session(field_of(request, "Authorization"))
-
-    @property
-    def _options(self) -> OpenEnvOptions:
-        assert self._site.openenv is not None  # else there is another protocol
-        return self._site.openenv
-
-    def _open_session(self, authorization: str | None) -> Call:
-        """Admit a client. Raises RequestError."""
-        if not self._gate.check(_token_in(authorization), self._connection.peer):
+        if not self._gate.check(_token_in(field_of(request, "Authorization")), self._connection.peer):
             text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
             raise RequestError(Code.UNAUTHENTICATED, text)
         call = self._handler.open(self._connection, __version__, may_act=True)
-        call.handle = OpenEnvSession(call.session.handle, pictures=self._options.pictures).handle
-        call.stream = self
+        options: Any = self._site.openenv
+        session = OpenEnvSession(call.session.handle, pictures=options.pictures)
+
+        async def handle(data: bytes | bytearray) -> list[bytes | memoryview]:
+            return [self._write(*await session.answer(data))]
+
+        call.handle, call.stream = handle, self
+        call.refuse = lambda error: self._write("error", error.message, error.code)
         return call
 
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer: as a text message, or as the response to a request over HTTP."""
-        if self._route is None:
-            return super().answer(call, parts, size)
-        data = b"".join(parts)
-        if data[:1] not in (b"", b"{"):  # the server refused the message before the session saw it
-            refusal = pb.EnvironmentResponse.FromString(data).error
-            data = error_message(RequestError(Code(refusal.code), refusal.message))
-        if self._over_http:
-            message = json.loads(data)
-            found = message.get("data", message)
-            if message.get("type") == "error":
-                self._respond({"detail": found["message"]}, _STATUSES[found["code"]])
-            else:
-                self._respond(found)
-        elif not data:  # it was asked to close: the connection ends with its call
-            self._handler.calls.receive(call, None)
-        elif self._reply is None and not self.finished:
-            self._websocket.send_text(data)
-            self._outgoing.extend(self._websocket.data_to_send())
-        return True
+    # What goes
 
-    def finish(self, call: Call, error: RequestError | None) -> None:
-        """Send the last frame, or the response that a request over HTTP has not got."""
-        if not self._over_http:
-            super().finish(call, error)
+    def _write(self, kind: str, data: Any, code: Code = Code.OK) -> bytes:
+        """Return an answer as a message, or as the response to a request over HTTP.
+
+        Args:
+            kind: The message's type; empty: the session ends without one.
+            data: Its data; with another code than OK, the text of an error.
+            code: The error's.
+        """
+        name, status = _ERRORS.get(code, ("EXECUTION_ERROR", 500))
+        if self._request is not None:
+            body = to_bytes({"detail": data} if code else data)
+            return HttpAnswer(http.HTTPStatus(status), body, "application/json").serialize()
+        return to_bytes({"type": kind, "data": {"message": data, "code": name} if code else data}) if kind else b""
+
+    def _send(self, data: bytes | memoryview) -> None:
+        if self._request is not None:
+            self._outgoing.append(data)
+            self.finished = True
+        elif self._route is None:
+            super()._send(data)
+        elif data:
+            self._websocket.send_text(data)
+        elif self._call is not None:  # it was asked to close: the connection ends with its call
+            self._handler.calls.receive(self._call, None)
+
+    def _say_goodbye(self, code: Code | CloseCode, reason: str) -> None:
+        if self._request is None:
+            super()._say_goodbye(code, reason)
         elif not self.finished:
-            self._refuse(error or RequestError(Code.UNAVAILABLE, "the server gave no answer"))
+            self._send(self._write("error", reason, Code(code)))
 
 
 def _token_in(header: str | None) -> str | None:
     """Return the token of an `Authorization` header, which Basic holds as the password; None: it holds none."""
-    scheme, _, text = (header or "").partition(" ")
-    if scheme.lower() != "basic":
-        return Gate.bearer(header)
     try:
-        return base64.b64decode(text.strip(), validate=True).decode().partition(":")[2] or None
-    except (binascii.Error, UnicodeDecodeError):
-        return None
+        return parse_authorization_basic(header or "")[1] or None
+    except (InvalidHeader, UnicodeDecodeError):
+        return Gate.bearer(header)

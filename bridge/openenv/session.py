@@ -6,38 +6,25 @@ one process and without a socket: what our own client can do, an OpenEnv client 
 
 from __future__ import annotations
 
-import dataclasses
-import http
+import functools
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bridge.client.slots.resets import reset_settings
-from bridge.client.world.events import Lost, Refused, StepAnswered
+from bridge.client.world.events import Lost, Refused
 from bridge.client.world.session import ClientSession, ClientState
-from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.client.world.world_request import WorldRequest
 from bridge.errors import Code, RemoteError, RequestError, SettingError, UsageError
-from bridge.openenv.json_values import from_json, schema_of, to_bytes, to_json
+from bridge.openenv.json_values import expecting, from_json, schema_of, to_json
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.version import __version__
 
-__all__ = ["ERRORS", "FAILED", "OpenEnvSession", "error_message"]
+__all__ = ["OpenEnvSession"]
 
-FAILED = "EXECUTION_ERROR", http.HTTPStatus.INTERNAL_SERVER_ERROR
-"""What OpenEnv calls an error that has no name of its own, and its status over HTTP."""
-ERRORS = {
-    Code.INVALID_ARGUMENT: ("VALIDATION_ERROR", http.HTTPStatus.UNPROCESSABLE_ENTITY),
-    Code.RESOURCE_EXHAUSTED: ("CAPACITY_REACHED", http.HTTPStatus.SERVICE_UNAVAILABLE),
-    Code.UNIMPLEMENTED: ("UNKNOWN_TYPE", http.HTTPStatus.INTERNAL_SERVER_ERROR),
-    Code.DATA_LOSS: ("INVALID_JSON", http.HTTPStatus.BAD_REQUEST),
-    Code.UNAUTHENTICATED: (FAILED[0], http.HTTPStatus.UNAUTHORIZED),
-    Code.PERMISSION_DENIED: (FAILED[0], http.HTTPStatus.FORBIDDEN),
-    Code.UNAVAILABLE: (FAILED[0], http.HTTPStatus.SERVICE_UNAVAILABLE),
-}
-"""The OpenEnv name and HTTP status of each gRPC code that has its own."""
-_REQUEST = dataclasses.replace(WorldRequest.of("grpc://localhost:1"), plain_spaces=True)
-_MAX_REQUEST = 1 << 31  # the server has checked the size of what came
+# The server has checked the size of what came.
+_REQUEST = WorldRequest.of("grpc://localhost:1", plain_spaces=True, max_message_bytes=1 << 31)
 _LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()
 _STATE = {
     "type": "object",
@@ -56,94 +43,97 @@ class OpenEnvSession:
     def __init__(self, served: Callable[[bytes], Coroutine[Any, Any, list[Any]]], *, pictures: bool) -> None:
         self._served = served
         self._pictures = pictures
-        self._client = ClientSession(_REQUEST, _MAX_REQUEST)
+        self._client = ClientSession(_REQUEST)
         self._client.server_version = __version__
-        self._episode_id: Any = None
-        self._steps = 0
-        # Only requests over HTTP send the last two; each of them has a session of its own.
+        self._state: dict[str, Any] = {"episode_id": None, "step_count": 0}
+        # Only requests over HTTP ask for the last two; each of them has a session of its own.
         self._answers = {
             "reset": self._reset,
             "step": self._step,
-            "state": self._state,
             "schema": self._schema,
             "first step": self._first_step,
         }
 
-    async def handle(self, data: bytes | bytearray) -> list[bytes | memoryview]:
-        """Answer a message of JSON by one of JSON, whatever the bytes are; by nothing where it ends the session."""
+    async def answer(self, data: bytes | bytearray) -> tuple[str, Any, Code]:
+        """Answer a message of JSON, whatever the bytes are.
+
+        Returns:
+            The type of the answer, empty where it ends the session, its data, and a code: OK, or that of an error,
+            whose data is a text.
+        """
         try:
-            kind, payload = _read(data)
+            with expecting("JSON", data[:80], functools.partial(RequestError, Code.DATA_LOSS)):
+                message = json.loads(data)
+            with expecting('{"type": "step", "data": {"action": …}}', message):
+                kind, payload = str(message["type"]), dict(message.get("data", {}))
             if kind == "close":
-                return [b""]
-            if not isinstance(kind, str) or kind not in self._answers:
-                raise RequestError(
-                    Code.UNIMPLEMENTED, f"expected the type reset, step, state or close, got {kind!r:.40}"
-                )
-            return [to_bytes(await self._answers[kind](payload))]
-        except (RequestError, UsageError, RemoteError) as error:
-            return [error_message(error)]
+                return "", None, Code.OK
+            if kind == "state":
+                return kind, self._state, Code.OK
+            if kind not in self._answers:
+                text = f"expected the type reset, step, state or close, got {kind!r:.40}"
+                raise RequestError(Code.UNIMPLEMENTED, text)
+            return "observation", await self._answers[kind](payload), Code.OK
+        except RequestError as error:
+            return "error", error.message, error.code
+        except UsageError as error:
+            return "error", str(error), Code.INVALID_ARGUMENT
+        except RemoteError as error:
+            return "error", error.reason, getattr(error, "code", Code.INTERNAL)
 
-    async def _state(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        return {"type": "state", "data": {"episode_id": self._episode_id, "step_count": self._steps}}
+    async def _reset(self, payload: dict[str, Any]) -> dict[str, Any]:
+        seed, episode_id = payload.pop("seed", None), payload.pop("episode_id", None)
+        await self._schema({})  # raises where JSON has no form for a space
+        self._client.begin(reset_settings(seed=seed, options=payload or None), time.monotonic())
+        self._state = {"episode_id": episode_id, "step_count": 0}
+        return {**await self._observe(), "reward": None}
 
-    async def _first_step(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        await self._reset({})
-        return await self._step(_checked(payload.get("action"), payload))
-
-    async def _reset(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        options = dict(payload)
-        seed, self._episode_id = options.pop("seed", None), options.pop("episode_id", None)
-        await self._join()
-        self._client.begin(reset_settings(seed=seed, options=options or None), time.monotonic())
-        self._steps = 0
-        answer = self._observation(await self._exchange())
-        answer["data"]["reward"] = None
-        return answer
-
-    async def _step(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+    async def _step(self, payload: dict[str, Any]) -> dict[str, Any]:
         world = self._client.world
         if world is None or self._client.state is not ClientState.RUNNING:
-            ended = self._client.state is ClientState.ENDED
-            text = f"{'the episode has ended' if ended else 'no episode has begun'}: send a reset before the step"
+            text = "no episode has begun, or it has ended: send a reset before the step"
             raise RequestError(Code.FAILED_PRECONDITION, text)
-        if "action" not in payload:
-            raise SettingError(f"expected an action of the form {{'action': …}}, got the keys {list(payload)!r:.80}")
-        action = from_json(world.info.action_space, payload["action"], "the action")
+        with expecting('{"action": …} with an action as the schema says', payload):
+            action = from_json(world.info.action_space, payload["action"])
         self._client.step(world.write_action(action), time.monotonic())
+        found = await self._observe()
+        self._state["step_count"] += 1
+        return found
+
+    async def _first_step(self, payload: dict[str, Any]) -> dict[str, Any]:
+        await self._reset({})
+        with expecting('{"action": {"action": …}}', payload):
+            action = dict(payload["action"])
+        return await self._step(action)
+
+    async def _observe(self) -> dict[str, Any]:
+        """Return the data of the observation that follows the last request."""
         answer = await self._exchange()
-        self._steps += 1
-        return self._observation(answer)
-
-    def _observation(self, answer: StepAnswered) -> dict[str, Any]:
         sample, reward, terminated, truncated, info = answer.reader.read(answer.message, time.monotonic())
-        flags = {"terminated": terminated, "truncated": truncated, "info": info}
-        observation = {"observation": to_json(self._info.observation_space, sample, pictures=self._pictures), **flags}
-        done = terminated or truncated
-        return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
+        world: Any = self._client.info
+        found = to_json(world.observation_space, sample, pictures=self._pictures)
+        observation = {"observation": found, "terminated": terminated, "truncated": truncated, "info": info}
+        return {"observation": observation, "reward": reward, "done": terminated or truncated}
 
-    async def _schema(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        await self._join()
-        observed = {"observation": schema_of(self._info.observation_space, pictures=self._pictures)}
-        flags = {"terminated": {"type": "boolean"}, "truncated": {"type": "boolean"}, "info": {"type": "object"}}
-        parts = {"action": {"action": schema_of(self._info.action_space)}, "observation": {**observed, **flags}}
-        objects = {name: {"type": "object", "properties": part, "required": list(part)} for name, part in parts.items()}
-        return {**objects, "state": _STATE}
+    async def _schema(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Join a world, unless that is done, and return the schemas of what is sent and received.
 
-    @property
-    def _info(self) -> WorldInfo:
-        assert self._client.info is not None
-        return self._client.info
-
-    async def _join(self) -> None:
+        Raises:
+            SettingError: JSON has no form for a space.
+        """
         if self._client.state is ClientState.LOST:  # the server keeps the session in the lost world until it leaves
             await self._served(_LEAVE)
         if self._client.state in (ClientState.OFFLINE, ClientState.LOST):
             self._client.connect(time.monotonic())
             await self._exchange()
-        if self._info.lanes is not None:
-            raise SettingError(f"an OpenEnv session is one environment, and this world has {self._info.lanes} lanes")
-        for space in (self._info.observation_space, self._info.action_space):
-            schema_of(space)  # refuses those that JSON does not hold
+        world: Any = self._client.info
+        if world.lanes is not None:
+            raise SettingError(f"an OpenEnv session is one environment, and this world has {world.lanes} lanes")
+        observed = {"observation": schema_of(world.observation_space, pictures=self._pictures)}
+        flags = {"terminated": {"type": "boolean"}, "truncated": {"type": "boolean"}, "info": {"type": "object"}}
+        parts = {"action": {"action": schema_of(world.action_space)}, "observation": {**observed, **flags}}
+        objects = {name: {"type": "object", "properties": part, "required": list(part)} for name, part in parts.items()}
+        return {**objects, "state": _STATE}
 
     async def _exchange(self) -> Any:
         """Have the served session answer what the client's has to say; return what came of it.
@@ -159,27 +149,3 @@ class OpenEnvSession:
         if isinstance(event, (Lost, Refused)):
             raise event.error
         return event
-
-
-def _read(data: bytes | bytearray) -> tuple[Any, Mapping[str, Any]]:
-    """Return the type and the data of a message."""
-    try:
-        message = json.loads(data)
-    except (RecursionError, ValueError) as error:
-        raise RequestError(Code.DATA_LOSS, f"expected a message of JSON, got {data[:80]!r}: {error}") from error
-    if not isinstance(message, dict) or "type" not in message:
-        raise SettingError(f'expected {{"type": "step", "data": {{"action": …}}}}, got {data[:80]!r}')
-    return message["type"], _checked(message.get("data", {}), message)
-
-
-def _checked(data: Any, message: Any) -> Mapping[str, Any]:
-    if not isinstance(data, dict):
-        raise SettingError(f"expected an object with an action in it, got {message!r:.80}")
-    return data
-
-
-def error_message(error: Exception) -> bytes:
-    """Return the message by which OpenEnv says that something went wrong."""
-    code = getattr(error, "code", Code.INVALID_ARGUMENT if isinstance(error, UsageError) else Code.INTERNAL)
-    text = error.message if isinstance(error, RequestError) else getattr(error, "reason", str(error))
-    return to_bytes({"type": "error", "data": {"message": text, "code": ERRORS.get(code, FAILED)[0]}})

@@ -185,7 +185,7 @@ class Lobby:
             self._inform(client, now)
         if (port := self._port(client, now)) is not None:
             self._send(packet.Start(self.header, port), client, now)  # P-16, and for the whole rollout
-        elif not isinstance(message, packet.Ready):
+        elif not isinstance(message, packet.ReadyMessage):
             return "" if asks else "action in the lobby"
         elif client.token:
             return "no token"

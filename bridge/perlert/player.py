@@ -364,7 +364,7 @@ class Player:
         """
         key = self.key or ""
         if not self.token and (word == "l" or not (self.use_profile or self.state is PlayerState.REGISTERING)):
-            return self._say(packet.Ready(self.header, key, word in "rp"))
+            return self._say(packet.ReadyMessage(self.header, key, word in "rp"))
         self._registrations += bool(self.token)
         claim = profile.Claim(self.tag, self.use_profile, self.token, self._registrations, word, self.former)
         return self._say(packet.Register(self.header, key, profile.format_tag(claim)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections import Counter, deque
@@ -28,10 +29,8 @@ __all__ = ["Comparison", "EvaluatedEpisode", "Evaluation", "compare", "evaluate"
 _RESAMPLES = 10_000
 _ATTEMPTS = 5
 """How often an episode is begun before its losses end the evaluation."""
-_OBSERVATIONS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict)
-_FREE = -1
-"""Stands for the number of an episode, in a slot that plays none."""
-_INFOS = ("error", "moved", "intervention", "is_success", "success")
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_INFOS = ("valid", "error", "moved", "intervention", "is_success", "success")
 
 
 class Interval(NamedTuple):
@@ -45,7 +44,7 @@ class Interval(NamedTuple):
         return f"{self.mean:.4g} (95 %: {self.low:.4g} to {self.high:.4g})"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class EvaluatedEpisode:
     """One episode of an evaluation."""
 
@@ -53,11 +52,11 @@ class EvaluatedEpisode:
     """From 0 on."""
     seed: int
     """The seed of its reset: the evaluation's seed plus the number."""
-    total: float
+    total: float = 0.0
     """The sum of its rewards."""
-    length: int
+    length: int = 0
     """Its steps."""
-    success: bool | None
+    success: bool | None = None
     """`is_success` or `success` of its last info; None: there is neither."""
     corrected: int = 0
     """The steps in which somebody else acted in the policy's place: a person who took over in the browser."""
@@ -74,8 +73,6 @@ class Evaluation:
     """How long the policy's calls took, its network included."""
     seconds_in_policy_network: float
     """The part of these that a served policy's function did not take."""
-    seconds_waiting: float
-    """How long the loop waited for environments and their network, while no policy was at work."""
     steps: int
     """All steps, those of lost episodes included."""
     lost: tuple[str, ...]
@@ -86,6 +83,11 @@ class Evaluation:
         """The return of each episode: float64 `(episodes,)`."""
         return _measures(self.episodes)["return"]
 
+    @property
+    def seconds_waiting(self) -> float:
+        """How long no call of the policy was under way: environments, their network, and the loop between them."""
+        return self.seconds - self.seconds_in_policy
+
     def intervals(self) -> dict[str, Interval]:
         """Return the mean return, length and, where infos tell it, success, with their bootstrap intervals."""
         return {name: _interval(values) for name, values in _measures(self.episodes).items()}
@@ -93,14 +95,12 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
         return {
+            **dataclasses.asdict(self),
             **{name: interval._asdict() for name, interval in self.intervals().items()},
-            "seconds": self.seconds,
             "steps_per_second": self.steps / self.seconds,
             "share_policy": self.seconds_in_policy / self.seconds,
             "share_policy_network": self.seconds_in_policy_network / self.seconds,
             "share_environment_and_network": self.seconds_waiting / self.seconds,
-            "lost": list(self.lost),
-            "episodes": [dataclasses.asdict(episode) for episode in self.episodes],
         }
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class Comparison:
     first: Evaluation
     second: Evaluation
 
-    @property
+    @functools.cached_property
     def difference(self) -> Interval:
         """The mean of the second's returns less the first's, seed by seed, with its bootstrap interval."""
         return _interval(self.second.returns - self.first.returns)
@@ -131,8 +131,7 @@ class Comparison:
     @property
     def beyond_chance(self) -> bool:
         """True where the interval of the difference has no zero in it."""
-        difference = self.difference
-        return difference.low > 0 or difference.high < 0
+        return self.difference.low > 0 or self.difference.high < 0
 
     def summary(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
@@ -168,167 +167,111 @@ def _interval(values: Array) -> Interval:
 class _Part:
     """Some slots, which step together: while one part's environments step, the policy acts for the other part."""
 
-    def __init__(self, envs: Any, first: int, work: _Work) -> None:
+    def __init__(self, envs: Any, number: int, work: _Work) -> None:
         self.envs, self.work = envs, work
-        self.slots = np.arange(first, first + envs.num_envs)
-        self.episodes = np.full(envs.num_envs, _FREE)
-        self.totals, self.lengths, self.corrected = np.zeros((3, envs.num_envs))
-        self.filler = np.stack([envs.single_action_space.sample()] * envs.num_envs)
+        self.slots = number + 2 * np.arange(envs.num_envs)
+        """Their names for the policy, which are no other part's."""
+        self.episodes: list[EvaluatedEpisode | None] = [None] * envs.num_envs
+        self.filler = envs.action_space.sample()
 
     def play(self) -> Iterator[None]:
         """Play episodes, and yield for the other part's turns; slots without an episode are stepped, too."""
-        self._begin(np.ones(len(self.slots), np.bool_))
+        self._begin(range(len(self.slots)))
         while True:
-            self._ask()
+            active = [row for row, episode in enumerate(self.episodes) if episode is not None]
+            batch = take(self.observations, active)
+            answer: Callable[[], Any] = functools.partial(self.work.call_policy, batch, self.slots[active])
             # A served policy works on its own: the other part's turn is its time to answer, and by then that part has
-            # asked, too, so that the policy never waits. A function works in `_ask`, and the other part's turn, with
+            # asked, too, so that the policy never waits. A function works in `_act`, and the other part's turn, with
             # its call, is the time in which this part's environments step.
             if self.work.is_served:
+                answer = self.work.thread.submit(answer).result if active else answer
                 yield
-                self._act()
+                self._act(active, answer)
             else:
-                self._act()
+                self._act(active, answer)
                 yield
             self._observe()
 
-    def _begin(self, chosen: Array) -> None:
-        """Reset slots, for episodes that wait with their seeds."""
+    def _begin(self, rows: Sequence[int]) -> None:
+        """Reset slots, for episodes that wait with their seeds; the next step tells which are lost by it."""
         seeds: list[int | None] = [None] * len(self.slots)
-        for row in np.flatnonzero(chosen)[: len(self.work.queue)].tolist():
-            self.episodes[row] = number = self.work.queue.popleft()
-            seeds[row] = self.work.seed + number
-        self.totals[chosen] = self.lengths[chosen] = self.corrected[chosen] = 0
-        began = time.perf_counter()
-        self.observations, infos = self.envs.reset(seed=seeds, options={"reset_mask": chosen})
-        self.work.waited_since(began)
-        self.fresh, self.usable = self.slots[chosen], np.asarray(infos["valid"])
-        for row in np.flatnonzero((self.episodes != _FREE) & ~self.usable).tolist():
-            self.lose(row, "the server went while it was reset")
+        for row in rows[: len(self.work.queue)]:
+            self.episodes[row] = episode = self.work.queue.popleft()
+            seeds[row] = episode.seed
+        if self.work.is_served:
+            self.work.policy.reset(self.slots[rows])
+        mask = np.isin(np.arange(len(self.slots)), rows)
+        self.observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": mask})
 
-    def _ask(self) -> None:
-        """Ask the policy for the actions of slots with an episode."""
-        self.active = np.flatnonzero(self.episodes != _FREE)
-        if len(self.active):
-            slots = self.slots[self.active].tolist()
-            self.answer = self.work.ask(take(self.observations, self.active), slots, self.fresh.tolist())
-
-    def _act(self) -> None:
+    def _act(self, active: list[int], answer: Callable[[], Any]) -> None:
         """Send actions: of the policy for slots with an episode, any for the others."""
         actions = self.filler.copy()
-        if len(self.active):
-            given, replaced = np.asarray(self.answer()), actions[self.active]
+        if active:
+            given, replaced = np.asarray(answer()), actions[active]
             if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
                 raise InvalidActionError(
                     f"expected the policy to return {replaced.dtype} actions of {replaced.shape} for "
-                    f"{len(self.active)} observations, got {given.dtype} of {given.shape}"
+                    f"{len(active)} observations, got {given.dtype} of {given.shape}"
                 )
-            actions[self.active] = given
+            actions[active] = given
         self.envs.step_async(actions)
 
     def _observe(self) -> None:
         """Take the results of the step, and begin episodes that wait in slots that are free."""
-        began = time.perf_counter()
         self.observations, rewards, terminations, truncations, infos = self.envs.step_wait()
-        self.work.waited_since(began)
-        self.fresh, self.usable = self.slots[:0], np.asarray(infos["valid"])
-        errors, moved, acted, *successes = (_told(infos, name, len(self.slots)) for name in _INFOS)
-        for row in np.flatnonzero(self.episodes != _FREE).tolist():
-            if not self.usable[row] or errors[row] is not None or moved[row]:
-                self.lose(row, str(errors[row] or "its server was left"))
-        playing = self.episodes != _FREE
-        self.work.steps += int(playing.sum())
-        self.totals[playing] += rewards[playing]
-        self.lengths[playing] += 1
-        self.corrected[playing] += np.array(acted, np.bool_)[playing]
-        for row in np.flatnonzero(playing & (terminations | truncations)).tolist():
-            success = next((bool(told[row]) for told in successes if told[row] is not None), None)
-            self.work.finish(self.episodes[row], self.totals[row], self.lengths[row], success, self.corrected[row])
-            self.episodes[row] = _FREE
+        valid, errors, moved, acted, *successes = (_told(infos, name, len(self.slots)) for name in _INFOS)
+        for row, episode in enumerate(self.episodes):
+            if episode is None:
+                continue
+            if not valid[row] or errors[row] is not None or moved[row]:
+                self.episodes[row] = None
+                self.work.lose(episode, str(errors[row] or "its server was left"))
+                continue
+            episode.total += float(rewards[row])
+            episode.length += 1
+            episode.corrected += bool(acted[row])
+            self.work.steps += 1
+            if terminations[row] or truncations[row]:
+                episode.success = next((bool(told[row]) for told in successes if told[row] is not None), None)
+                self.episodes[row] = None
+                self.work.done[episode.number] = episode
+                self.work.progress(len(self.work.done), self.work.total)
         # Others that are free begin episodes by themselves, which do not count.
-        free = np.flatnonzero((self.episodes == _FREE) & self.usable)[: len(self.work.queue)]
-        if len(free):
-            self._begin(np.isin(np.arange(len(self.slots)), free))
-
-    def lose(self, row: int, why: str) -> None:
-        """Let a slot's episode, where it has one, be begun again before all others."""
-        if self.episodes[row] != _FREE:
-            self.work.lose(int(self.episodes[row]), why)
-        self.episodes[row] = _FREE
+        free = [row for row, episode in enumerate(self.episodes) if episode is None and valid[row]]
+        if free and self.work.queue:
+            self._begin(free[: len(self.work.queue)])
 
 
 class _Work:
-    """The episodes to be played, what came of them, and the policy.
+    """The episodes to be played, what came of them, and the policy; the arguments are those of `evaluate`."""
 
-    Args:
-        policy: As for `evaluate`, as are `episodes`, `seed` and `progress`.
-        thread: Calls a served policy.
-    """
-
-    def __init__(
-        self,
-        policy: Any,
-        episodes: int,
-        seed: int,
-        progress: Callable[[int, int], None] | None,
-        thread: ThreadPoolExecutor,
-    ) -> None:
-        self.policy, self.total, self.seed, self.progress, self.thread = policy, episodes, seed, progress, thread
+    def __init__(self, policy: Any, episodes: int, seed: int, progress: Callable[[int, int], None] | None) -> None:
+        self.policy, self.total, self.progress = policy, episodes, progress or (lambda done, total: None)
         self.is_served = isinstance(policy, RemotePolicy)
-        self.queue = deque(range(episodes))
+        self.thread = ThreadPoolExecutor(1)
+        """Calls a served policy."""
+        self.queue = deque(EvaluatedEpisode(number, seed + number) for number in range(episodes))
         self.done: dict[int, EvaluatedEpisode] = {}
         self.losses = Counter[int]()
         self.lost: list[str] = []
-        self.steps = 0
-        self.waiting = self.in_policy = 0.0
-        self.idle_since: float | None = 0.0
-        """When the policy's last call ended; None: one is under way."""
+        self.steps, self.in_policy = 0, 0.0
 
-    def ask(self, batch: Any, slots: list[int], fresh: list[int]) -> Callable[[], Any]:
-        """Call the policy: a served one in the thread, a function here. The function returned gives the actions.
+    def call_policy(self, batch: Any, slots: Array) -> Any:
+        """Return the policy's actions for a batch of observations, of these slots."""
+        began = time.perf_counter()
+        actions = self.policy(batch, slots=slots) if self.is_served else self.policy(batch)
+        self.in_policy += time.perf_counter() - began
+        return actions
 
-        Args:
-            batch: Observations.
-            slots: Whose these are.
-            fresh: Slots whose episodes began anew.
-        """
-        if self.is_served:
-            return self.thread.submit(self._call, batch, slots, fresh).result
-        actions = self._call(batch, slots, fresh)
-        return lambda: actions
-
-    def _call(self, batch: Any, slots: list[int], fresh: list[int]) -> Any:
-        began, self.idle_since = time.perf_counter(), None
-        try:
-            if not self.is_served:
-                return self.policy(batch)
-            self.policy.reset(fresh)
-            return self.policy(batch, slots=slots)
-        finally:
-            self.idle_since = time.perf_counter()
-            self.in_policy += self.idle_since - began
-
-    def waited_since(self, began: float) -> None:
-        """Count the time of a wait for environments in which no policy was at work."""
-        now, idle_since = time.perf_counter(), self.idle_since
-        if idle_since is not None:
-            self.waiting += now - max(began, idle_since)
-
-    def finish(self, number: Any, total: Any, length: Any, success: bool | None, corrected: Any) -> None:
-        """Keep an episode."""
-        seed = self.seed + int(number)
-        self.done[int(number)] = EvaluatedEpisode(int(number), seed, float(total), int(length), success, int(corrected))
-        if self.progress is not None:
-            self.progress(len(self.done), self.total)
-
-    def lose(self, number: int, why: str) -> None:
-        """Queue an episode again."""
-        self.losses[number] += 1
-        self.lost.append(f"episode {number} (seed {self.seed + number}): {why}")
-        if self.losses[number] >= _ATTEMPTS:
-            raise RemoteError(
-                "evaluation", f"{self.lost[-1]}; it was begun {_ATTEMPTS} times. Look at the server's log"
-            )
-        self.queue.appendleft(number)
+    def lose(self, episode: EvaluatedEpisode, why: str) -> None:
+        """Let an episode be begun again before all others; raise RemoteError where that was done too often."""
+        self.losses[episode.number] += 1
+        self.lost.append(f"episode {episode.number} (seed {episode.seed}): {why}")
+        if self.losses[episode.number] >= _ATTEMPTS:
+            text = f"{self.lost[-1]}; it was begun {_ATTEMPTS} times. Look at the server's log"
+            raise RemoteError("evaluation", text)
+        self.queue.appendleft(EvaluatedEpisode(episode.number, episode.seed))
 
     def results(self) -> str:
         """Say what the finished episodes gave; any thread may ask."""
@@ -352,8 +295,8 @@ class _Work:
                     if same or len(live) == 1:
                         raise
                     del live[part]
-                    for row in range(len(part.slots)):
-                        part.lose(row, str(error))
+                    for episode in filter(None, part.episodes):
+                        self.lose(episode, str(error))
 
 
 def _told(infos: dict[str, Any], name: str, count: int) -> list[Any]:
@@ -404,72 +347,58 @@ def evaluate(
     if type(seed) is not int or seed < 0:
         raise SettingError(f"expected seed to be an integer from 0 on, got {seed!r}")
     with contextlib.ExitStack() as opened:
-        work = _Work(policy, episodes, seed, progress, opened.enter_context(ThreadPoolExecutor(1)))
+        work = _Work(policy, episodes, seed, progress)
+        opened.enter_context(work.thread)
         if web_port is not None:
             from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
 
             shown = {name: keywords[name] for name in ("token", "token_file", "tls") if name in keywords}
             credentials = ClientCredentials.of(**shown)
             opened.enter_context(serve_gateway(urls, port=web_port, upstream=credentials, note=work.results))
-        parts = list[_Part]()
-        for envs in _connect(opened, urls, num_envs, record, keywords):
-            parts.append(_Part(envs, sum(len(part.slots) for part in parts), work))
+        parts = [_Part(envs, at, work) for at, envs in enumerate(_connect(opened, urls, num_envs, record, keywords))]
         before = policy.seconds_in_function if isinstance(policy, RemotePolicy) else 0.0
         began = time.perf_counter()
         work.play(parts)
         seconds = time.perf_counter() - began
-    network = 0.0
-    if isinstance(policy, RemotePolicy):
-        network = max(0.0, work.in_policy - (policy.seconds_in_function - before))
+    in_function = policy.seconds_in_function - before if isinstance(policy, RemotePolicy) else work.in_policy
+    network = max(0.0, work.in_policy - in_function)
     found = tuple(work.done[number] for number in range(episodes))
-    return Evaluation(found, seconds, work.in_policy, network, work.waiting, work.steps, tuple(work.lost))
+    return Evaluation(found, seconds, work.in_policy, network, work.steps, tuple(work.lost))
 
 
 def _connect(
     opened: contextlib.ExitStack, urls: Any, num_envs: int | None, record: Any, keywords: dict[str, Any]
 ) -> list[Any]:
     """Return the environments in two parts, or in one where they cannot be divided; `opened` closes them."""
+    halves: list[tuple[Any, int | None]] = []
     if not isinstance(urls, str) and len(urls) > 1 and num_envs in (None, len(urls)):
-        return _made(opened, [(urls[0::2], None), (urls[1::2], None)], record, keywords)
-    if num_envs is not None and num_envs > 1:
-        # Where worlds have too many lanes for half of the slots, all of them are one part.
-        with contextlib.suppress(SettingError):
-            halves: list[tuple[Any, int | None]] = [(urls, num_envs - num_envs // 2), (urls, num_envs // 2)]
-            return _made(opened, halves, record, keywords)
-    return _made(opened, [(urls, num_envs)], record, keywords)
+        halves = [(urls[0::2], None), (urls[1::2], None)]
+    elif num_envs is not None and num_envs > 1:
+        halves = [(urls, num_envs - num_envs // 2), (urls, num_envs // 2)]
+    with contextlib.suppress(SettingError):  # where worlds have too many lanes for half of the slots
+        if halves:
+            return [_made(opened, *half, record, keywords) for half in halves]
+    return [_made(opened, urls, num_envs, record, keywords)]
 
 
-def _made(
-    opened: contextlib.ExitStack, parts: list[tuple[Any, int | None]], record: Any, keywords: dict[str, Any]
-) -> list[Any]:
-    """Connect each part; where one cannot be, none stays connected."""
-    found = []
-    with contextlib.ExitStack() as made:
-        for urls, count in parts:
-            envs: Any = make_vec_remote(
-                urls, num_envs=count, blocking=True, on_lost="continue", max_failures=None, **keywords
-            )
-            made.callback(envs.close)
-            _check(envs, urls)
-            if record is not None:
-                from bridge.recording.recorder import Recorder  # it needs an extra, which evaluations do not
-
-                envs = Recorder(envs, record, observations=True)
-                made.callback(envs.close)
-            found.append(envs)
-        opened.push(made.pop_all())
-    return found
-
-
-def _check(envs: Any, urls: Any) -> None:
-    if envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
-        raise SettingError(
-            f"expected lanes that can be reset alone, with a seed each; those of {urls!r} reset themselves"
-        )
-    if getattr(envs.single_action_space, "dtype", None) is None or envs.single_action_space.shape is None:
+def _made(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, record: Any, keywords: dict[str, Any]) -> Any:
+    """Connect to the environments of a part."""
+    envs: Any = make_vec_remote(
+        urls, num_envs=num_envs, blocking=True, on_lost="continue", max_failures=None, **keywords
+    )
+    opened.callback(envs.close)
+    if envs.metadata["autoreset_mode"] is not AutoresetMode.NEXT_STEP:
+        raise SettingError(f"expected lanes that can be reset alone, with a seed each; those of {urls!r} cannot")
+    if not isinstance(envs.single_action_space, _ARRAYS):
         raise SettingError(f"expected an action space of arrays, got {envs.single_action_space}")
-    if not isinstance(envs.single_observation_space, _OBSERVATIONS):
+    if not isinstance(envs.single_observation_space, (*_ARRAYS, spaces.Dict)):
         raise SettingError(f"expected observations of arrays, or dicts of them, got {envs.single_observation_space}")
+    if record is not None:
+        from bridge.recording.recorder import Recorder  # it needs an extra, which evaluations do not
+
+        envs = Recorder(envs, record, observations=True)
+        opened.callback(envs.close)
+    return envs
 
 
 def compare(

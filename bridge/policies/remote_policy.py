@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import threading
@@ -60,8 +59,7 @@ class RemotePolicy:
         address = parse_address(url)
         if not address.websocket:
             raise AddressError(url, "a policy is served over WebSocket: ws://HOST:PORT or wss://HOST:PORT")
-        given = ClientCredentials.of(token=token, token_file=token_file, tls=tls)
-        credentials = given.with_token_of(address.credentials, address.url)
+        address = address.with_credentials(ClientCredentials.of(token=token, token_file=token_file, tls=tls))
         if execution_horizon is not None:
             check_counts(execution_horizon=execution_horizon)
         for name, seconds in (("timeout", timeout), ("reconnect", reconnect)):
@@ -73,7 +71,7 @@ class RemotePolicy:
         """How long the server's function took, as far as the server says so."""
         self._horizon, self._reconnect = execution_horizon, reconnect
         self._socket = MessageSocket(
-            dataclasses.replace(address, credentials=credentials),
+            address,
             f"/{address.env_id or ''}",
             url=self.url,
             server="policy server",
@@ -112,19 +110,20 @@ class RemotePolicy:
         if row_count(batch) != {len(numbers)}:
             raise SettingError(f"expected a row for each of {len(numbers)} slots, got {sorted(row_count(batch))}")
         with self._lock:
-            need = [row for row, slot in enumerate(numbers) if not self._chunks.get(slot)]
+            held = [self._chunks.setdefault(slot, []) for slot in numbers]
+            need = [row for row, chunk in enumerate(held) if not chunk]
             if need:
                 chunks = self._socket.persist(lambda: self._ask(take(batch, need)), self._reconnect)
                 for row, chunk in zip(need, chunks, strict=True):
-                    self._chunks[numbers[row]] = list(chunk[: self._horizon])
-            actions = [self._chunks[slot].pop(0) for slot in numbers]
+                    held[row].extend(chunk[: self._horizon])
+            actions = [chunk.pop(0) for chunk in held]
         return actions[0] if single else np.stack(actions)
 
     def reset(self, slots: Sequence[int] | None = None) -> None:
         """Drop what is left of chunks, because episodes began anew: those of some slots, or all."""
-        with self._lock:
-            for slot in list(self._chunks) if slots is None else slots:
-                self._chunks.pop(int(slot), None)
+        # No lock: a call for other slots may be under way, which would delay their next steps.
+        for slot in list(self._chunks) if slots is None else slots:
+            self._chunks.pop(int(slot), None)
 
     def close(self) -> None:
         """Disconnect; a later call connects again."""
@@ -153,34 +152,35 @@ class RemotePolicy:
     def _ask(self, batch: Any) -> list[Any]:
         """Return a chunk for each row."""
         self._connect()
-        (rows,) = row_count(batch)
         most = self._metadata.get(MAX_BATCH)
-        if not isinstance(most, int) or most < 1:  # a server of openpi takes one observation a message
-            return [self._request(as_map(take(batch, row)), None) for row in range(rows)]
-        parts = [take(batch, slice(start, start + most)) for start in range(0, rows, most)]
-        return [chunk for part in parts for chunk in self._request(as_map(part), *row_count(part))]
+        stacked = isinstance(most, int) and most > 0
+        size: Any = most if stacked else 1  # a server of openpi takes one observation a message
+        (rows,) = row_count(batch)
+        parts = [take(batch, slice(start, start + size)) for start in range(0, rows, size)]
+        return [chunk for part in parts for chunk in self._request(part, stacked)]
 
-    def _request(self, message: dict[str, Any], count: int | None) -> Any:
-        """Send a request; return its chunk, or with a count a chunk for each row."""
+    def _request(self, batch: Any, stacked: bool) -> Any:
+        """Return a chunk for each row of a batch, which is one observation where it is not sent as a batch."""
+        (count,) = row_count(batch)
         try:
-            data = pack(message if count is None else {**message, BATCH: count})
+            data = pack({**as_map(batch), BATCH: count} if stacked else as_map(take(batch, 0)))
         except WireError as error:
             raise SettingError(f"the observation {error}") from None
         answer = self._read(self._socket.ask(data, _ANSWER))
         try:
-            chunk = np.asarray(answer.get(ACTIONS))
+            chunks = np.asarray(answer.get(ACTIONS))
         except ValueError:  # a list of lists of different lengths
-            chunk = np.empty(0, object)
-        least = 1 if count is None else 2
-        if chunk.dtype.kind not in "biuf" or chunk.ndim < least or chunk.shape[least - 1] < 1:
-            came = f"{chunk.dtype} of {chunk.shape}" if ACTIONS in answer else f"the keys {sorted(answer)!r:.100}"
-            raise PeerError(self.url, f"expected actions as an array of numbers, a chunk of one or more, got {came}")
-        if count is not None and len(chunk) != count:
-            raise PeerError(self.url, f"expected actions for {count} observations, got {len(chunk)}")
-        if chunk.dtype.kind == "f" and not np.isfinite(chunk).all():
+            chunks = np.empty(0, object)
+        chunks = chunks if stacked else chunks[None]
+        if chunks.dtype.kind not in "biuf" or chunks.ndim < 2 or len(chunks) != count or chunks.shape[1] < 1:
+            came = f"{chunks.dtype} of {chunks.shape}" if ACTIONS in answer else f"the keys {sorted(answer)!r:.100}"
+            raise PeerError(
+                self.url, f"expected actions as an array of numbers, {count} chunks of one or more, got {came}"
+            )
+        if chunks.dtype.kind == "f" and not np.isfinite(chunks).all():
             raise PeerError(self.url, "expected finite actions, got NaN or infinity; look at what the policy computes")
         timing = answer.get("server_timing")
         spent = timing.get("infer_ms") if isinstance(timing, dict) else None
         if isinstance(spent, (int, float)) and 0 <= spent < 1e9:
             self.seconds_in_function += float(spent) / 1000
-        return chunk
+        return chunks

@@ -11,7 +11,7 @@ import numpy as np
 from bridge.errors import SettingError
 from bridge.policies.wire import OBSERVATION, WireError
 
-__all__ = ["as_map", "by_rows", "from_map", "join", "layout", "row_count", "take", "with_rows"]
+__all__ = ["as_map", "by_rows", "join", "layout", "row_count", "take", "with_rows"]
 
 
 def _over_parts(function: Callable[..., Any], *batches: Any) -> Any:
@@ -67,14 +67,7 @@ def layout(batch: Any) -> Any:
 
 def as_map(observation: Any) -> dict[str, Any]:
     """Return an observation as the map that the wire carries: a dict is one, anything else its only entry."""
-    if not isinstance(observation, dict):
-        return {OBSERVATION: observation if isinstance(observation, (str, list)) else np.asarray(observation)}
-    return dict(observation)
-
-
-def from_map(message: dict[str, Any]) -> Any:
-    """Return the observation that a map of the wire holds."""
-    return message[OBSERVATION] if set(message) == {OBSERVATION} else message
+    return observation if isinstance(observation, dict) else {OBSERVATION: observation}
 
 
 def by_rows(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

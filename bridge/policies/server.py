@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import http
 import logging
 import math
@@ -13,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bridge.errors import SettingError
 from bridge.keywords import check_counts
-from bridge.policies.rows import from_map, join, layout, row_count, with_rows
-from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
+from bridge.policies.rows import join, layout, row_count, with_rows
+from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, OBSERVATION, WireError, pack, unpack
 from bridge.server.auth import Security
 from bridge.signals import sigterm_as_interrupt
 from bridge.transport.credentials import TLS, TokenLike
@@ -30,27 +29,22 @@ from bridge.transport.websocket import LOGGER
 from websockets.exceptions import ConnectionClosed  # isort: skip
 from websockets.frames import CloseCode  # isort: skip
 from websockets.http11 import Request as HttpRequest, Response  # isort: skip
+from websockets.protocol import State  # isort: skip
 from websockets.sync.server import ServerConnection, serve  # isort: skip
 
 __all__ = ["PolicyServer", "serve_policy"]
 
 _LOG = logging.getLogger("bridge.policies")
-_CLOSE_TIMEOUT = 1.0
 
 
-class _FunctionError(Exception):
-    """The function raised, or returned what are no actions."""
-
-
-@dataclasses.dataclass
-class _Waiting:
+class _Waiting(NamedTuple):
     """A request that waits for the function."""
 
     batch: Any
     rows: int
     layout: Any
-    answer: Future[Any] = dataclasses.field(default_factory=Future)
-    """The actions, and how long the function took; cancelled where the server stops."""
+    answer: Future[Any]
+    """The actions, and how long the function took."""
 
 
 class PolicyServer:
@@ -111,12 +105,14 @@ class PolicyServer:
             raise SettingError(f"expected max_wait to be seconds, got {max_wait!r}")
         security = Security.of(token, token_file, tls).for_host(host, insecure=insecure)
         self._function, self._token, self._chunked = function, security.token, chunked
+        self.token = None if security.token is None else str(security.token.reveal())
+        """The token that clients have to show; None: none."""
         self._max_batch, self._max_wait, self._max_connections = max_batch, max_wait, max_connections
         self._metadata = pack({**(metadata or {}), MAX_BATCH: max_batch})
         self._waiting: list[_Waiting] = []
         self._changed = threading.Condition()
         self._stopped = False
-        self._connections: dict[ServerConnection, threading.Thread] = {}
+        self._connections = set[ServerConnection]()
         self.calls = 0
         """How often the function was called."""
         try:
@@ -129,7 +125,7 @@ class PolicyServer:
                 process_request=self._admit,
                 origins=[None],  # a page in a browser that visits another site must not reach a policy on this machine
                 compression=None,
-                close_timeout=_CLOSE_TIMEOUT,
+                close_timeout=1.0,
                 max_size=max_message_bytes,
                 server_header=None,
                 logger=LOGGER,
@@ -139,24 +135,16 @@ class PolicyServer:
         at = f"[{host}]" if ":" in host else host
         self.url = f"{'wss' if security.tls else 'ws'}://{at}:{self._server.socket.getsockname()[1]}"
         """The URL for `RemotePolicy`, without a token."""
-        self._threads = [
-            threading.Thread(target=self._server.serve_forever, name="policy-accept", daemon=True),
-            threading.Thread(target=self._work, name="policy-batches", daemon=True),
-        ]
+        self._threads = {threading.Thread(target=run, daemon=True) for run in (self._server.serve_forever, self._work)}
         for thread in self._threads:
             thread.start()
-
-    @property
-    def token(self) -> str | None:
-        """The token that clients have to show; None: none."""
-        return None if self._token is None else str(self._token.reveal())
 
     def wait(self) -> None:
         """Block until Ctrl-C or SIGTERM, or `stop` from another thread; a signal stops the server."""
         try:
             with sigterm_as_interrupt():
-                while self._threads[0].is_alive():
-                    self._threads[0].join(1.0)
+                while not self._stopped:
+                    time.sleep(0.2)
         except KeyboardInterrupt:
             self.stop()
 
@@ -165,14 +153,13 @@ class PolicyServer:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-            open_now = dict(self._connections)
+            connections = tuple(self._connections)
         self._server.shutdown()
-        for connection in open_now:
+        for connection in connections:
             with contextlib.suppress(Exception):  # it is closing already
                 connection.close(CloseCode.GOING_AWAY)
-        for thread in (*self._threads, *open_now.values()):
-            if thread is not threading.current_thread():
-                thread.join(5.0)
+        for thread in self._threads - {threading.current_thread()}:
+            thread.join(5.0)
 
     def __enter__(self) -> PolicyServer:
         return self
@@ -187,36 +174,28 @@ class PolicyServer:
         if self._token is not None and not (kind in ("Bearer", "Api-Key") and self._token.matches(shown)):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "expected this server's token\n")
         with self._changed:
+            # Those whose handshake failed after this method never came to `_serve`.
+            self._connections -= {one for one in self._connections if one.protocol.state is State.CLOSED}
             if len(self._connections) >= self._max_connections:
                 text = f"expected at most max_connections={self._max_connections} clients\n"
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
-            self._connections[connection] = threading.current_thread()
+            self._connections.add(connection)
         return None
 
     def _serve(self, connection: ServerConnection) -> None:
-        """Answer the requests of one connection, one after the other."""
-        try:
-            if self._stopped:  # `stop` does not know of this one
-                raise CancelledError
-            connection.send(self._metadata)
-            for data in connection:
-                began = time.perf_counter()
-                try:
-                    actions, seconds = self._answer(data)
-                    spent = {"infer_ms": 1000 * seconds, "total_ms": 1000 * (time.perf_counter() - began)}
-                    connection.send(pack({ACTIONS: actions, "server_timing": spent}))
-                except (WireError, _FunctionError) as error:
-                    connection.send(str(error))  # a text is an error on this wire; the connection goes on
-        except CancelledError:
-            # A text would say that the function failed; who loses a connection tries again.
-            connection.close(CloseCode.GOING_AWAY, "the server stops")
-        except ConnectionClosed:
-            pass
-        finally:
-            with self._changed:
-                del self._connections[connection]
+        """Answer the requests of one connection, one after the other; at the end it is closed."""
+        with contextlib.suppress(CancelledError, ConnectionClosed):
+            if not self._stopped:  # else `stop` may have come during its handshake
+                connection.send(self._metadata)
+                for data in connection:
+                    try:
+                        connection.send(self._answer(data))
+                    except WireError as error:
+                        connection.send(str(error))  # a text is an error on this wire; the connection goes on
+        with self._changed:
+            self._connections.discard(connection)
 
-    def _answer(self, data: Any) -> tuple[Any, float]:
+    def _answer(self, data: Any) -> bytes:
         batch = unpack(data)
         count = batch.pop(BATCH, None)
         if count is None:
@@ -226,79 +205,72 @@ class PolicyServer:
         rows = count or 1
         if not batch or row_count(batch) != {rows}:
             raise WireError(f"expected {rows} rows in every part of the observation, got {row_count(batch)}")
-        request = _Waiting(from_map(batch), rows, layout(batch))
+        alone = set(batch) == {OBSERVATION}
+        request = _Waiting(batch[OBSERVATION] if alone else batch, rows, layout(batch), Future())
         with self._changed:
             if self._stopped:
                 raise CancelledError
             self._waiting.append(request)
             self._changed.notify_all()
         actions, seconds = request.answer.result()
-        return (actions if count else actions[0]), seconds
+        if actions.dtype.kind == "f" and not np.isfinite(actions).all():
+            raise WireError("the policy returned NaN or infinity; look for them in the observation")
+        return pack({ACTIONS: actions if count else actions[0], "server_timing": {"infer_ms": 1000 * seconds}})
 
     def _work(self) -> None:
-        while batch := self._next():
-            self._run(batch)
+        """Answer requests by calls of the function until the server stops."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._waiting)
+                self._changed.wait_for(self._is_enough, self._max_wait)
+                if not self._waiting:
+                    return
+                alike = [one for one in self._waiting if one.layout == self._waiting[0].layout]
+                chosen = alike[: np.searchsorted(_ends(alike), self._max_batch, "right")]
+                taken = {one.answer for one in chosen}
+                self._waiting = [one for one in self._waiting if one.answer not in taken]
+            self._run(chosen)
 
-    def _next(self) -> list[_Waiting]:
-        """Wait for requests; return those for one call, none once the server stops."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._waiting)
-            # Connections with no request under way cannot add one sooner than a turn of their loops: where all that
-            # are open wait already, waiting longer gains nothing.
-            self._changed.wait_for(
-                lambda: (
-                    self._stopped
-                    or _rows(self._waiting) >= self._max_batch
-                    or len(self._waiting) >= len(self._connections)
-                ),
-                self._max_wait,
-            )
-            chosen: list[_Waiting] = []
-            for one in tuple(self._waiting):
-                if self._stopped:
-                    one.answer.cancel()
-                elif one.layout == self._waiting[0].layout and _rows([*chosen, one]) <= self._max_batch:
-                    chosen.append(one)
-            self._waiting = [one for one in self._waiting if all(one is not taken for taken in chosen)]
-            return chosen
+    def _is_enough(self) -> bool:
+        """True if no request is worth waiting for: where all open connections wait already, none can add one soon."""
+        full = sum(one.rows for one in self._waiting) >= self._max_batch
+        return self._stopped or full or len(self._waiting) >= len(self._connections)
 
     def _run(self, requests: list[_Waiting]) -> None:
         """Answer requests by one call; where that fails, each by a call of its own: one may spoil it for the others."""
         began = time.perf_counter()
         try:
-            actions = self._call(join([one.batch for one in requests]), _rows(requests))
-        except Exception as error:
-            if len(requests) > 1:
-                for one in requests:
+            actions = self._call(requests)
+        except WireError as error:
+            for one in requests:
+                if len(requests) > 1:
                     self._run([one])
-                return
-            if not isinstance(error, _FunctionError):
-                _LOG.exception("the policy raised")
-                error = _FunctionError(f"the policy raised {type(error).__name__}: {error}"[:500])
-            requests[0].answer.set_exception(error)
+                else:
+                    one.answer.set_exception(error)
             return
         seconds = time.perf_counter() - began
-        for one, own in zip(requests, np.split(actions, np.cumsum([one.rows for one in requests])[:-1]), strict=True):
-            if own.dtype.kind == "f" and not np.isfinite(own).all():
-                text = "the policy returned NaN or infinity for this observation; look for them in the observation"
-                one.answer.set_exception(_FunctionError(text))
-            else:
-                one.answer.set_result((own, seconds))
+        for one, own in zip(requests, np.split(actions, _ends(requests)[:-1]), strict=True):
+            one.answer.set_result((own, seconds))
 
-    def _call(self, batch: Any, rows: int) -> Any:
+    def _call(self, requests: list[_Waiting]) -> Any:
         self.calls += 1
-        actions = np.asarray(self._function(batch))
-        least = 2 if self._chunked else 1
+        try:
+            actions = np.asarray(self._function(join([one.batch for one in requests])))
+        except Exception as error:
+            _LOG.exception("the policy raised")
+            raise WireError(f"the policy raised {type(error).__name__}: {error}"[:500]) from None
+        rows, least = _ends(requests)[-1], 2 if self._chunked else 1
         if actions.dtype.kind not in "biuf" or actions.ndim < least or len(actions) != rows:
             shape = f"({rows}, horizon, …)" if self._chunked else f"({rows}, …)"
-            raise _FunctionError(
+            raise WireError(
                 f"expected the policy to return an array of numbers of {shape}, got {actions.dtype} of {actions.shape}"
             )
         return actions if self._chunked else actions[:, None]
 
 
-def _rows(requests: Sequence[_Waiting]) -> int:
-    return sum(one.rows for one in requests)
+def _ends(requests: Sequence[_Waiting]) -> Any:
+    """Return where each request's rows end, were they all joined."""
+    return np.cumsum([one.rows for one in requests])
 
 
 serve_policy = PolicyServer

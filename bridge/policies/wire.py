@@ -65,9 +65,7 @@ def _pack_array(value: Any) -> dict[bytes, Any]:
         raise TypeError(f"expected arrays, numbers, text, lists and maps, got {type(value).__name__}")
     if not _DTYPE.fullmatch(value.dtype.str):
         raise TypeError(f"expected arrays of bools, numbers or text, got the dtype {value.dtype}")
-    if isinstance(value, np.generic):
-        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
-    # The bytes are copied row by row: a view with strides travels as what it shows.
+    # The bytes are copied row by row: a view with strides travels as what it shows; a scalar has no axes.
     return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
 
 

@@ -15,8 +15,8 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError
-from bridge.recording.reader import Episode, Stream
-from bridge.recording.replay import Comparison, Replay, replayed_from
+from bridge.recording.reader import RecordedEpisode, RecordedStream
+from bridge.recording.replay import Replay, ReplayComparison, replayed_from
 from bridge.recording.rows import Kind, LaneSamples, Row, split_autoreset
 
 __all__ = ["EpisodeData", "lane_sample", "load_episode", "observed_rows", "obstacle", "stacked"]
@@ -26,7 +26,7 @@ __all__ = ["EpisodeData", "lane_sample", "load_episode", "observed_rows", "obsta
 class EpisodeData:
     """The observations and actions of one agent in an episode of `length` steps."""
 
-    episode: Episode
+    episode: RecordedEpisode
     agent: str | None
     """Whose part it is, in an environment of several agents; None: there is one."""
     observation_space: Space[Any]
@@ -48,7 +48,7 @@ class EpisodeData:
 
 
 def observed_rows(
-    episode: Episode, env: Any = None, *, frames: bool = False, check: bool = True, allow_calls: bool = False
+    episode: RecordedEpisode, env: Any = None, *, frames: bool = False, check: bool = True, allow_calls: bool = False
 ) -> Iterator[tuple[int, Any, Callable[[], Any] | None]]:
     """Yield step and observation of each call of an episode, and what gives its frame before the next is asked for.
 
@@ -78,7 +78,7 @@ def observed_rows(
                 yield step, samples[0], picture
         return
     start = replayed_from(episode)
-    compare = Comparison(stream)
+    compare = ReplayComparison(stream)
     calls, kinds = stream.column("call")[episode.own], stream.column("kind")[episode.own]
     wanted = {(int(call), int(kind)): int(t) for call, kind, t in zip(calls, kinds, steps, strict=True)}
     mode = "rgb_array" if frames else None
@@ -94,7 +94,7 @@ def observed_rows(
                     yield wanted[call, kind], seen, partial(replay.frame, episode.lane) if frames else None
 
 
-def parts_of_call(stream: Stream, row: Row) -> list[Row]:
+def parts_of_call(stream: RecordedStream, row: Row) -> list[Row]:
     """Return a replayed call, in two where lanes began anew in the step that ended them."""
     if not stream.header.get("same_step"):
         return [row]
@@ -107,14 +107,14 @@ def _by_step(rows: Array, steps: Array) -> Iterator[tuple[int, Array]]:
         yield int(steps[part[0]]), rows[part]
 
 
-def has_frames(episode: Episode) -> bool:
+def has_frames(episode: RecordedEpisode) -> bool:
     """Return whether frames of an episode were recorded."""
     if not episode.stream.header.get("frames"):
         return False
     return bool(episode.stream.cells("frame", episode.own[:1])[0].is_valid)
 
 
-def _picture(episode: Episode, row: int) -> Array:
+def _picture(episode: RecordedEpisode, row: int) -> Array:
     """Return a recorded frame."""
     cells = episode.stream.cells("frame", np.array([row]))
     try:
@@ -124,7 +124,7 @@ def _picture(episode: Episode, row: int) -> Array:
     return picture
 
 
-def obstacle(episode: Episode) -> str:
+def obstacle(episode: RecordedEpisode) -> str:
     """Say why an episode cannot be watched again, as far as the rows that were read tell; empty: it can."""
     if episode.stream.has_observations and has_frames(episode):
         return ""
@@ -136,7 +136,7 @@ def obstacle(episode: Episode) -> str:
 
 
 def load_episode(
-    episode: Episode, env: Any = None, agent: str | None = None, *, allow_calls: bool = False
+    episode: RecordedEpisode, env: Any = None, agent: str | None = None, *, allow_calls: bool = False
 ) -> EpisodeData:
     """Return the data of an episode.
 
@@ -188,7 +188,7 @@ def _cut(truncated: Array, terminated: Array) -> Array:
     return found
 
 
-def lane_sample(stream: Stream, observation: Any, lane: int) -> Any:
+def lane_sample(stream: RecordedStream, observation: Any, lane: int) -> Any:
     """Return the observation of one lane of a batch; of what has no lanes, the observation, by the agents' names."""
     if stream.kind == "agents":
         return {str(agent): seen for agent, seen in observation.items()}

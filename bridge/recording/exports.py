@@ -17,7 +17,7 @@ import numpy as np
 from bridge.errors import RecordingError, SettingError
 from bridge.extras import install_command
 from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, stacked
-from bridge.recording.reader import Episode, Stream
+from bridge.recording.reader import RecordedEpisode, RecordedStream
 from bridge.recording.replay import kwargs_of
 
 __all__ = [
@@ -40,7 +40,7 @@ def quiet(text: str) -> None:
 
 
 def export_minari(
-    episodes: Sequence[Episode],
+    episodes: Sequence[RecordedEpisode],
     name: str,
     *,
     env: Any = None,
@@ -94,7 +94,7 @@ def _minari() -> Any:
     return minari
 
 
-def _write_dataset(minari: Any, name: str, stream: Stream, data: Sequence[EpisodeData], **more: Any) -> None:
+def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequence[EpisodeData], **more: Any) -> None:
     """Write a dataset; `more` goes to Minari as it is. Raises SettingError where Minari does not take it."""
     buffers = [
         minari.data_collector.EpisodeBuffer(
@@ -127,7 +127,7 @@ def _write_dataset(minari: Any, name: str, stream: Stream, data: Sequence[Episod
 
 
 def datasets_of(
-    episodes: Sequence[Episode], env: Any, allow_calls: bool
+    episodes: Sequence[RecordedEpisode], env: Any, allow_calls: bool
 ) -> Iterator[tuple[str | None, list[EpisodeData]]]:
     """Yield what each agent saw and did in episodes, of those in which it did something; None: there is one agent.
 
@@ -168,7 +168,7 @@ def name_of_agent(agent: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", agent)
 
 
-def _spec_of(stream: Stream) -> Any:
+def _spec_of(stream: RecordedStream) -> Any:
     """Return the environment's registration here, with its keywords, for the dataset's `recover_environment`."""
     import gymnasium
 
@@ -192,14 +192,14 @@ def _describe(data: Sequence[EpisodeData]) -> str:
     return f"Recorded by Gymnasium Bridge from {title}; by {', '.join(who)}"
 
 
-def _requirements(stream: Stream) -> list[str]:
+def _requirements(stream: RecordedStream) -> list[str]:
     """Return the versions of the packages that the episodes were recorded with, as pip takes them."""
     versions: dict[str, str] = stream.header.get("versions", {})
     return [f"{name}=={text}" for name, text in versions.items() if name not in ("python", "gymnasium-bridge")]
 
 
 def export_mp4(
-    episodes: Sequence[Episode],
+    episodes: Sequence[RecordedEpisode],
     folder: str | Path,
     *,
     env: Any = None,
@@ -254,7 +254,7 @@ def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int =
         container.mux(film.encode())
 
 
-def rate_of(stream: Stream, fps: float | None = None) -> float:
+def rate_of(stream: RecordedStream, fps: float | None = None) -> float:
     """Return the frames a second of a film: what was asked for, or the world's, or the environment's, or 30."""
     return float(fps or stream.header.get("fps") or stream.header.get("render_fps") or 30)
 

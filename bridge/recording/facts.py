@@ -17,7 +17,7 @@ from bridge.errors import TensorError
 from bridge.recording.rows import FORMAT, as_text
 from bridge.recording.writer import Journal
 
-__all__ = ["describe_world", "facts_of", "kept_by", "package_versions"]
+__all__ = ["describe_world", "facts_of", "package_versions"]
 
 # Whose versions may change what environments do; that of an environment's own package is added.
 _PACKAGES = (
@@ -55,26 +55,37 @@ def package_versions(entry_point: str = "") -> dict[str, str]:
 
 
 def facts_of(
-    run: str, stream: int, kind: str, spaces: Mapping[str, Any] | tuple[Any, Any], made_by: Mapping[str, Any]
+    journal: Journal,
+    kind: str,
+    spaces: Mapping[str, Any] | tuple[Any, Any],
+    made_by: Mapping[str, Any],
+    reward_space: Any = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """Return the header of the files of any environment.
 
     Args:
-        run: The recording.
-        stream: The number of the environment in it.
+        journal: The recording, in which it becomes a new stream.
         kind: `env`, `lanes` or `agents`.
         spaces: Observation and action space of one environment, or of each agent by its name.
         made_by: What it was made of.
+        reward_space: That of array rewards.
+        more: Further entries; what is None is left out.
     """
-    rest = {name: value for name, value in made_by.items() if name != "kwargs"}
+    options = journal.options
     facts: dict[str, Any] = {
         "format": FORMAT,
-        "run": run,
-        "stream": stream,
+        "run": journal.run,
+        "stream": journal.number(),
         "kind": kind,
         "started": time.time(),
-        **rest,
+        "observations": options.observations,
+        "infos": options.infos,
+        "frames": options.frames,
+        "units": {"time": "s since 1970-01-01", "clock": "s", "acted_at": "s", "t": "steps"},
+        "versions": package_versions(str(made_by.get("entry_point") or "")),
     }
+    facts.update((name, value) for name, value in made_by.items() if name != "kwargs")
     try:
         facts["kwargs"] = as_text(dict(made_by.get("kwargs") or {}))
     except TensorError as error:
@@ -83,7 +94,9 @@ def facts_of(
     if isinstance(spaces, Mapping):
         facts["agents"], pairs = list(spaces), list(spaces.values())
     facts["spaces"] = [[space_to_json(space) for space in pair] for pair in pairs]
-    facts["versions"] = package_versions(str(made_by.get("entry_point") or ""))
+    if reward_space is not None:
+        facts["reward_space"] = space_to_json(reward_space)
+    facts.update((name, value) for name, value in more.items() if value is not None)
     return facts
 
 
@@ -103,27 +116,13 @@ def describe_world(
     spaces: Any = {str(agent): pair for agent, pair in own.agents.items()} or own.spaces
     render_fps = (env.properties().get("world.metadata") or {}).get("render_fps")
     is_rate = isinstance(render_fps, (int, float)) and 0 < render_fps < math.inf
-    more = {
-        "world": world.name,
-        "lanes": own.num_envs if kind == "lanes" else None,
-        "lane": lane,
-        "reward_space": None if own.reward_space is None else space_to_json(own.reward_space),
-        "fps": getattr(getattr(world, "options", None), "fps", None),
-        "render_fps": render_fps if is_rate else None,  # of a film
-        "same_step": own.autoreset is AutoresetMode.SAME_STEP or None,
-        **kept_by(journal),
-        "recorded_by": "server",
-    }
-    facts = facts_of(journal.run, journal.number(), kind, spaces, made_by)
-    return {**facts, **{name: value for name, value in more.items() if value is not None}}
-
-
-def kept_by(journal: Journal) -> dict[str, Any]:
-    """Return what of a step a recording keeps, for the header, and the units of its columns."""
-    options = journal.options
-    return {
-        "observations": options.observations,
-        "infos": options.infos,
-        "frames": options.frames,
-        "units": {"time": "s since 1970-01-01", "clock": "s", "acted_at": "s", "t": "steps"},
-    }
+    return facts_of(
+        journal, kind, spaces, made_by, own.reward_space,
+        world=world.name,
+        lanes=own.num_envs if kind == "lanes" else None,
+        lane=lane,
+        fps=getattr(getattr(world, "options", None), "fps", None),
+        render_fps=render_fps if is_rate else None,  # of a film
+        same_step=own.autoreset is AutoresetMode.SAME_STEP or None,
+        recorded_by="server",
+    )  # fmt: skip

@@ -2,8 +2,9 @@
 
 A segment holds rows of one stream. While it is written it is an Arrow IPC stream, `RUN.STREAM.PART.arrow`, whose
 batches can be read up to the last one that is whole: Parquet has no footer yet when a process is killed. When a segment
-is full, or its environment is closed, it becomes `RUN.STREAM.PART.parquet`. Beside each file, `FILE.sums` has a digest
-for each range of its bytes. A reader checks these before it parses anything.
+is full, or its environment is closed, it becomes `RUN.STREAM.PART.parquet`. Beside each file, `FILE.sums` has the
+digests of its bytes: of a stream one for each part that was appended, of Parquet one for the rows and one for the
+footer, which has a copy there. A reader checks these before it parses anything.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import itertools
 import os
 import re
 import stat
@@ -35,10 +35,11 @@ __all__ = ["Damage", "Loaded", "Segment", "SegmentFile", "find_segments", "load_
 _NAME = re.compile(r"([0-9A-Za-z]{1,32}-[0-9a-f]{1,16})\.(\d{1,9})\.(\d{1,9})\.(arrow|parquet)")
 OLD_SUFFIX = ".rec"
 _SUMS = ".sums"
-# Each group costs 3 to 6 kB in the footer and its copy (of pictures a tenth of all), and damage costs all of a group.
-_ROW_GROUP_BYTES = 64 << 20
-_ROW_GROUP_ROWS = 1 << 16
-# A stranger's file may claim anything. Ours are far below: `Journal` ends a segment at 64 MiB and 2**20 rows.
+# Pictures are mostly alike: to compress them takes less time than the digest of their bytes, and writing these.
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+_LARGEST_PAGE = 64 << 20
+# A stranger's file may claim anything. Ours are far below: `Journal` ends a segment at 64 MiB and 2**18 rows.
 _LARGEST_FILE = 1 << 30
 _LARGEST_SUMS = 64 << 20
 _MOST_ROWS = 1 << 22
@@ -71,11 +72,8 @@ class SegmentFile:
     path: Path = dataclasses.field(compare=False)
 
 
-def _digest(*data: Any) -> str:
-    digest = hashlib.sha256()  # most processors compute it themselves, at twice the speed of BLAKE2b
-    for part in data:
-        digest.update(part)
-    return digest.hexdigest()
+def _digest(data: Any) -> str:
+    return hashlib.sha256(data).hexdigest()  # most processors compute it themselves, at twice the speed of BLAKE2b
 
 
 class Segment:
@@ -91,34 +89,41 @@ class Segment:
         self.path = stem.with_name(f"{stem.name}.arrow")
         self.size = 0
         """Bytes of the files."""
-        self.rows = 0
+        self.rows = self.unpacked = 0
+        """Rows, and the bytes of memory that they take."""
         self._schema = schema
         self._written = self._sums_written = 0
 
-    def pack(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
+    def pack(self, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
         """Return the bytes of record batches, after those of the schema where the segment begins."""
-        # They are not joined: of pictures, each copy costs as much as a tenth of all of it.
-        return [*([] if self._written else [self._schema.serialize()]), *(batch.serialize() for batch in batches)]
+        with pa.ipc.new_stream(sink := pa.BufferOutputStream(), self._schema, options=_COMPRESSED) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        data = sink.getvalue()
+        # The end is not marked: there may be more.
+        return data[len(self._schema.serialize()) if self._written else 0 : len(data) - len(_END)]
 
-    def append(self, data: Sequence[pa.Buffer], rows: int) -> None:
-        """Write what `pack` returned; as far as the system allows, all of it or nothing.
+    def append(self, data: pa.Buffer, batches: Sequence[pa.RecordBatch]) -> None:
+        """Write what `pack` returned of record batches; as far as the system allows, all of it or nothing.
 
         Raises:
             OSError: It could not be written.
         """
-        size = sum(map(len, data))
-        line = f"{self._written} {size} {_digest(*data)}\n".encode()
+        size = len(data)
+        line = f"{self._written} {size} {_digest(data)}\n".encode()
         sums = _sums_of(self.path)
         try:
             _append(self.path, data, self._written)
-            _append(sums, [line], self._sums_written)
+            _append(sums, line, self._sums_written)
         except OSError:
             for path, whole in ((self.path, self._written), (sums, self._sums_written)):
                 with contextlib.suppress(OSError):
                     os.truncate(path, whole) if whole else path.unlink()  # an empty file is in the way of the next try
             raise
         self._written, self._sums_written = self._written + size, self._sums_written + len(line)
-        self.size, self.rows = self._written + self._sums_written, self.rows + rows
+        self.size = self._written + self._sums_written
+        self.rows += sum(len(batch) for batch in batches)
+        self.unpacked += sum(batch.nbytes for batch in batches)
 
     def seal(self) -> None:
         """Turn the segment into Parquet. The stream goes last, so no moment lacks a file.
@@ -153,12 +158,11 @@ def _parquet_of(path: Path) -> bytes:
     # What is mapped must be let go of before the file is deleted, which Windows refuses otherwise.
     with pa.memory_map(str(path)) as file:
         table = pa.ipc.open_stream(file).read_all()
-        rows = max(1, min(_ROW_GROUP_ROWS, _ROW_GROUP_BYTES * max(1, len(table)) // max(1, table.nbytes)))
         sink = io.BytesIO()  # a file of Arrow's own stays open for a while where the disk is full
         pq.write_table(
-            table, sink, row_group_size=rows, compression="zstd", use_dictionary=_DICTIONARIES,
+            table, sink, row_group_size=max(1, len(table)), compression="zstd", use_dictionary=_DICTIONARIES,
             column_encoding=dict.fromkeys(("call", "t"), "DELTA_BINARY_PACKED"), write_statistics=False,
-            data_page_size=_ROW_GROUP_BYTES,
+            data_page_size=_LARGEST_PAGE,
         )  # fmt: skip
         return sink.getvalue()
 
@@ -167,34 +171,20 @@ def _sums_of(path: Path) -> Path:
     return path.with_name(path.name + _SUMS)
 
 
-def _append(path: Path, data: Sequence[Any], size: int) -> None:
+def _append(path: Path, data: Any, size: int) -> None:
     """Write to the end of a file of this size; a new one must not be there yet."""
     with path.open("ab" if size else "xb", buffering=0) as file:
-        for part in data:
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(file.fileno(), rest) :]
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file.fileno(), rest) :]
 
 
 def _parquet_sums(data: bytes) -> bytes:
-    """Return the digests of a Parquet file: a line for each row group, one for the footer, and the footer itself."""
-    cuts = [0, *_ends_of_groups(pq.read_metadata(pa.BufferReader(data))), len(data)]
-    lines = [f"{a} {b - a} {_digest(data[a:b])}" for a, b in itertools.pairwise(cuts)]
-    lines.append(f"footer {base64.b64encode(zlib.compress(data[cuts[-2] :], 9)).decode('ascii')}")
+    """Return the digests of a Parquet file."""
+    cut = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # the footer ends with its length and a mark
+    lines = [f"{at} {len(part)} {_digest(part)}" for at, part in ((0, data[:cut]), (cut, data[cut:]))]
+    lines.append(f"footer {base64.b64encode(zlib.compress(data[cut:], 9)).decode('ascii')}")
     return "".join(f"{line}\n" for line in lines).encode("ascii")
-
-
-def _ends_of_groups(metadata: Any) -> list[int]:
-    """Return where the bytes of each row group end."""
-    ends = []
-    for group in (metadata.row_group(at) for at in range(metadata.num_row_groups)):
-        chunks = [group.column(at) for at in range(group.num_columns)]
-        starts = [
-            min(place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place is not None)
-            for chunk in chunks
-        ]
-        ends.append(max(at + chunk.total_compressed_size for at, chunk in zip(starts, chunks, strict=True)))
-    return ends
 
 
 # Reading
@@ -232,7 +222,8 @@ class Loaded:
     """The readable part of a file."""
 
     schema: pa.Schema
-    tables: list[pa.Table]
+    """All its columns; None: nothing of it can be read."""
+    table: pa.Table
     """Its rows; what is damaged is left out."""
     damage: list[Damage]
 
@@ -257,18 +248,18 @@ def load_segment(path: Path, columns: Sequence[str] | None = None) -> Loaded:
         columns: Which, of those that it has; None: all.
 
     Raises:
-        RecordingError: Nothing of it can be read.
+        RecordingError: It cannot be opened, or is none of a recording's, whatever its digests say.
     """
     try:
         data = _read(path, _LARGEST_FILE)
         sums = _read(_sums_of(path), _LARGEST_SUMS).decode("ascii", "replace")
     except OSError as error:
         raise RecordingError(f"it cannot be read: {error.strerror}: {Path(str(error.filename)).name}") from error
-    ranges, footer, damage = _check(path, data, sums)
+    whole, damage = _check(path, data, sums)
+    if whole is None:
+        return Loaded(None, None, damage)
     try:
-        if path.suffix == ".arrow":
-            return _load_arrow(data, ranges, columns, damage)
-        return _load_parquet(data, ranges, footer, columns, damage)
+        found = _load_arrow(whole, columns) if path.suffix == ".arrow" else _load_parquet(whole, columns)
     except (
         pa.ArrowException,
         OSError,
@@ -278,19 +269,21 @@ def load_segment(path: Path, columns: Sequence[str] | None = None) -> Loaded:
         OverflowError,
         MemoryError,
         RecursionError,
+        struct.error,
     ) as error:
         raise RecordingError(f"it cannot be read: {str(error).partition(chr(10))[0]:.200}") from error
+    return Loaded(*found, damage)
 
 
-def _check(path: Path, data: bytes, sums: str) -> tuple[list[tuple[int, int, bool]], bytes | None, list[Damage]]:
+def _check(path: Path, data: bytes, sums: str) -> tuple[bytes | None, list[Damage]]:
     """Hold the bytes of a file against its digests.
 
     Returns:
-        Each range from and up to, and whether it is whole; the copy of a Parquet's footer; and the damage.
+        Those that can be parsed, None: none of them; and the damage.
     """
-    ranges: list[tuple[int, int, bool]] = []
+    parts: list[bytes | None] = []
     damage: list[Damage] = []
-    footer, at, newest = None, 0, ""
+    footer, at, newest = b"", 0, ""
     for line in sums.splitlines(keepends=True):
         fields = line.split()
         if len(fields) == 2 and fields[0] == "footer":
@@ -301,103 +294,81 @@ def _check(path: Path, data: bytes, sums: str) -> tuple[list[tuple[int, int, boo
         if not sound or int(fields[0]) != at or not line.endswith("\n"):
             damage.append(Damage(path, f"the digests from byte {at} on cannot be read"))
             break
-        start, at = at, at + int(fields[1])
-        newest = fields[2]
-        whole = at <= len(data) and _digest(data[start:at]) == newest
-        ranges.append((start, at, whole))
-        if not whole:
+        start, at, newest = at, at + int(fields[1]), fields[2]
+        part = data[start:at]
+        parts.append(part if len(part) == at - start and _digest(part) == newest else None)
+        if parts[-1] is None:
             damage.append(Damage(path, f"bytes {start} to {at} are not those that were written"))
-    if len(data) > at:
+    if len(data) > at or not parts:
         damage.append(Damage(path, f"{len(data) - at} bytes from byte {at} on have no digest", torn=True))
-    if path.suffix == ".parquet" and (footer is None or _digest(footer) != newest):
-        footer = None
+    is_stream = path.suffix == ".arrow"
+    if not is_stream and _digest(footer) != newest:
         damage.append(Damage(path, "the copy of the footer beside the digests is damaged"))
-    return ranges, footer, damage
+    elif not is_stream:
+        parts[-1] = footer
+    # A stream can be read without some of its batches, but not without its beginning, which says what the columns are.
+    if not parts or (parts[0] is None if is_stream else None in parts):
+        return None, damage
+    return b"".join(part for part in parts if part is not None), damage
 
 
-def _load_arrow(
-    data: bytes, ranges: list[tuple[int, int, bool]], columns: Sequence[str] | None, damage: list[Damage]
-) -> Loaded:
-    if not ranges or not ranges[0][2]:
-        raise RecordingError("its beginning, which says what the columns are, is damaged")
-    # The schema is the first message: a stream of it and of a later range is a stream as well.
-    source = pa.BufferReader(data)
-    schema = pa.ipc.read_schema(source)
-    head = data[: source.tell()]
-    tables = []
-    for start, stop, whole in ranges:
-        if whole:
-            part = data[start:stop] if start == 0 else head + data[start:stop]
-            table = _read_stream(part)
-            tables.append(table if columns is None else table.select([n for n in schema.names if n in columns]))
-    return Loaded(schema, tables, damage)
-
-
-def _read_stream(data: bytes) -> pa.Table:
-    """Read record batches; ours are not compressed, so that they are parts of these bytes and take no memory."""
-    if any(_is_compressed(bytes(message.metadata)) for message in pa.ipc.MessageReader.open_stream(data)):
-        raise RecordingError("its batches are compressed, which ours are not")
-    batches = list(pa.ipc.open_stream(data))
-    for batch in batches:
-        batch.validate(full=True)
-    return pa.Table.from_batches(batches)
+def _load_arrow(data: bytes, columns: Sequence[str] | None) -> tuple[pa.Schema, pa.Table]:
+    # Each buffer of a batch says how many bytes it takes once it is decompressed.
+    held = sum(map(_unpacked_size, pa.ipc.MessageReader.open_stream(data)))
+    if held > _LARGEST_TABLE:
+        raise RecordingError(f"its batches take {held} bytes of memory, more than those of any recording")
+    table = pa.ipc.open_stream(data).read_all()
+    table.validate(full=True)
+    names = table.schema.names
+    return table.schema, table if columns is None else table.select([name for name in names if name in columns])
 
 
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 
 
-def _is_compressed(message: bytes) -> bool:
-    """Return whether an Arrow message has compressed buffers, without decompressing them: pyarrow does not tell.
+def _unpacked_size(message: pa.ipc.Message) -> int:
+    """Return how many bytes the compressed buffers of an Arrow message will take: pyarrow does not tell.
 
     It is a table of FlatBuffers, which pyarrow has verified: `Message` of Arrow's format/Message.fbs.
     """
+    data = bytes(message.metadata)
 
     def field(table: int, number: int) -> int:
         """Return where a field of a table is; 0: it is not there."""
-        vtable = table - struct.unpack_from("<i", message, table)[0]
-        (size,) = struct.unpack_from("<H", message, vtable)
-        (offset,) = struct.unpack_from("<H", message, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        (size,) = struct.unpack_from("<H", data, vtable)
+        (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
         return table + offset if offset else 0
 
     def pointed(at: int) -> int:
-        return int(at + struct.unpack_from("<I", message, at)[0])
+        return int(at + struct.unpack_from("<I", data, at)[0])
 
     root = pointed(0)
     kind, header = field(root, 1), field(root, 2)
-    if not kind or not header or message[kind] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
-        return False
+    if not kind or not header or data[kind] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
+        return 0
     batch = pointed(header)
-    if message[kind] == _DICTIONARY_BATCH:
+    if data[kind] == _DICTIONARY_BATCH:
         batch = pointed(field(batch, 1))
-    return field(batch, 3) != 0  # `compression` of RecordBatch
+    buffers, compression = field(batch, 2), field(batch, 3)
+    if not buffers or not compression:
+        return 0
+    first = pointed(buffers)
+    (count,) = struct.unpack_from("<I", data, first)
+    places = struct.iter_unpack("<qq", data[first + 4 : first + 4 + 16 * count])
+    sizes = [struct.unpack_from("<q", message.body, at)[0] for at, length in places if length]
+    return sum(size for size in sizes if size > 0)  # -1: it is as it was
 
 
-def _load_parquet(
-    data: bytes,
-    ranges: list[tuple[int, int, bool]],
-    footer: bytes | None,
-    columns: Sequence[str] | None,
-    damage: list[Damage],
-) -> Loaded:
-    if not ranges:
-        raise RecordingError("it has no digests")
-    last = ranges[-1]
-    found = data[last[0] : last[1]] if last[2] else footer
-    if found is None:
-        raise RecordingError("its footer is damaged, and so is the copy of it")
-    metadata = pq.read_metadata(pa.BufferReader(found))
-    ends = _ends_of_groups(metadata)
-    if ends != [stop for _, stop, _ in ranges[:-1]]:
-        raise RecordingError("its footer is not the one of its digests")
+def _load_parquet(data: bytes, columns: Sequence[str] | None) -> tuple[pa.Schema, pa.Table]:
+    metadata = pq.read_metadata(pa.BufferReader(data))
     if metadata.num_rows > _MOST_ROWS:
         raise RecordingError(f"it claims {metadata.num_rows} rows, more than any recording has in a file")
     _check_pages(data, metadata)
     file = pq.ParquetFile(pa.BufferReader(data), metadata=metadata)
     schema = file.schema_arrow
     columns = None if columns is None else [name for name in schema.names if name in columns]
-    whole = [at for at, (_, _, sound) in enumerate(ranges[:-1]) if sound]
-    tables = [file.read_row_group(at, columns=columns, use_threads=False) for at in whole]
-    return Loaded(schema, tables, damage)
+    return schema, file.read(columns, use_threads=False)
 
 
 # Pages of Parquet, `PageHeader` and its parts in parquet.thrift: types, and encodings of values

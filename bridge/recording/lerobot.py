@@ -21,7 +21,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
 from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, write_film
-from bridge.recording.reader import Episode
+from bridge.recording.reader import RecordedEpisode
 
 __all__ = ["export_lerobot"]
 
@@ -39,7 +39,7 @@ _PICTURE_AXES = 3
 
 
 def export_lerobot(
-    episodes: Sequence[Episode],
+    episodes: Sequence[RecordedEpisode],
     folder: str | Path,
     *,
     env: Any = None,

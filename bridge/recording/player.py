@@ -12,7 +12,7 @@ from gymnasium import spaces
 from bridge.errors import RecordingError, SettingError
 from bridge.facade.serve import serve_gym
 from bridge.recording.episodes import observed_rows
-from bridge.recording.reader import Episode, open_episode
+from bridge.recording.reader import RecordedEpisode, open_episode
 from bridge.server.server import Server
 
 __all__ = ["LARGEST_SPEED", "EpisodeEnv", "begun", "serve_episode"]
@@ -44,7 +44,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        episode: Episode | str,
+        episode: RecordedEpisode | str,
         env: Any = None,
         render_mode: str | None = None,
         *,
@@ -52,7 +52,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         allow_calls: bool = False,
     ) -> None:
         self._allow_calls = allow_calls
-        self._episode = episode if isinstance(episode, Episode) else open_episode(episode)
+        self._episode = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
         self._env = env
         self._loop = loop
         self.render_mode = render_mode
@@ -66,6 +66,9 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         """The step of the episode that is shown, 0 for its first observation."""
         self.length = self._episode.length
         """The steps of the episode."""
+        self._steps = stream.column("t")[self._episode.own]
+        rewards = self._episode.rewards
+        self._rewards = rewards[:, 0] if stream.agents else rewards
         self._speed = 1.0
         self._due = 0.0
         self._rows: Iterator[tuple[int, Any, Callable[[], Any] | None]] | None = None
@@ -149,22 +152,15 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             steps, self._due = int(self._due), self._due - int(self._due)
             before = self.position
             self._go(min(before + steps, self.length))
-            reward = self._reward(before, self.position)
+            reward = float(np.sum(self._rewards[before : self.position]))
         ended = self.position >= self.length and not self.paused
         if ended and not self._loop:
             self.paused, ended = True, False
         return self._observation, reward, False, ended, self._info()
 
-    def _reward(self, before: int, after: int) -> float:
-        rewards = self._episode.rewards[before:after]
-        if self._episode.stream.kind == "agents":
-            rewards = rewards[:, 0]
-        return float(np.sum(rewards))
-
     def _info(self) -> dict[str, Any]:
-        stream, rows = self._episode.stream, self._episode.own
-        now = rows[stream.column("t")[rows] == self.position]
-        by = stream.players(now[:1])[0] if self.position and len(now) else ""
+        now = self._episode.own[np.searchsorted(self._steps, [self.position])]
+        by = self._episode.stream.players(now)[0] if self.position else ""
         return {"episode_id": self._episode.id, "position": self.position, "paused": self.paused, "by": by}
 
     def _go(self, position: int) -> None:
@@ -179,18 +175,13 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             )
             self._next = 0
         while self._next <= position:
-            row, observation, frame = next(self._rows)
-            del row
+            _, observation, self._frame = next(self._rows)
             self._next += 1
-            self._frame, self._picture = frame, None
-            self._observation = self._seen(observation)
+            self._picture = None
+            if agents := self._episode.stream.agents:
+                observation = observation.get(agents[0], self._observation)
+            self._observation = observation
         self.position = position
-
-    def _seen(self, observation: Any) -> Any:
-        stream = self._episode.stream
-        if stream.kind == "agents":
-            return observation.get(stream.agents[0], self._observation)
-        return observation
 
     def render(self) -> Any:
         """Return the picture of the step that is shown."""
@@ -207,7 +198,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
 
 def begun(
-    episode: Episode, env: Any, render_mode: str | None, *, loop: bool = True, allow_calls: bool = False
+    episode: RecordedEpisode, env: Any, render_mode: str | None, *, loop: bool = True, allow_calls: bool = False
 ) -> EpisodeEnv:
     """Return an `EpisodeEnv` that shows the first observation, and has its picture.
 
@@ -227,7 +218,7 @@ def begun(
 
 
 def serve_episode(
-    episode: Episode | str,
+    episode: RecordedEpisode | str,
     env: Any = None,
     *,
     fps: float | None = None,
@@ -249,12 +240,12 @@ def serve_episode(
         RecordingError: There is no such episode, or it was recorded without observations and cannot be replayed.
         SettingError: Its environment cannot be made.
     """
-    found = episode if isinstance(episode, Episode) else open_episode(episode)
+    found = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
     mode = None if frames is False else "rgb_array"
     try:
         begun(found, env, mode, allow_calls=allow_calls).close()
     except (RecordingError, SettingError):
-        if frames or mode is None:
+        if frames is not None:
             raise
         mode = None  # it cannot be drawn
         begun(found, env, None, allow_calls=allow_calls).close()

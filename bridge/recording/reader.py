@@ -9,7 +9,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from bridge.encoding import values
-from bridge.encoding.spaces import Leaf
+from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, TensorError, UsageError
 from bridge.recording.files import Damage, Loaded, SegmentFile, find_segments, load_segment
-from bridge.recording.rows import FORMAT, Columns, Group, Kind, is_fixed, of_cell
+from bridge.recording.rows import FORMAT, Columns, Kind, is_fixed, of_cell
 
-__all__ = ["Episode", "Folder", "Reset", "Stream", "open_episode", "read_folder"]
+__all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode", "read_folder"]
 
 _INDEX = ("call", "lane", "kind", "episode", "t", "time", "reward", "terminated", "truncated", "by", "event", "alive")
 _MOST_LANES = 1 << 20
@@ -60,10 +60,10 @@ class Reset:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Episode:
+class RecordedEpisode:
     """An episode of one environment, of one lane, or of several agents together."""
 
-    stream: Stream
+    stream: RecordedStream
     lane: int
     number: int
     """Of the lane, from 1."""
@@ -142,7 +142,7 @@ class Episode:
         return float(self.stream.column("time")[self.own[-1]]) - self.started
 
 
-class Stream:
+class RecordedStream:
     """The recorded steps of one environment, one world of lanes, or one environment of several agents.
 
     Args:
@@ -169,7 +169,7 @@ class Stream:
         self._table = pa.concat_tables([table for _, table in parts])
         self._stops = np.cumsum([len(table) for _, table in parts])
         self._columns: dict[str, Array] = {}
-        self._held: dict[int, tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]] = {}
+        self._held: dict[int, pa.RecordBatch] = {}
         self.names: list[str] = []
         """Who acted, by the numbers of the column `by`."""
         calls, kinds = self.column("call"), self.column("kind")
@@ -213,17 +213,17 @@ class Stream:
                 encoded = cells.cast(pa.string()).dictionary_encode()
                 self.names = [_printable(text) for text in encoded.dictionary.to_pylist()]
                 cells = encoded.indices.fill_null(-1)
-            spec = self.columns.reward
-            given, places = _given(cells, spec.shape if name == "reward" else (), spec.dtype)
-            self._columns[name] = np.zeros((len(places), *given.shape[1:]), given.dtype)
-            self._columns[name][places >= 0] = given
+            spec, known = self.columns.reward, _known(cells)
+            given = _numbers(cells.drop_null(), spec.shape if name == "reward" else (), spec.dtype)
+            self._columns[name] = np.zeros((len(known), *given.shape[1:]), given.dtype)
+            self._columns[name][known] = given
         return self._columns[name]
 
     def _read_events(self) -> tuple[dict[int, Reset], dict[int, list[tuple[str, bytes]]]]:
         resets: dict[int, Reset] = {}
         calls: dict[int, list[tuple[str, bytes]]] = {}
         events = self._table["event"].combine_chunks()
-        for at in np.flatnonzero(events.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        for at in np.flatnonzero(_known(events)).tolist():
             call, kind = int(self.column("call")[at]), int(self.column("kind")[at])
             try:
                 event = json.loads(events[at].as_py())
@@ -238,39 +238,23 @@ class Stream:
                 raise RecordingError(f"the event of call {call} cannot be read: {error!r:.100}") from error
         return resets, calls
 
-    def _segment(self, part: int) -> tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]:
-        """Return the rows of a segment, and where `_grid` keeps its columns.
-
-        The last two segments are held: an episode may go from one into the next.
-        """
+    def _segment(self, part: int) -> pa.RecordBatch:
+        """Return the rows of a segment. The last two are held: an episode may go from one into the next."""
         if part not in self._held:
-            table = pa.concat_tables(_load(self._parts[part], None).tables)
+            table = _load(self._parts[part], None).table
             rows = int(self._stops[part] - (self._stops[part - 1] if part else 0))
-            if len(table) < rows:
+            if table is None or len(table) < rows:
                 raise RecordingError(f"{self._parts[part].path.name} changed while it was read")
             (batch,) = table.slice(0, rows).combine_chunks().to_batches()  # more may have been written meanwhile
-            self._held = {**dict(list(self._held.items())[-1:]), part: (batch, {})}
+            self._held = {**dict(list(self._held.items())[-1:]), part: batch}
         return self._held[part]
-
-    def _given(self, part: int, name: str, leaf: Leaf) -> tuple[Array, Array]:
-        """Return what `_given` does of a segment's column of samples."""
-        batch, given = self._segment(part)
-        if name not in given:
-            fixed = is_fixed(leaf.spec)
-            given[name] = _given(batch[name], leaf.spec.shape, leaf.spec.dtype if fixed else np.dtype(object))
-        return given[name]
-
-    def _inside(self, rows: Array) -> Iterator[tuple[int, Array]]:
-        """Yield each segment that has some of these rows, which are in order, and where it has them."""
-        first, last = np.searchsorted(self._stops, rows[[0, -1]], "right").tolist() if len(rows) else (0, -1)
-        for part in range(first, last + 1):
-            begin = self._stops[part - 1] if part else 0
-            cuts = np.searchsorted(rows, [begin, self._stops[part]]) if first < last else (0, len(rows))
-            yield part, rows[cuts[0] : cuts[1]] - begin
 
     def cells(self, name: str, rows: Array) -> pa.Array:
         """Return the cells of a column in rows, which are in order."""
-        return pa.concat_arrays([self._segment(part)[0][name].take(pa.array(at)) for part, at in self._inside(rows)])
+        parts = np.searchsorted(self._stops, rows, "right")
+        found = [self._segment(part)[name].take(pa.array(rows[parts == part] - (self._stops[part - 1] if part else 0)))
+                 for part in np.unique(parts).tolist()]  # fmt: skip
+        return pa.concat_arrays(found or [pa.array([], self.columns.schema.field(name).type)])
 
     def samples(self, name: str, rows: Array) -> list[Any]:
         """Return the actions or observations of rows, as the environment took or gave them; None where there is none.
@@ -284,31 +268,19 @@ class Stream:
         """
         if name == "observation" and not self.has_observations:
             raise RecordingError(f"the recording {self.run} has no observations")
-        found: list[Any] = []
+        found: list[Any] = [None] * len(rows)
         try:
-            for part, inside in self._inside(rows):
-                each = [self._unpacked(part, group, name, inside) for group in self.columns.groups]
-                # Of a row, the columns of one group have something at most.
-                several = ([one for one in some if one is not None] for some in zip(*each, strict=True))
-                found.extend(each[0] if len(each) == 1 else [(some or [None])[0] for some in several])
+            for group in self.columns.groups:  # of a row, the columns of one group have something at most
+                columns = [self.cells(column, rows) for column in group.names(name)]
+                known = np.logical_and.reduce([_known(column) for column in columns])
+                cells = [column.filter(pa.array(known)) for column in columns]
+                for at, sample in zip(
+                    np.flatnonzero(known).tolist(), _samples(group.layouts[name], cells), strict=True
+                ):
+                    found[at] = sample
         except (TensorError, ValueError, TypeError) as error:
             raise RecordingError(f"an {name} of {self.run} cannot be read: {error}") from error
         return found
-
-    def _unpacked(self, part: int, group: Group, name: str, rows: Array) -> list[Any]:
-        """Return the samples of rows of a segment, None where there is none; they share no memory."""
-        layout = group.layouts[name]
-        given = [self._given(part, column, leaf) for column, leaf in zip(group.names(name), layout.leaves, strict=True)]
-        known = np.logical_and.reduce([places[rows] >= 0 for _, places in given])
-        leaf, (first, places) = layout.leaves[0], given[0]
-        plain = layout.single and (leaf.kind == "scalar" or (leaf.kind == "array" and leaf.spec.shape))
-        if plain and leaf.spec.dtype == leaf.space.dtype:  # nothing to unpack
-            found = iter(first[places[rows[known]]])
-        else:
-            cells = [[of_cell(leaf, cells[at]) for at in places[rows[known]].tolist()]
-                     for leaf, (cells, places) in zip(layout.leaves, given, strict=True)]  # fmt: skip
-            found = map(layout.unpack, zip(*cells, strict=True))
-        return list(found) if known.all() else [next(found) if yes else None for yes in known.tolist()]
 
     def infos(self, rows: Array) -> list[dict[str, Any]]:
         """Return the infos of rows; raises RecordingError where they were not recorded, or cannot be read."""
@@ -322,12 +294,12 @@ class Stream:
 
     # Episodes
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[RecordedEpisode]:
         """Return the episodes of all lanes, in the order of their beginnings."""
         return self._episodes
 
     @functools.cached_property
-    def _episodes(self) -> list[Episode]:
+    def _episodes(self) -> list[RecordedEpisode]:
         kinds, numbers = self.column("kind"), self.column("episode")
         lanes = self.column("lane") if self.kind == "lanes" else np.zeros(len(kinds), np.int32)
         rows = np.flatnonzero((kinds <= Kind.FAILED_STEP) & (numbers > 0))
@@ -340,7 +312,7 @@ class Stream:
             found.append(self._episode(lane, part, int(self.column("call")[after[0]]) if same else None))
         return sorted(found, key=lambda episode: (episode.own[0], episode.lane))
 
-    def _episode(self, lane: int, rows: Array, following: int | None) -> Episode:
+    def _episode(self, lane: int, rows: Array, following: int | None) -> RecordedEpisode:
         """Return an episode; `following` is the call that the lane's next one begins with."""
         calls, kinds, last = self.column("call"), self.column("kind"), rows[-1]
         newest = calls[last]
@@ -352,7 +324,7 @@ class Stream:
             end = "reset" if following is not None else "closed" if self.closed else "running"
         if lacks and end != "failed":
             end = "lost"
-        return Episode(self, lane, int(self.column("episode")[last]), rows, end, lacks)
+        return RecordedEpisode(self, lane, int(self.column("episode")[last]), rows, end, lacks)
 
     def _end_of(self, rows: Array) -> str:
         """Return how the last row of an episode says that it ended, with several agents those of the last call."""
@@ -391,29 +363,43 @@ def _printable(text: str) -> str:
     return "".join(part if part.isprintable() else "?" for part in text[:200])
 
 
-def _given(cells: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
-    """Return the cells of a column that are there as an array, texts and other bytes as objects; and for each row
-    where its cell is among them, -1: nowhere.
-    """
-    there = cells.is_valid().to_numpy(zero_copy_only=False)
-    full = (int(there.sum()), *shape)
-    if dtype.hasobject:
-        found: Array = np.empty(full[0], object)
-        found[:] = cells.drop_null().to_pylist()
-    elif not shape:
-        found = cells.drop_null().to_numpy(zero_copy_only=False)
+def _known(cells: pa.Array) -> Array:
+    """Return which cells are not null."""
+    found: Array = cells.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numbers(cells: pa.Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return cells, none of which is null, as an array with an entry of this shape for each."""
+    found: Array
+    if not shape:
+        found = cells.to_numpy(zero_copy_only=False)
     elif pa.types.is_list(cells.type):
-        found = cells.flatten().to_numpy(zero_copy_only=False).reshape(full)  # a ValueError where lengths differ
-    else:  # bytes, of which a null has none
-        found = np.frombuffer(cells.buffers()[2] or b"", dtype, math.prod(full)).reshape(full)
-    return found, np.where(there, np.cumsum(there) - 1, -1)
+        found = cells.flatten().to_numpy(zero_copy_only=False)
+    else:
+        found = np.frombuffer(cells.buffers()[2] or b"", dtype, len(cells) * math.prod(shape))
+    return found.reshape(len(cells), *shape)  # a ValueError where lengths differ
+
+
+def _samples(layout: Layout, columns: Sequence[pa.Array]) -> Iterable[Any]:
+    """Return the samples whose tensors are in columns, which lack none; they share no memory with these."""
+    each = [
+        _numbers(cells, leaf.spec.shape, leaf.spec.dtype).copy() if is_fixed(leaf.spec)
+        else [of_cell(leaf, cell) for cell in cells.to_pylist()]
+        for leaf, cells in zip(layout.leaves, columns, strict=True)
+    ]  # fmt: skip
+    leaf = layout.leaves[0]
+    plain = layout.single and (leaf.kind == "scalar" or (leaf.kind == "array" and leaf.spec.shape))
+    if plain and leaf.spec.dtype == leaf.space.dtype:  # nothing to unpack
+        return each[0]
+    return (layout.unpack([np.asarray(part) for part in parts]) for parts in zip(*each, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
     """The recordings of a folder."""
 
-    streams: Sequence[Stream]
+    streams: Sequence[RecordedStream]
     damage: Sequence[Damage]
     """The parts that could not be read, and were skipped."""
 
@@ -424,7 +410,7 @@ class Folder:
             found.setdefault(damage.path, []).append(damage)
         return [f"{own[0]}{f' (and {len(own) - 1} more)' if own[1:] else ''}" for own in found.values()]
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[RecordedEpisode]:
         """Return all episodes, in the order of their beginnings."""
         found = [episode for stream in self.streams for episode in stream.episodes()]
         return sorted(found, key=lambda episode: episode.started)
@@ -452,7 +438,7 @@ def _read(files: Sequence[SegmentFile], problems: list[Damage], newest: int | No
     streams = [list(own) for _, own in itertools.groupby(files, lambda file: (file.run, file.stream))]
     if newest is not None:
         streams.sort(key=lambda own: (max(_written_at(file.path) for file in own), own[0]), reverse=True)
-    damage, found = list(problems), list[Stream]()
+    damage, found = list(problems), list[RecordedStream]()
     for own in streams:
         if newest is not None and sum(len(stream.episodes()) for stream in found) >= newest:
             break
@@ -470,7 +456,7 @@ def _written_at(file: Path) -> float:
         return 0.0
 
 
-def _read_stream(files: Sequence[SegmentFile]) -> tuple[Stream | None, list[Damage]]:
+def _read_stream(files: Sequence[SegmentFile]) -> tuple[RecordedStream | None, list[Damage]]:
     """Read the segments of a stream; what cannot be read of them is said."""
     damage: list[Damage] = []
     columns: Columns | None = None
@@ -479,23 +465,24 @@ def _read_stream(files: Sequence[SegmentFile]) -> tuple[Stream | None, list[Dama
     for file in files:
         try:
             loaded = _load(file, _INDEX)
-            columns = columns or _columns_of(loaded, file)
+            if loaded.schema is None:
+                damage.extend(loaded.damage)
+                continue
+            columns = columns or _columns_of(loaded.schema)
             if not loaded.schema.equals(columns.schema, check_metadata=True):
                 raise RecordingError("its columns are not those of its header, or of the recording's other files")
-            table = pa.concat_tables([table.select(_index(columns)) for table in loaded.tables] or
-                                     [columns.schema.empty_table().select(_index(columns))])  # fmt: skip
-            last = _check_rows(table, columns, last)
+            last = _check_rows(loaded.table, columns, last)
         except RecordingError as error:
             damage.append(Damage(file.path, _printable(str(error))))
         except (KeyError, TypeError, ValueError, OverflowError, UsageError, RecursionError, pa.ArrowException) as error:
             damage.append(Damage(file.path, _printable(f"it cannot be read: {error!r:.150}")))
         else:
-            parts.append((file, table))
+            parts.append((file, loaded.table))
             damage.extend(loaded.damage)
     if columns is None or not any(len(table) for _, table in parts):
         return None, damage
     try:
-        return Stream(files[0].run, files[0].stream, columns, parts, damage), damage
+        return RecordedStream(files[0].run, files[0].stream, columns, parts, damage), damage
     except RecordingError as error:
         return None, [*damage, Damage(files[0].path, _printable(str(error)))]
 
@@ -510,9 +497,9 @@ def _load(file: SegmentFile, columns: Sequence[str] | None) -> Loaded:
         raise
 
 
-def _columns_of(loaded: Loaded, file: SegmentFile) -> Columns:
+def _columns_of(schema: pa.Schema) -> Columns:
     """Return the columns that the header of a file tells."""
-    header = json.loads((loaded.schema.metadata or {}).get(b"bridge", b"null"))
+    header = json.loads((schema.metadata or {}).get(b"bridge", b"null"))
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         told = header.get("format") if isinstance(header, dict) else None
         raise RecordingError(f"expected a recording of format version {FORMAT}, got {told!r:.40}")
@@ -526,10 +513,6 @@ def _columns_of(loaded: Loaded, file: SegmentFile) -> Columns:
     if not sound:
         raise RecordingError(f"its header is no recording's: kind {kind!r:.40}, lanes {lanes!r:.40}")
     return Columns(header)
-
-
-def _index(columns: Columns) -> list[str]:
-    return [name for name in _INDEX if name in columns.schema.names]
 
 
 def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
@@ -548,7 +531,7 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
     return int(call[-1])
 
 
-def open_episode(path: str | Path) -> Episode:
+def open_episode(path: str | Path) -> RecordedEpisode:
     """Find an episode by `FOLDER/ID`.
 
     Raises:

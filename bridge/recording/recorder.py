@@ -12,12 +12,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from bridge.client.vector_env import RemoteVectorEnv, slots_of
-from bridge.encoding.space_json import space_to_json
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
 from bridge.facade.record import Recording
 from bridge.gymnasium_versions import BatchWrapper
-from bridge.recording.facts import facts_of, kept_by
+from bridge.recording.facts import facts_of
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.tape import Tape, size_of
 from bridge.recording.writer import Journal
@@ -97,13 +96,8 @@ class Recorder(BatchWrapper):
             kwargs["render_mode"] = world.render_mode
         pair = (base.single_observation_space, base.single_action_space)
         made_by = {"env_id": world.env_id or "", "title": world.env_id or "remote", "entry_point": "", "kwargs": kwargs}
-        facts = facts_of(self._journal.run, self._journal.number(), "env", pair, made_by)
-        facts.update(versions={}, recorded_by="client", **kept_by(self._journal))
-        if world.fps is not None:
-            facts["fps"] = world.fps
-        if world.reward_space is not None:
-            facts["reward_space"] = space_to_json(world.reward_space)
-        return Tape(self._journal, Encoder(facts))
+        rest: Any = {"versions": {}, "recorded_by": "client", "fps": world.fps}  # the server's versions are not known
+        return Tape(self._journal, Encoder(facts_of(self._journal, "env", pair, made_by, world.reward_space, **rest)))
 
     @property
     def run(self) -> str:

@@ -26,7 +26,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import package_versions
-from bridge.recording.reader import Episode, Stream, open_episode
+from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment
@@ -36,8 +36,8 @@ from bridge.worlds.realtime.clocked_world import kept
 from bridge.worlds.recipe import EnvRecipe, WorldSettings
 
 __all__ = [
-    "Comparison",
     "Replay",
+    "ReplayComparison",
     "Verification",
     "env_for",
     "refuse_calls",
@@ -114,7 +114,7 @@ class Replay:
     """
 
     def __init__(
-        self, stream: Stream, env: Any = None, render_mode: str | None = None, *, allow_calls: bool = False
+        self, stream: RecordedStream, env: Any = None, render_mode: str | None = None, *, allow_calls: bool = False
     ) -> None:
         self.stream = stream
         kwargs = kwargs_of(stream)
@@ -225,7 +225,7 @@ class Replay:
         self.close()
 
 
-def kwargs_of(stream: Stream) -> dict[str, Any]:
+def kwargs_of(stream: RecordedStream) -> dict[str, Any]:
     """Return the keywords that the environment was made with; an error where they are not to be had."""
     if "kwargs" not in stream.header:
         why = stream.header.get("unknown_kwargs", "")
@@ -239,7 +239,7 @@ def kwargs_of(stream: Stream) -> dict[str, Any]:
     return kwargs
 
 
-def _maker(stream: Stream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
+def _maker(stream: RecordedStream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
     """Return what makes the environment of a recording; it calls nothing that only the recording names."""
     header = stream.header
     if stream.kind == "agents":
@@ -262,18 +262,18 @@ def _maker(stream: Stream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any
     return partial(recipe.make_env, WorldSettings(ids[0] if ids else None, count, mode, kwargs))
 
 
-def env_for(stream: Stream, env: Any) -> Any:
+def env_for(stream: RecordedStream, env: Any) -> Any:
     """Return what makes the environment of one of several streams: its own id where that is registered, else `env`."""
     return None if _registered(stream) else env
 
 
-def _registered(stream: Stream) -> bool:
+def _registered(stream: RecordedStream) -> bool:
     """Return whether the environment's id is registered here, for what it was registered for there."""
     spec = gymnasium.registry.get(str(stream.header.get("env_id")))
     return spec is not None and stream.header.get("entry_point") in ("", str(spec.entry_point))
 
 
-def _parallel(stream: Stream, env: Any) -> ParallelRecipe:
+def _parallel(stream: RecordedStream, env: Any) -> ParallelRecipe:
     """Return how an environment of several agents is made; a Gymnasium environment has one agent."""
     if env is None and _registered(stream):
         env = stream.header["env_id"]
@@ -289,7 +289,7 @@ def _parallel(stream: Stream, env: Any) -> ParallelRecipe:
         raise _unknown(stream) from error
 
 
-def _unknown(stream: Stream) -> SettingError:
+def _unknown(stream: RecordedStream) -> SettingError:
     header = stream.header
     module = str(header.get("entry_point", "")).partition(":")[0].partition(".")[0] or "MODULE"
     name = header.get("env_id") or str(header.get("entry_point", "")).partition(":")[2] or "NAME"
@@ -300,7 +300,7 @@ def _unknown(stream: Stream) -> SettingError:
     )
 
 
-def refuse_calls(stream: Stream, stop: int, allow_calls: bool) -> None:
+def refuse_calls(stream: RecordedStream, stop: int, allow_calls: bool) -> None:
     """Raise RecordingError where methods were called before a call, and that is not allowed."""
     count = sum(len(calls) for call, calls in stream.calls.items() if call < stop)
     if count and not allow_calls:
@@ -310,7 +310,7 @@ def refuse_calls(stream: Stream, stop: int, allow_calls: bool) -> None:
         )
 
 
-def verify(episode: Episode | str | Path, env: Any = None, *, allow_calls: bool = False) -> Verification:
+def verify(episode: RecordedEpisode | str | Path, env: Any = None, *, allow_calls: bool = False) -> Verification:
     """Make the environment of an episode again, replay it, and compare the outcome with the recording.
 
     Args:
@@ -325,7 +325,7 @@ def verify(episode: Episode | str | Path, env: Any = None, *, allow_calls: bool 
         RecordingError: The episode has no seeded reset before it, or rows of it are missing.
         SettingError: Its environment cannot be made.
     """
-    found = episode if isinstance(episode, Episode) else open_episode(episode)
+    found = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
     stream, start = found.stream, replayed_from(found)
     done = _judged(found, start, _differences(stream, env, allow_calls, start, found.stop))
     if done.difference and start and stream.is_whole_until(found.start):
@@ -336,7 +336,7 @@ def verify(episode: Episode | str | Path, env: Any = None, *, allow_calls: bool 
 
 
 def verify_stream(
-    stream: Stream, env: Any = None, *, allow_calls: bool = False
+    stream: RecordedStream, env: Any = None, *, allow_calls: bool = False
 ) -> Iterator[Verification | RecordingError]:
     """Verify every episode of a stream in one pass, in the order of their beginnings.
 
@@ -365,7 +365,7 @@ def verify_stream(
             yield _judged(episode, start, differences)
 
 
-def _differences(stream: Stream, env: Any, allow_calls: bool, begin: int, last: int) -> dict[int, str]:
+def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int, last: int) -> dict[int, str]:
     """Replay a stream; return the first difference after each seeded reset, by the number of the call.
 
     Args:
@@ -384,7 +384,7 @@ def _differences(stream: Stream, env: Any, allow_calls: bool, begin: int, last: 
         done = next(end for end in ends if end > start)
         stops = [call for call in seeded[at + 1 :] if call < done]
         with Replay(stream, env, allow_calls=allow_calls) as replay:
-            compare, first = Comparison(stream), start
+            compare, first = ReplayComparison(stream), start
             replayed = replay.calls(start, done)
             for stop in [*stops, done]:
                 difference = compare.all(replayed, stop - first)
@@ -394,7 +394,7 @@ def _differences(stream: Stream, env: Any, allow_calls: bool, begin: int, last: 
     return found
 
 
-def _judged(episode: Episode, start: int, differences: Mapping[int, str]) -> Verification:
+def _judged(episode: RecordedEpisode, start: int, differences: Mapping[int, str]) -> Verification:
     """Return what the differences of a replay mean for an episode, which depends on the calls from `start` on."""
     call = min((call for call in differences if start <= call < episode.stop), default=None)
     if call is None:
@@ -405,7 +405,7 @@ def _judged(episode: Episode, start: int, differences: Mapping[int, str]) -> Ver
     return Verification(episode.id, call + 1 - start, f"{where}: {differences[call]}", step, _versions(episode.stream))
 
 
-def replayed_from(episode: Episode) -> int:
+def replayed_from(episode: RecordedEpisode) -> int:
     """Return the call that a replay of an episode begins with.
 
     Raises:
@@ -430,7 +430,7 @@ def replayed_from(episode: Episode) -> int:
     return call
 
 
-def _versions(stream: Stream) -> str:
+def _versions(stream: RecordedStream) -> str:
     """Say which packages have other versions than when the recording was made."""
     recorded: dict[str, str] = dict(stream.header.get("versions", {}))
     here = package_versions(str(stream.header.get("entry_point") or ""))
@@ -438,14 +438,14 @@ def _versions(stream: Stream) -> str:
     return f"it was recorded with {', '.join(other)}" if other else ""
 
 
-class Comparison:
+class ReplayComparison:
     """Compares replayed calls with a recording: they are encoded as they would be recorded, and must be the same rows.
 
     Args:
         stream: What was recorded.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: RecordedStream) -> None:
         self._stream = stream
         header = {**stream.header, "infos": False, "frames": False}
         self._encoder = Encoder(header)

@@ -235,22 +235,19 @@ class SteeredEnv(EnvironmentProxy):
 
 def _read_controls(text: str) -> dict[str, Any]:
     """Read what is written to `world.replay`."""
+    given: dict[str, Any]
     try:
         given = json.loads(text)
-    except ValueError:
-        given = None
-    right = isinstance(given, dict) and all(
-        isinstance(value, _CONTROLS.get(name, ())) and (name == "paused" or not isinstance(value, bool))
-        for name, value in given.items()
-    )
+        right = all(type(value) in _CONTROLS[name] for name, value in given.items())
+    except (ValueError, AttributeError, KeyError):
+        right = False
     if not right or not 0 < given.get("speed", 1) <= LARGEST_SPEED:
         raise RequestError(
             Code.INVALID_ARGUMENT,
             "expected world.replay to be written as a JSON object with some of paused (true or false), position (an "
             f"integer) and speed (above 0, at most {LARGEST_SPEED:g}), got {text!r:.100}",
         )
-    found: dict[str, Any] = given
-    return found
+    return given
 
 
 def _log_failure(result: None, error: BaseException | None) -> None:

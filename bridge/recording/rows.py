@@ -1,17 +1,19 @@
 """Rows of a recording: what went through an environment, as columns of Arrow.
 
 One call of the environment (a reset or a step) gives one row for each lane, or for each agent, that it concerned. The
-encoder lays the calls of a batch out as a grid, calls by lanes, computes each column on the grid, and keeps the cells
-that exist.
+encoder lays the calls of a batch out as a grid, calls by lanes, in which it marks the cells that are rows.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -341,19 +343,13 @@ class Encoder:
         steps = kinds == Kind.STEP
         if self.columns.lanes is not None and not self._same_step:
             # A lane that ended begins anew in the next step, unless it was reset before.
-            before = self._over
-            some = ended.any(axis=1) | ~steps
-            busy = np.flatnonzero(np.concatenate([[True], some[:-1]]) | ~steps)
-            done = -1
-            for at in busy.tolist():
-                over = before if done == at - 1 else ended[at - 1]
-                if steps[at]:
-                    begins[at] = over
-                    before = ended[at]
+            over = self._over
+            for at, is_step in enumerate(steps.tolist()):
+                if is_step:
+                    begins[at], over = over, ended[at]
                 else:
-                    before = over & ~begins[at]
-                done = at
-            self._over = before if done == len(kinds) - 1 else ended[-1]
+                    over = over & ~begins[at]
+            self._over = over
         stepped = masks & steps[:, None] & ~begins
         total = self._t + np.cumsum(stepped, axis=0)
         t = total - np.maximum.accumulate(np.where(begins, total, 0), axis=0)
@@ -369,8 +365,9 @@ class _Batch:
     def __init__(self, columns: Columns, rows: list[Row], numbers: Array) -> None:
         self.columns, self.numbers = columns, numbers
         self.rows = [_by_agent(row, columns.agents) for row in rows] if columns.agents else rows
+        self.fields: dict[str, tuple[Any, ...]] = dict(zip(Row._fields, zip(*self.rows, strict=True), strict=True))
         self.shape = (len(rows), columns.width)
-        self.kinds = np.array([row.kind for row in rows], np.int8)
+        self.kinds = np.array(self.fields["kind"], np.int8)
 
     def build(self, encoder: Encoder) -> pa.RecordBatch:
         """Return the record batch."""
@@ -382,38 +379,39 @@ class _Batch:
         if columns.agents:
             alive = self._spread("alive", np.bool_)
             agents = {"acted": acted, "seen": seen, "alive": alive}
-            self.masks = acted | seen | alive | self._given("reward")
-            self.masks[~self.masks.any(axis=1), 0] = True  # a call that concerned nobody is a row all the same
+            masks = acted | seen | alive | self._given("reward")
+            masks[~masks.any(axis=1), 0] = True  # a call that concerned nobody is a row all the same
             ended = np.broadcast_to(~alive.any(axis=1, keepdims=True) & (kinds == Kind.STEP)[:, None], self.shape)
         else:
-            self.masks = self._masks()
-        begins, episodes, t = encoder.count(kinds, self.masks, ended)
+            masks = self._masks()
+        begins, episodes, t = encoder.count(kinds, masks, ended)
         kind = np.where(begins, np.int8(Kind.RESET), kinds[:, None])
-        stepped, acted, seen = self.masks & (kind == Kind.STEP), acted & ~begins, seen & self.masks
+        stepped, acted, seen = masks & (kind == Kind.STEP), acted & ~begins & masks, seen & masks
+        self.masks, (call, lane) = masks, np.nonzero(masks)
+        own = int(columns.header.get("lane", 0)) if columns.kind == "env" else 0
         cells: dict[str, Any] = {
-            "call": self._each(self.numbers), "lane": self._lane(), "kind": kind[self.masks],
-            "episode": episodes[self.masks], "t": t[self.masks],
-            "time": self._each(np.array([row.time for row in self.rows])),
+            "call": self.numbers[call], "lane": (lane + own).astype(np.int32), "kind": kind[masks],
+            "episode": episodes[masks], "t": t[masks], "time": np.array(self.fields["time"])[call],
         }  # fmt: skip
         if columns.header.get("fps"):
-            moments = np.array([row.moment or (np.nan, 0, np.nan) for row in self.rows])
-            for at, name in enumerate(("clock", "frame_number", "acted_at")):
-                cells[name] = self._each(moments[:, at].astype(np.int64 if at == 1 else np.float64))
-        cells["by"] = self._by(acted & self.masks)
-        cells.update(self._samples("action", acted & self.masks))
+            moments = np.array([moment or (np.nan, 0, np.nan) for moment in self.fields["moment"]])[call]
+            cells["clock"], cells["acted_at"] = moments[:, 0], moments[:, 2]
+            cells["frame_number"] = moments[:, 1].astype(np.int64)
+        cells["by"] = _nullable(self._column(self.fields["by"], acted, pa.string()), acted[masks])
+        cells.update(self._samples("action", acted))
         rewards = self._spread("reward", columns.reward.dtype, columns.reward.shape)
-        cells["reward"] = _array(rewards, stepped, self.masks, type_of(columns.reward))
-        cells.update({name: (flag & stepped)[self.masks] for name, flag in flags.items()})
-        cells.update({name: flag[self.masks] for name, flag in agents.items()})
+        cells["reward"] = _nullable(_array(rewards[stepped], type_of(columns.reward)), stepped[masks])
+        cells.update({name: (flag & stepped)[masks] for name, flag in flags.items()})
+        cells.update({name: flag[masks] for name, flag in agents.items()})
         if columns.header.get("observations"):
             cells.update(self._samples("observation", seen))
         else:
-            cells["hash"] = self._hash(seen)
+            cells["hash"] = self._column(self._hashes(), masks, pa.binary())
         if columns.header.get("infos"):
-            cells["info"] = self._objects([self._infos(row.info) for row in self.rows], pa.binary())
+            cells["info"] = self._column(map(self._infos, self.fields["info"]), masks, pa.binary())
         if columns.header.get("frames"):
-            cells["frame"] = self._objects([[*map(_picture, row.frame or ())] for row in self.rows], pa.binary())
-        cells["event"] = self._events()
+            cells["frame"] = self._column(map(_pictures, self.fields["frame"]), masks, pa.binary())
+        cells["event"] = self._column(self._events(), masks, pa.string())
         return pa.RecordBatch.from_arrays(
             [pa.array(cells[name]) for name in columns.schema.names], schema=columns.schema
         )
@@ -430,121 +428,108 @@ class _Batch:
     def _given(self, name: str) -> Array:
         """Return which lanes have an action, an observation or a reward in each call."""
         found = np.zeros(self.shape, np.bool_)
-        for at, row in enumerate(self.rows):
-            value = getattr(row, name)
-            found[at] = [one is not None for one in value] if type(value) is LaneSamples else value is not None
+        found[:] = np.array([value is not None for value in self.fields[name]])[:, None]
+        for at, value in enumerate(self.fields[name]):
+            if type(value) is LaneSamples:
+                found[at] = [one is not None for one in value]
         return found
 
     def _spread(self, name: str, dtype: Any, shape: tuple[int, ...] = ()) -> Array:
         """Return what calls have, one for each lane or the same for all, as a grid; NaN for what is no number."""
         found: Array = np.zeros((*self.shape, *shape), dtype)
-        for at, row in enumerate(self.rows):
-            value = getattr(row, name)
+        if not self.columns.agents:
+            with contextlib.suppress(TypeError, ValueError):  # all are numbers, or all of the shape, as nearly always
+                found[:] = np.array(self.fields[name], dtype).reshape(found.shape)
+                return found
+        for at, value in enumerate(self.fields[name]):
             try:
                 found[at] = [0 if one is None else one for one in value] if type(value) is LaneSamples else value
             except (TypeError, ValueError):
                 found[at] = 0 if value is None or found.dtype.kind != "f" else np.nan
         return found
 
-    def _each(self, per_call: Array) -> Array:
-        """Repeat what is of a call for each of its rows."""
-        return np.broadcast_to(per_call[:, None], self.shape)[self.masks]
+    def _column(self, each: Iterable[Any], present: Array, kind: pa.DataType) -> pa.Array:
+        """Return the cells that are present as a column.
 
-    def _lane(self) -> Array:
-        own = self.columns.header.get("lane", 0)
-        lanes = np.arange(self.shape[1], dtype=np.int32) + np.int32(own if self.columns.kind == "env" else 0)
-        return np.broadcast_to(lanes, self.shape)[self.masks]
-
-    def _by(self, acted: Array) -> pa.Array:
-        codes = np.zeros(self.shape, np.int32)
-        players: dict[str, int] = {}
-        for at, row in enumerate(self.rows):
-            names = [row.by] if isinstance(row.by, str) else row.by
-            codes[at] = [players.setdefault(name, len(players)) for name in names]
-        return pa.array(list(players), pa.string()).take(pa.array(codes[self.masks], mask=~acted[self.masks]))
+        Args:
+            each: For each call a list with a cell for each lane, or the one that all of them have.
+            present: Which.
+            kind: The type of Arrow.
+        """
+        calls = list(each)
+        if not any(type(cells) is list for cells in calls):
+            return pa.array(calls, kind).take(pa.array(np.nonzero(present)[0]))
+        lists = (cells if type(cells) is list else [cells] * self.shape[1] for cells in calls)
+        return pa.array(list(itertools.compress(itertools.chain.from_iterable(lists), present.ravel().tolist())), kind)
 
     def _samples(self, name: str, present: Array) -> dict[str, pa.Array]:
+        """Return the columns of the actions or observations that are present."""
         found: dict[str, pa.Array] = {}
         for group in self.columns.groups:
-            own = present
-            if len(self.columns.groups) > 1:
-                own = present & np.isin(np.arange(self.shape[1]), group.members)
+            own = present & np.isin(np.arange(self.shape[1]), group.members)
+            stacked = self._stacked(group, name)
             for index, (column, leaf) in enumerate(zip(group.names(name), group.layouts[name].leaves, strict=True)):
-                grid = self._tensors(group, name, index, own)
-                found[column] = _array(grid, own, self.masks, type_of(leaf.spec, leaf.kind))
+                if stacked is None:
+                    cells = self._tensors(group, name, index, own)
+                else:  # pictures are copied as rarely as can be: that is most of what recording them costs
+                    cells = stacked.reshape(own.size, *stacked.shape[2:]) if own.all() else stacked[own]
+                found[column] = _nullable(_array(cells, type_of(leaf.spec, leaf.kind)), own[self.masks])
         return found
 
-    def _tensors(self, group: Group, name: str, index: int, present: Array) -> Array:
-        """Return a grid of one tensor of the actions or observations."""
-        layout, samples = group.layouts[name], [getattr(row, name) for row in self.rows]
-        leaf, fixed = layout.leaves[index], is_fixed(layout.leaves[index].spec)
-        if layout.single and fixed and not self.columns.agents:
-            stacked = self._stack(leaf.spec, samples)
-            if stacked is not None:
-                return stacked
-        grid: Array = np.zeros((*self.shape, *leaf.spec.shape), leaf.spec.dtype) if fixed else np.empty(self.shape, "O")
-        for at in np.flatnonzero(present.any(axis=1)).tolist():
-            sample = samples[at]
+    def _tensors(self, group: Group, name: str, index: int, own: Array) -> Any:
+        """Return one tensor of each of a group's own actions or observations."""
+        layout, leaf = group.layouts[name], group.layouts[name].leaves[index]
+        fixed, found = is_fixed(leaf.spec), list[Any]()
+        for at in np.flatnonzero(own.any(axis=1)).tolist():
+            sample = self.fields[name][at]
             if self.columns.lanes is not None and type(sample) is not LaneSamples:
                 column = leaf.unpack_lanes(group.batches[name].pack_leaf(index, sample), self.columns.lanes)
-                grid[at] = column if fixed else [_cell(leaf, leaf.pack(one, True)) for one in column]
-                continue
-            for lane in np.flatnonzero(present[at]).tolist():
-                array = layout.pack_leaf(index, sample[lane] if type(sample) is LaneSamples else sample)
-                grid[at, lane] = array if fixed else _cell(leaf, array)
-        return grid
+                each = itertools.compress(column, own[at].tolist())
+                found.extend(each if fixed else (leaf.pack(one, True) for one in each))
+            else:
+                samples = sample if type(sample) is LaneSamples else [sample]
+                found.extend(layout.pack_leaf(index, one) for one in itertools.compress(samples, own[at].tolist()))
+        if not fixed:
+            return [_cell(leaf, array) for array in found]
+        return np.stack(found) if found else np.empty((0, *leaf.spec.shape), leaf.spec.dtype)
 
-    def _stack(self, spec: Spec, samples: list[Any]) -> Array | None:
-        """Return samples that are arrays, or scalars, of a spec as one array; None: they are something else."""
+    def _stacked(self, group: Group, name: str) -> Array | None:
+        """Return samples that are arrays, or scalars, of one tensor as a grid of it; None: they are something else."""
+        layout, spec = group.layouts[name], group.layouts[name].leaves[0].spec
+        if not layout.single or not is_fixed(spec) or self.columns.agents:
+            return None
         shape = spec.shape if self.columns.lanes is None else (self.shape[1], *spec.shape)
-        zero = np.zeros(shape, spec.dtype)[()]
+        zero = np.zeros(shape, spec.dtype)
         try:
-            column: Array = np.array([zero if sample is None else sample for sample in samples])
+            column = np.stack([zero if sample is None else sample for sample in self.fields[name]])
         except ValueError:
             return None
-        fits = column.dtype == spec.dtype and column.shape == (len(samples), *shape)
+        fits = column.dtype == spec.dtype and column.shape == (len(self.rows), *shape)
         return column.reshape(*self.shape, *spec.shape) if fits else None
 
-    def _hash(self, seen: Array) -> pa.Array:
-        """Return the hash of each agent's observation, or of those of all lanes, which their rows share."""
+    def _hashes(self) -> Iterator[Any]:
+        """Yield the hash of each agent's observation, or of those of all lanes, which their rows share."""
         if self.columns.agents:
             layouts = [self.columns.group_of(lane).layouts["observation"] for lane in range(self.shape[1])]
-            each = [
-                [
-                    None if sample is None else hash_of(layout, sample)
-                    for layout, sample in zip(layouts, row.observation, strict=True)
-                ]
-                for row in self.rows
-            ]
-            return self._objects(each, pa.binary())
+            for each in self.fields["observation"]:
+                yield [None if one is None else hash_of(own, one) for own, one in zip(layouts, each, strict=True)]
+            return
         layout = self.columns.groups[0].batches["observation"]
-        there: list[bool] = np.asarray(seen.any(axis=1)).tolist()
-        hashes = [  # of a step and a reset in one call, the reset has it
-            hash_of(layout, row.observation) if given and type(row.observation) is not LaneSamples else None
-            for row, given in zip(self.rows, there, strict=True)
-        ]
-        return pa.array(hashes, pa.binary()).take(pa.array(self._each(np.arange(len(hashes)))))
+        for seen in self.fields["observation"]:  # of a step and a reset in one call, the reset has it
+            yield None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)
 
     def _infos(self, info: Any) -> list[bytes | None]:
         infos = [info or {}] if self.columns.kind == "env" else lane_infos(info, self.shape[1])
         return [values.encode_info(one, values.Notes()) if one else None for one in infos]
 
-    def _objects(self, each: Sequence[Sequence[Any]], kind: pa.DataType) -> pa.Array:
-        """Return what the lanes have in each call, nothing where the call has nothing, as a column."""
-        found = np.full(self.shape, None, object)
-        for at, cells in enumerate(each):
-            if len(cells):
-                found[at] = cells
-        return pa.array(found[self.masks].tolist(), kind)
-
-    def _events(self) -> pa.Array:
-        texts = [_event(row) if row.error or row.kind in (Kind.RESET, Kind.FAILED_RESET) else None for row in self.rows]
-        if not any(texts):
-            return pa.nulls(int(self.masks.sum()), pa.string())
-        first = np.argmax(self.masks, axis=1)  # the lane that says it
-        found = np.full(self.shape, None, object)
-        found[np.arange(len(texts)), first] = texts
-        return pa.array(found[self.masks].tolist(), pa.string())
+    def _events(self) -> Iterator[Any]:
+        """Yield what else there is to say of each call, which its first lane says."""
+        for at, row in enumerate(self.rows):
+            if row.error or row.kind in (Kind.RESET, Kind.FAILED_RESET):
+                first = int(self.masks[at].argmax())
+                yield [_event(row) if lane == first else None for lane in range(self.shape[1])]
+            else:
+                yield None
 
 
 _BY_AGENT = ("action", "observation", "reward", "terminated", "truncated")
@@ -564,6 +549,12 @@ def _by_agent(row: Row, agents: Sequence[str]) -> Row:
     return row._replace(by=by, **parts, info=info, alive=[agent in alive for agent in agents])
 
 
+def _pictures(frames: Sequence[Any] | None) -> Any:
+    """Return frames as `_picture` does; of several agents there is one."""
+    found = [_picture(frame) for frame in frames or [None]]
+    return found if len(found) > 1 else found[0]
+
+
 def _picture(frame: Any) -> bytes | None:
     """Return a frame as NumPy's own format; None: it is no array."""
     if not isinstance(frame, np.ndarray):
@@ -581,32 +572,28 @@ def _cell(leaf: Leaf, array: Array) -> Any:
 
 
 def of_cell(leaf: Leaf, cell: Any) -> Array:
-    """Return the tensor of a cell: the way back from `_cell`, and a copy of numbers."""
+    """Return the tensor of a cell: the way back from `_cell`."""
     if leaf.kind == "encoded":
         return np.frombuffer(cell, np.uint8)
-    if leaf.kind == "text":
-        return np.array(cell, object)
-    return np.array(cell) if is_fixed(leaf.spec) else np.asarray(values.decode(cell))
+    return np.array(cell, object) if leaf.kind == "text" else np.asarray(values.decode(cell))
 
 
-def _array(grid: Array, present: Array, masks: Array, kind: pa.DataType) -> pa.Array:
-    """Return the cells of a grid as a column; null where there is none."""
-    there = present[masks]
-    if grid.dtype == object:
-        given = zip(grid[masks].tolist(), there.tolist(), strict=True)
-        return pa.array([cell if known else None for cell, known in given], kind)
-    if grid.ndim == present.ndim:
-        return pa.array(grid[masks], kind, mask=None if there.all() else ~there)
-    # Pictures are copied as rarely as can be: that is most of what recording them costs.
-    cells = grid.reshape(present.size, *grid.shape[2:]) if present.all() else grid[present]
-    found = np.ascontiguousarray(cells, grid.dtype.newbyteorder("<"))
-    size = int(np.prod(grid.shape[2:])) * (1 if pa.types.is_list(kind) else grid.dtype.itemsize)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(there, dtype=np.int64) * size]).astype(np.int32))
-    nulls = None if there.all() else pa.array(~there)
-    if pa.types.is_list(kind):
-        return pa.ListArray.from_arrays(offsets, pa.array(found.reshape(-1)), type=kind, mask=nulls)
-    validity = None if nulls is None else pa.array(there).buffers()[1]
-    return pa.Array.from_buffers(kind, len(there), [validity, offsets.buffers()[1], pa.py_buffer(found)])
+def _array(cells: Any, kind: pa.DataType) -> pa.Array:
+    """Return cells as a column: a list of them, or an array with an entry for each."""
+    if isinstance(cells, list) or cells.ndim == 1:
+        return pa.array(cells, kind)
+    found = np.ascontiguousarray(cells, cells.dtype.newbyteorder("<"))
+    is_list = pa.types.is_list(kind)
+    size = math.prod(cells.shape[1:]) * (1 if is_list else cells.dtype.itemsize)
+    offsets = pa.array(np.arange(len(cells) + 1, dtype=np.int32) * np.int32(size))
+    if is_list:
+        return pa.ListArray.from_arrays(offsets, pa.array(found.reshape(-1)), type=kind)
+    return pa.Array.from_buffers(kind, len(cells), [None, offsets.buffers()[1], pa.py_buffer(found)])
+
+
+def _nullable(cells: pa.Array, there: Array) -> pa.Array:
+    """Return the cells as those of the rows that have one, and null for the others."""
+    return cells if there.all() else cells.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
 
 def mask_of(row: Row) -> Any:

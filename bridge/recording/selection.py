@@ -7,9 +7,8 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from bridge.recording.reader import Episode
+from bridge.recording.reader import RecordedEpisode
 
 __all__ = ["Selection", "add_selection_options", "selection_of"]
 
@@ -23,7 +22,7 @@ class Selection:
 
     who: str | None = None
     """Who acted in it, with wildcards: `person`, `agent`, `person:Ann`, `agent:*`; None: anybody."""
-    env: str | None = None
+    env_id: str | None = None
     """The environment's id, with wildcards; None: any."""
     min_return: float = -math.inf
     """The least sum of rewards."""
@@ -34,11 +33,11 @@ class Selection:
     complete: bool = True
     """True if it must have ended, and lack nothing."""
 
-    def has(self, episode: Episode) -> bool:
+    def has(self, episode: RecordedEpisode) -> bool:
         """True if an episode is chosen."""
         if self.complete and (episode.incomplete or episode.end in ("running", "closed", "lost") or not episode.length):
             return False
-        if self.env is not None and not fnmatch.fnmatchcase(episode.stream.title, self.env):
+        if self.env_id is not None and not fnmatch.fnmatchcase(episode.stream.title, self.env_id):
             return False
         total = episode.total
         limited = self.min_return > -math.inf or self.max_return < math.inf
@@ -49,7 +48,7 @@ class Selection:
             return False
         return self.who is None or any(_is(name, self.who) for name in players)
 
-    def of(self, episodes: Sequence[Episode]) -> list[Episode]:
+    def of(self, episodes: Sequence[RecordedEpisode]) -> list[RecordedEpisode]:
         """Return the episodes that are chosen."""
         return [episode for episode in episodes if self.has(episode)]
 
@@ -60,7 +59,7 @@ def _is(name: str, who: str) -> bool:
 
 
 def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) -> None:
-    """Add the options that choose episodes."""
+    """Add the options that choose episodes, each named as its field of `Selection`."""
     parser.add_argument("--who", metavar="WHO", help="where this one acted: person, agent, person:Ann, 'agent:*'")
     parser.add_argument("--env-id", metavar="ID", help="of this environment; wildcards as in 'ALE/*'")
     parser.add_argument("--min-return", type=float, default=-math.inf, metavar="X", help="with this return or more")
@@ -71,20 +70,12 @@ def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) ->
         default=None,
         help="in which more than one acted, as where a person took over; or in which nobody else did",
     )
+    parser.set_defaults(complete=complete)
     if complete:
-        parser.add_argument(
-            "--unfinished", action="store_true", help="also episodes that did not end, or lack rows or a checksum"
-        )
+        text = "also episodes that did not end, or lack rows or a checksum"
+        parser.add_argument("--unfinished", action="store_false", dest="complete", help=text)
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:
     """Read the options."""
-    unfinished: Any = getattr(arguments, "unfinished", True)
-    return Selection(
-        arguments.who,
-        arguments.env_id,
-        arguments.min_return,
-        arguments.max_return,
-        arguments.intervention,
-        complete=not unfinished,
-    )
+    return Selection(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Selection)})

@@ -33,8 +33,6 @@ __all__ = ["RecordedEnv", "Tape", "attach", "size_of"]
 _log = SafeLog(__name__)
 _OVERHEAD = 400
 """Bytes of a row beside its observation and frame, about."""
-_IMMUTABLE = frozenset((int, float, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64))
-"""Types of actions that need no copy."""
 _new_row: Any = tuple.__new__
 """Makes a `Row` of a tuple with all its fields, without a call of Python."""
 
@@ -146,9 +144,7 @@ class _RecordedLane:
         by = self._applied_by()
         if self._world.taken_over:
             by = self._acting(by)
-        given = action
-        if type(action) not in _IMMUTABLE:
-            given = kept(dict(action) if self.facts.agents else action)  # type: ignore[call-overload]
+        given = kept(dict(action) if self.facts.agents else action)  # type: ignore[call-overload]
         moment = self._moment()
         try:
             result = await self._env.step(action)
@@ -334,10 +330,12 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
 
 def size_of(value: Any) -> int:
     """Return about how many bytes of memory a value holds."""
+    if value is None:
+        return 0
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, Mapping):
         return sum(size_of(item) for item in value.values())
     if isinstance(value, (list, tuple)):
         return sum(size_of(item) for item in value)
-    return 0 if value is None else 50
+    return 50

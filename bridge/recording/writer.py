@@ -35,8 +35,8 @@ _CLOSE = 10.0
 _BATCH = 4096
 """The most calls that are encoded at once."""
 _BATCH_BYTES = 16 << 20
-_SEGMENT_ROWS = 1 << 20
-"""Rows after which another segment is begun."""
+_SEGMENT_ROWS = 1 << 18
+"""Rows after which another segment is begun: where a byte of a sealed one is damaged, it is lost."""
 
 
 class Journal:
@@ -45,7 +45,7 @@ class Journal:
     Args:
         record: Where to, and what is recorded.
         queue_bytes: The most bytes that wait to be written.
-        segment_bytes: Bytes after which a segment is sealed and another one is begun.
+        segment_bytes: Bytes of memory that a segment's rows take, after which it is sealed and another one is begun.
 
     Raises:
         SettingError: The folder cannot be made or written.
@@ -96,7 +96,7 @@ class Journal:
             row: What its `encode` takes; None: there will be no more, and its segment is sealed.
             size: About how many bytes of memory it holds.
         """
-        if self.queued_bytes + size > self._queue_bytes or self._closing.is_set():
+        if self._offered - self._taken + size > self._queue_bytes or self._closing.is_set():
             return False
         self._offered += size
         self._rows.append((source, row, size))
@@ -230,7 +230,8 @@ class _Files:
         """Append record batches of a source, all or nothing; return whether they are written."""
         segment = self._open.get(source)
         if segment is not None:
-            if segment.size <= self._segment_bytes and segment.rows <= _SEGMENT_ROWS and self._append(segment, batches):
+            is_full = segment.unpacked > self._segment_bytes or segment.rows > _SEGMENT_ROWS
+            if not is_full and self._append(segment, batches):
                 return True
             # It is full, or alone may not grow: others may, and Parquet takes less of a disk that is full.
             self.end(source)
@@ -243,12 +244,11 @@ class _Files:
 
     def _append(self, segment: Segment, batches: list[pa.RecordBatch]) -> bool:
         data = segment.pack(batches)
-        size = sum(map(len, data))
-        if not self._make_room(size + 100):
-            self._problem = f"{size} bytes do not fit into the limit of {self._most}"
+        if not self._make_room(len(data) + 100):
+            self._problem = f"{len(data)} bytes do not fit into the limit of {self._most}"
             return False
         try:
-            segment.append(data, sum(len(batch) for batch in batches))
+            segment.append(data, batches)
         except OSError as error:
             self._problem = error.strerror or str(error)
             return False

@@ -18,8 +18,9 @@ from bridge.server.admission import Admission
 from bridge.server.failure_log import FailureLog
 from bridge.server.limits import ConnectionCount, Limits
 from bridge.server.metrics import Metrics
+from bridge.server.registry import Registry
 from bridge.server.serving import MOMENT
-from bridge.server.session import Hub, Session, error_response
+from bridge.server.session import Session, error_response
 from bridge.transport.messages import PREFIX, RefusedMessage
 from bridge.worlds.base import Agent, World
 from bridge.worlds.scheduling import Scheduler, Task
@@ -119,6 +120,8 @@ class Call:
         self.session = session
         self.handle = session.handle
         """Answers a request; another protocol's messages are translated in its place."""
+        self.refuse = error_response
+        """Makes the answer to a request that was refused before, or at which the server failed."""
         self.name = name
         self.stream: Any = None
         """The number or object by which the client's protocol knows it."""
@@ -166,7 +169,7 @@ class Calls:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Registry,
         limits: Limits,
         *,
         count: ConnectionCount,
@@ -175,7 +178,7 @@ class Calls:
         scheduler: Scheduler,
         cut: Callable[[Any], None],
         charge: Callable[[Any, float], None],
-        open_session: Callable[[Hub, str, bool], ServedSession] | None = None,
+        open_session: Callable[[Registry, str, bool], ServedSession] | None = None,
     ) -> None:
         self._open_session = open_session or _open_session
         self._hub = hub
@@ -355,7 +358,7 @@ class Calls:
                 if admission.requests >= admission.max_requests or admission.bytes + size > admission.max_bytes:
                     admission.check(size)
             except RequestError as error:
-                self._finish(call, None, [error_response(error)])
+                self._finish(call, None, [call.refuse(error)])
                 return
             admission.requests += 1
             admission.bytes += size
@@ -371,7 +374,7 @@ class Calls:
                     self._charge(client, time.perf_counter() - admitted[1])
                 self._finish(call, admitted, stop.value)
             except Exception as error:
-                self._finish(call, admitted, _fault(error))
+                self._finish(call, admitted, _fault(call, error))
             else:
                 self._go_on_later(call, admitted, coroutine, pending)
 
@@ -397,7 +400,7 @@ class Calls:
         """Finish a request that waits for a result once the result is there."""
 
         def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
-            self._finish(call, admitted, parts if error is None else _fault(error))
+            self._finish(call, admitted, parts if error is None else _fault(call, error))
             self._flush_later(call.client)
 
         Task(self._scheduler, coroutine, done).wait_for(pending)
@@ -422,7 +425,7 @@ class Calls:
             size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
             if size > limit:
                 text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
-                parts = [error_response(RequestError(Code.RESOURCE_EXHAUSTED, text))]
+                parts = [call.refuse(RequestError(Code.RESOURCE_EXHAUSTED, text))]
                 size = len(parts[0])
             if not client.answer(call, parts, size):
                 call.blocked, call.unsent = True, size
@@ -468,7 +471,7 @@ class Calls:
         self._flush_later(client)
 
 
-def _open_session(hub: Hub, version: str, may_act: bool) -> ServedSession:
+def _open_session(hub: Registry, version: str, may_act: bool) -> ServedSession:
     return Session(hub, version, may_act=may_act)
 
 
@@ -480,7 +483,7 @@ def _asks_for_property(request: Request) -> bool:
     return extension.type_url == PROPERTY_REQUEST_URL
 
 
-def _fault(error: BaseException) -> list[bytes | memoryview]:
+def _fault(call: Call, error: BaseException) -> list[bytes | memoryview]:
     """Answer a request at which a session failed: none is known; the other calls are not to pay for it."""
     _log.error("a request was not served", exc_info=error)
-    return [error_response(RequestError(Code.INTERNAL, f"the server failed: {error!r}"))]
+    return [call.refuse(RequestError(Code.INTERNAL, f"the server failed: {error!r}"))]

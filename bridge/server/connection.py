@@ -12,72 +12,20 @@ from bridge.errors import RequestError
 from bridge.server.admission import Admission
 from bridge.server.event_loop import READ
 from bridge.server.fair_share import ProcessorAccount
-from bridge.transport.http2 import Http2
 from bridge.transport.tls import Tls
 from bridge.worlds.scheduling import Timer
 
 if TYPE_CHECKING:
     from bridge.server.calls import Call
+    from bridge.server.connection_protocol import ConnectionProtocol
 
-__all__ = ["CHUNK", "SMALL_CHUNK", "Connection", "ConnectionProtocol"]
+__all__ = ["CHUNK", "SMALL_CHUNK", "Connection"]
 
 CHUNK = 65536
 """Bytes that are received at a time."""
 SMALL_CHUNK = 4096
 """Bytes that are received at a time of a client that uses much processor time without asking for anything."""
 _MAX_PARTS = 64
-
-
-class ConnectionProtocol(Protocol):
-    """The protocol of a connection: gRPC, or HTTP/1.1 and WebSocket. It appends its output to `outgoing`."""
-
-    @property
-    def http(self) -> Http2 | None:
-        """The HTTP/2 that large messages are received into; None: it is none."""
-
-    @property
-    def finished(self) -> bool:
-        """True if it has said its last words: the connection closes once they are sent and no call is left."""
-
-    @property
-    def receives_large(self) -> bool:
-        """True if a large request is being received."""
-
-    def receive_data(self, data: bytes) -> None:
-        """Take bytes; raises RequestError where they cannot be read."""
-
-    def buffer_updated(self, count: int) -> None:
-        """Note that bytes were received into the buffer of `http`; raises as `receive_data`."""
-
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer with the next `flush`; return whether the client has room for all of it."""
-
-    def is_blocked(self, call: Call) -> bool:
-        """True if the client has no room for the answers of a call."""
-
-    def defer(self, call: Call, size: int) -> None:
-        """Make the client wait with further requests where one of this size is not served yet."""
-
-    def resume(self, call: Call, size: int) -> None:
-        """Take back a `defer`."""
-
-    def finish(self, call: Call, error: RequestError | None) -> None:
-        """End a call: as it should, or for a reason."""
-
-    def refuse(self, error: RequestError) -> None:
-        """Say why the connection ends."""
-
-    def drain(self) -> None:
-        """Say that no further calls are taken; the open calls go on."""
-
-    def ping(self) -> None:
-        """Ask for a sign of life, if the protocol can."""
-
-    def check_keepalive(self, now: float) -> bool:
-        """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
-
-    def connection_lost(self) -> None:
-        """Free everything, at once."""
 
 
 class ConnectionOwner(Protocol):

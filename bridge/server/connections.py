@@ -16,7 +16,8 @@ from bridge.errors import RequestError
 from bridge.logs import LimitedLog, SafeLog
 from bridge.server.admission import Admission
 from bridge.server.calls import Call, Calls
-from bridge.server.connection import CHUNK, Connection, ConnectionProtocol
+from bridge.server.connection import CHUNK, Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.event_loop import READ, WRITE, EventLoop
 from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.helper_thread import HelperThread
@@ -35,7 +36,7 @@ _refusals = LimitedLog(__name__)
 _LINGER = 1.0
 # Seconds that one has for taking an answer that is the last: a file of the page, say.
 _LONG_LINGER = 30.0
-# Connections without a call at a time (at least): the oldest makes room for the next.
+# Connections without a call at a time, at least, where nothing else is said.
 _MAX_IDLE = 256
 # Seconds between two looks for clients that went without a word.
 _KEEPALIVE = 5.0
@@ -65,6 +66,7 @@ class Connections:
         speak: Makes the protocol of a connection.
         tls: What TLS is spoken with on TCP ports; None: none is.
         unix_path: Where to listen on a Unix socket too; None: nowhere.
+        max_idle: Connections without a call at a time: the oldest makes room for the next.
 
     Raises:
         SettingError: Nobody can listen on the Unix socket.
@@ -78,9 +80,11 @@ class Connections:
         speak: Callable[[Connection], ConnectionProtocol],
         tls: ssl.SSLContext | None,
         unix_path: str | None,
+        max_idle: int | None = None,
     ) -> None:
         self._loop = loop
         self._limits = limits
+        self._max_idle = max_idle or max(_MAX_IDLE, limits.max_connections)  # all clients may connect at once
         self._admission = admission
         self._speak = speak
         self.calls: Calls
@@ -105,7 +109,7 @@ class Connections:
         charged = {f"charged_{role}": seconds for role, seconds in self._share.charged.items()}
         return {"sockets": len(self.all), "throttled": self._share.waiting, **charged}
 
-    # What the protocol asks (`bridge.server.grpc_server.CallHandler`)
+    # What the protocols ask
 
     def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""
@@ -207,9 +211,8 @@ class Connections:
         connection.flush()
 
     def _add(self, sock: socket.socket, peer: str, tls: Tls | None) -> Connection:
-        most = max(_MAX_IDLE, self._limits.max_connections)  # all of them may connect at once
-        if len(self._idle) >= most:
-            self._cut(next(iter(self._idle)), f"{most} others have no call either")
+        if len(self._idle) >= self._max_idle:
+            self._cut(next(iter(self._idle)), f"{self._max_idle} others have no call either")
         account = ProcessorAccount(self._share, time.monotonic())
         connection = Connection(self, sock, peer, tls, self._admission, account)
         self.all[sock] = connection
@@ -407,10 +410,10 @@ class Connections:
             self.abandon(call)
         self._close_after(connection, _LONG_LINGER if connection.protocol.finished else _LINGER)
 
-    def close(self, connection: Connection) -> None:
-        """Close a connection at once; its calls end."""
+    def detach(self, connection: Connection) -> bool:
+        """Let go of a connection, and leave its socket open; its calls end. Return False where it was closed before."""
         if self.all.pop(connection.sock, None) is None:
-            return
+            return False
         self._share.connections = len(self.all)
         connection.release_all()
         connection.closed = connection.ending = True
@@ -423,10 +426,15 @@ class Connections:
             self.abandon(call)
         connection.protocol.connection_lost()
         self._read_again(connection)
-        connection.sock.close()
-        del connection.protocol, connection.answer  # which refer to it
-        if connection.ended is not None:
-            connection.ended()
+        return True
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection at once; its calls end."""
+        if self.detach(connection):
+            connection.sock.close()
+            del connection.protocol, connection.answer  # which refer to it
+            if connection.ended is not None:
+                connection.ended()
 
     @property
     def busy(self) -> bool:

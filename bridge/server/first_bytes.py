@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.errors import RequestError
-from bridge.server.connection import Connection, ConnectionProtocol
+from bridge.server.connection import Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.transport.frames import PREFACE
 
 __all__ = ["FirstBytes"]
@@ -13,7 +13,7 @@ __all__ = ["FirstBytes"]
 _SIGN = PREFACE[:4]
 
 
-class FirstBytes:
+class FirstBytes(ConnectionProtocol):
     """Stands for a connection's protocol until its first bytes have come. It says nothing before.
 
     Args:
@@ -22,17 +22,13 @@ class FirstBytes:
         web: Makes the protocol of an HTTP/1.1 client.
     """
 
-    http = None
-    finished = False
-    receives_large = False
-
     def __init__(
         self,
         connection: Connection,
         grpc: Callable[[Connection], ConnectionProtocol],
         web: Callable[[Connection], ConnectionProtocol],
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._grpc, self._web = grpc, web
         self._data = b""
 
@@ -45,35 +41,6 @@ class FirstBytes:
         connection = self._connection
         connection.speak((self._web if is_web else self._grpc)(connection))
         connection.protocol.receive_data(self._data)
-
-    def buffer_updated(self, count: int) -> None:
-        """Do nothing: there is no buffer before the first bytes."""
-
-    def answer(self, call: object, parts: list[bytes | memoryview], size: int) -> bool:
-        """Do nothing: there are no calls before the first bytes."""
-        return True
-
-    def is_blocked(self, call: object) -> bool:
-        """Do nothing: there are no calls before the first bytes."""
-        return False
-
-    def defer(self, call: object, size: int) -> None:
-        """Do nothing: there are no calls before the first bytes."""
-
-    def resume(self, call: object, size: int) -> None:
-        """Do nothing: there are no calls before the first bytes."""
-
-    def finish(self, call: object, error: RequestError | None) -> None:
-        """Do nothing: there are no calls before the first bytes."""
-
-    def refuse(self, error: RequestError) -> None:
-        """Say nothing: it is not known in which words."""
-
-    def drain(self) -> None:
-        """Say nothing."""
-
-    def ping(self) -> None:
-        """Say nothing."""
 
     def check_keepalive(self, now: float) -> bool:
         """Wait: a client that does not begin to speak is closed by a timer."""

@@ -5,30 +5,20 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol, get_args
+from typing import get_args
 from urllib.parse import quote
 
 from bridge.errors import Code, RequestError
 from bridge.server.auth import Gate
-from bridge.server.calls import Call, Calls
+from bridge.server.calls import Call
 from bridge.server.connection import Connection
+from bridge.server.connection_protocol import ConnectionProtocol
+from bridge.server.connections import Connections
 from bridge.server.grpc_services import MAX_REQUEST, Services, SideCall
-from bridge.server.helper_thread import HelperThread
 from bridge.server.inflation import Inflation
-from bridge.server.keepalive import Keepalive
 from bridge.server.limits import Limits
 from bridge.transport.compression import WORTHWHILE, Compression, compress, encodings
-from bridge.transport.frames import (
-    ENHANCE_YOUR_CALM,
-    NO_ERROR,
-    Event,
-    HeadersReceived,
-    Http2Error,
-    Stream,
-    StreamEnded,
-    StreamReset,
-)
+from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.http2_sender import SMALL
 from bridge.transport.messages import (
@@ -45,7 +35,7 @@ from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.version import __version__
 from bridge.worlds.scheduling import Timer
 
-__all__ = ["CallHandler", "GrpcProtocol"]
+__all__ = ["GrpcProtocol"]
 
 _PATH = f"/{SERVICE}/{METHOD}"
 _CONTENT = ("content-type", "application/grpc")
@@ -67,34 +57,7 @@ _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
-class CallHandler(Protocol):
-    """The server, as the protocol sees it."""
-
-    helper: HelperThread
-    """Inflates what came compressed."""
-    inflations: deque[Inflation]
-    """What is being inflated, and what waits for its turn."""
-
-    calls: Calls
-    """Serves the requests."""
-
-    def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
-        """Admit a call, of a client that says it has this version; raises RequestError where there are too many."""
-
-    def abandon(self, call: Call, error: RequestError | None = None) -> None:
-        """End a call; send `error` as its status if given."""
-
-    def settled(self, connection: Connection) -> None:
-        """Note that a client speaks HTTP/2."""
-
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call a function after so many seconds."""
-
-    def charge_request(self, connection: Connection, seconds: float) -> None:
-        """Count processor time at the expense of a connection."""
-
-
-class GrpcProtocol(Keepalive):
+class GrpcProtocol(ConnectionProtocol):
     """The calls of one connection. What is to be sent goes into the connection's `outgoing`.
 
     Args:
@@ -105,8 +68,10 @@ class GrpcProtocol(Keepalive):
         services: gRPC's own.
     """
 
+    http: Http2
+
     def __init__(
-        self, connection: Connection, handler: CallHandler, limits: Limits, gate: Gate, services: Services
+        self, connection: Connection, handler: Connections, limits: Limits, gate: Gate, services: Services
     ) -> None:
         super().__init__(connection)
         self._handler = handler
@@ -120,15 +85,13 @@ class GrpcProtocol(Keepalive):
         self._deadlines: dict[Stream, Timer] = {}
         self._inflating: dict[Stream, tuple[Inflation, deque[Event]]] = {}
         """Streams of which a message is being inflated, and the events that wait for it."""
-        self._receive = handler.calls.receive
+        self._receive, self._ready = handler.calls.receive, handler.calls.ready
         self.http = Http2(
             client=False,
             stream_window=_WINDOW,
             max_streams=limits.max_connections + _SPARE_STREAMS,
             outgoing=connection.outgoing,
         )
-
-    finished = False
 
     @property
     def receives_large(self) -> bool:
@@ -150,7 +113,8 @@ class GrpcProtocol(Keepalive):
                 stream, event = events[0]
                 if type(stream.owner) is Call and type(event) is bytes:  # a request, as nearly always
                     self._heard = time.monotonic()
-                    self._receive(stream.owner, event)
+                    self._connection.unserved += 1  # as `Calls.receive` does, without a call in every step
+                    self._ready.append((stream.owner, event))
                     return
             self._handle(events)
             while http.paused:
@@ -348,7 +312,7 @@ class GrpcProtocol(Keepalive):
         if len(stream.pending) > _MAX_WAITING:
             self._forget(stream)
             self.http.resets += 1
-            self.http.reset_stream(stream, ENHANCE_YOUR_CALM)
+            self.http.reset_stream(stream, ErrorCode.ENHANCE_YOUR_CALM)
         elif side.over:
             self._end(stream, side.error)
 
@@ -430,11 +394,11 @@ class GrpcProtocol(Keepalive):
     def refuse(self, error: RequestError) -> None:
         """Send the GOAWAY that is due."""
         if not self.http.goaway_sent:
-            self.http.go_away(ENHANCE_YOUR_CALM, error.message)
+            self.http.go_away(ErrorCode.ENHANCE_YOUR_CALM, error.message)
 
     def drain(self) -> None:
         """Say that no further calls are taken; the open calls go on."""
-        self.http.go_away(NO_ERROR, "the server is stopping")
+        self.http.go_away(ErrorCode.NO_ERROR, "the server is stopping")
         for stream in list(self.http.streams.values()):
             if isinstance(stream.owner, SideCall):
                 self._reply(stream, stream.owner, stream.owner.drain())

@@ -1,15 +1,19 @@
-"""The helper thread of a server: what takes processor time, and must not hold up the event loop."""
+"""Threads that take jobs from the event loop: for what takes processor time, or for the environments of one world."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from bridge.worlds.scheduling import Scheduler
+from bridge.errors import Code, RequestError
+from bridge.worlds.scheduling import PendingResult, Scheduler
 
-__all__ = ["HelperThread"]
+__all__ = ["HelperThread", "WorldThread"]
+
+T = TypeVar("T")
 
 
 class HelperThread:
@@ -17,10 +21,12 @@ class HelperThread:
 
     Args:
         scheduler: Gets the results.
+        name: The thread's name.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, name: str = "bridge-helper") -> None:
         self._scheduler = scheduler
+        self._name = name
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -29,12 +35,16 @@ class HelperThread:
         """Call `job` in the thread, and `done` with what it returns, or with its exception, in the event loop.
 
         After `close` neither is called.
+
+        Raises:
+            RuntimeError: The system has no thread left.
         """
         if self._closed:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="bridge-helper", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         self._jobs.put((job, done))
 
     def _run(self) -> None:
@@ -43,7 +53,7 @@ class HelperThread:
             del item
             try:
                 result = job()
-            except Exception as error:
+            except BaseException as error:
                 result = error
             self._post(done, result)
             del job, done, result
@@ -51,10 +61,39 @@ class HelperThread:
     def _post(self, done: Callable[[Any], None], result: Any) -> None:
         self._scheduler.call_soon_threadsafe(lambda: done(result))
 
-    def close(self) -> None:
-        """Let the thread end after the jobs that it was given."""
+    def close(self, patience: float = 1.0) -> None:
+        """Let the thread end after the jobs that it was given; wait for that at most so many seconds."""
         self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
-            self._thread.join(1.0)
+            self._thread.join(patience)
             self._thread = None
+
+
+class WorldThread(HelperThread):
+    """The `Executor` of one world, or one lane, of a server with `thread_safe=True`: it has a thread of its own."""
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in the thread.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED: the system has no thread left.
+        """
+        pending: PendingResult[T] = PendingResult()
+
+        def done(result: Any) -> None:
+            if isinstance(result, BaseException):
+                pending.set_error(result)
+            else:
+                pending.set_result(result)
+
+        try:
+            self.submit(partial(function, *args), done)
+        except RuntimeError as error:
+            text = "this server's system has no thread left for another world; destroy one, or try again later"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text) from error
+        return await pending
+
+    def close(self, patience: float = 0.0) -> None:
+        """Let the thread end after the calls that it was given."""
+        super().close(patience)

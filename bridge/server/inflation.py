@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bridge.errors import Code, RequestError
 from bridge.server.helper_thread import HelperThread
-from bridge.transport.compression import inflater
+from bridge.transport.compression import Inflater
 from bridge.transport.messages import CompressedMessage, RefusedMessage
 
 __all__ = ["MAX_RATIO", "Inflation"]
@@ -53,7 +53,7 @@ class Inflation:
         self._helper = helper
         self._turns = turns
         self._done = done
-        self._inflater = inflater(encoding)
+        self._inflater = Inflater(encoding)
         self._rest: bytes | bytearray = self._data
         self._plain = bytearray()
         self._admitted = 0

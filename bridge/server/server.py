@@ -18,7 +18,8 @@ from bridge.forks import forget_in_child, leak
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
 from bridge.server.calls import Calls, ServedSession
-from bridge.server.connection import Connection, ConnectionProtocol
+from bridge.server.connection import Connection
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.connections import Connections
 from bridge.server.event_loop import EventLoop
 from bridge.server.first_bytes import FirstBytes
@@ -29,7 +30,6 @@ from bridge.server.limits import ConnectionCount, Limits, check_drain_timeout
 from bridge.server.metrics import Metrics
 from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
-from bridge.server.session import Hub
 from bridge.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.server.web_site import WebSite
 from bridge.transport.address import is_loopback
@@ -55,7 +55,7 @@ class Sessions(Protocol):
     def attach(self, loop: EventLoop, runtime: Runtime) -> None:
         """Take the event loop in which everything happens, and what worlds run on. Called once, before it runs."""
 
-    def open(self, hub: Hub, version: str, may_act: bool) -> ServedSession:
+    def open(self, hub: Registry, version: str, may_act: bool) -> ServedSession:
         """Make what answers a call.
 
         Args:
@@ -191,7 +191,7 @@ class Server:
         return Connections(self._loop, limits, self._admission, speak, security.context(*names), self._unix_path)
 
     def _make_calls(
-        self, limits: Limits, open_session: Callable[[Hub, str, bool], ServedSession] | None = None
+        self, limits: Limits, open_session: Callable[[Registry, str, bool], ServedSession] | None = None
     ) -> Calls:
         """Make what serves the requests of calls."""
         calls = self._connections.calls = Calls(

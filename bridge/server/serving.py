@@ -8,15 +8,15 @@ and queues the calls of environments, which the serving thread makes when it is 
 
 from __future__ import annotations
 
-import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.server.event_loop import EventLoop
+from bridge.server.helper_thread import WorldThread
 from bridge.worlds.scheduling import Executor, PendingResult
 
 __all__ = ["ServerRuntime", "ServingThread", "environments_lock", "forget_lock_in_child"]
@@ -54,6 +54,8 @@ class ServingThread:
         self._deputy_ran = False
         """True if the deputy has run the loop during the call at hand."""
         self._jobs: deque[tuple[PendingResult[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._runs_job = False
+        """True if the next call is one that the deputy has queued, which those behind it do not stop."""
         self._calls = 0
         self._in_call = False
         self._wanted_back = False
@@ -64,7 +66,7 @@ class ServingThread:
         """Set once the loop runs, and the deputy stands by."""
         self.finished = threading.Event()
         """Set when the loop has ended; the serving thread may still be in a call then."""
-        self._threads: set[WorldThread] = set()
+        self._threads: weakref.WeakSet[WorldThread] = weakref.WeakSet()
 
     @property
     def in_call(self) -> bool:
@@ -112,28 +114,18 @@ class ServingThread:
         """Make the calls that the deputy could not make."""
         while self._jobs and not self._over.is_set():
             pending, function, args = self._jobs.popleft()
-            try:
-                result = self._call(function, args)
-            except Exception as error:
-                pending.set_error(error)
-            else:
-                pending.set_result(result)
+            self._runs_job = True
+            self._loop.scheduler.start(self.run(function, *args), pending.finish)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function of an environment in the serving thread."""
-        if not self._deputy_runs and not self._jobs:
-            return self._call(function, args)
-        pending: PendingResult[T] = PendingResult()
-        self._jobs.append((pending, function, args))
-        if not self._deputy_runs:
-            self._loop.interrupt()  # for `_run_jobs`
-        return await pending
-
-    def close(self) -> None:
-        """Do nothing: an environment that is closed leaves the thread to the others."""
-
-    def _call(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """Call a function, and let the deputy run the loop where it takes long."""
+        """Call a function of an environment in the serving thread, and let the deputy run the loop if it takes long."""
+        if (self._jobs and not self._runs_job) or self._deputy_runs:
+            pending: PendingResult[T] = PendingResult()
+            self._jobs.append((pending, function, args))
+            if not self._deputy_runs:
+                self._loop.interrupt()  # for `_run_jobs`
+            return await pending
+        self._runs_job = False
         self._calls += 1
         self._in_call = True
         if self._dozing:
@@ -149,6 +141,9 @@ class ServingThread:
             if self._deputy_ran:
                 self._deputy_ran = False
                 self._loop.interrupt()  # there may be jobs, or the loop is over
+
+    def close(self) -> None:
+        """Do nothing: an environment that is closed leaves the thread to the others."""
 
     def _take_back(self) -> None:
         self._wanted_back = True
@@ -201,66 +196,9 @@ class ServingThread:
 
     def start_thread(self, name: str) -> Executor:
         """Return an executor with a thread of its own, which ends with it or with the server."""
-        thread = WorldThread(self._loop, name, self._threads.discard)
+        thread = WorldThread(self._loop.scheduler, name)
         self._threads.add(thread)
         return thread
-
-
-class WorldThread:
-    """A thread for the environments of one world, or one lane, of a server with `thread_safe=True`.
-
-    Args:
-        loop: Gets the results.
-        name: The thread's name.
-        ended: Called, in the thread, when it ends.
-    """
-
-    def __init__(self, loop: EventLoop, name: str, ended: Callable[[WorldThread], None]) -> None:
-        self._loop = loop
-        self._ended = ended
-        self._calls: queue.SimpleQueue[tuple[PendingResult[Any], Callable[..., Any], tuple[Any, ...]] | None]
-        self._calls = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._started = False
-
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in the thread, which starts with the first call.
-
-        Raises:
-            RequestError: RESOURCE_EXHAUSTED: the system has no thread left.
-        """
-        if not self._started:
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                self._ended(self)
-                text = "this server's system has no thread left for another world; destroy one, or try again later"
-                raise RequestError(Code.RESOURCE_EXHAUSTED, text) from error
-            self._started = True
-        pending: PendingResult[T] = PendingResult()
-        self._calls.put((pending, function, args))
-        return await pending
-
-    def close(self) -> None:
-        """Let the thread end after the calls that it was given."""
-        self._calls.put(None)
-
-    def _run(self) -> None:
-        try:
-            while (call := self._calls.get()) is not None:
-                self._make(*call)
-                del call  # it may hold the last reference to an environment
-        finally:
-            self._ended(self)
-
-    def _make(self, pending: PendingResult[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        result: Any = None
-        problem: BaseException | None = None
-        try:
-            result = function(*args)
-        except BaseException as error:
-            problem = error
-        self._loop.scheduler.call_soon_threadsafe(lambda: pending.finish(result, problem))
 
 
 class ServerRuntime:

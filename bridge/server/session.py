@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
@@ -25,7 +25,10 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, World, fill_observations
 from bridge.worlds.resets import ResetOrder
 
-__all__ = ["TRANSITIONS", "Hub", "Session", "SessionEvent", "SessionState", "error_response", "refuse_acting"]
+if TYPE_CHECKING:
+    from bridge.server.registry import Registry
+
+__all__ = ["TRANSITIONS", "Session", "SessionEvent", "SessionState", "error_response", "refuse_acting"]
 
 
 class SessionState(enum.Enum):
@@ -123,49 +126,6 @@ _STEP_EVENTS: Mapping[int, SessionEvent] = {
 _MOST_KNOWN = 256
 
 
-class Hub(Protocol):
-    """The server, as a session sees it: its worlds, and the properties that all sessions share."""
-
-    def check_open(self) -> None:
-        """Raise RequestError: UNAVAILABLE where the server is stopping, and takes no further calls and worlds."""
-
-    async def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool) -> str:
-        """Make a world that belongs to the connection `owner`; return its name."""
-
-    async def find_world(self, name: str) -> World:
-        """Return a world by its name; "" is the default one."""
-
-    def admit(self, world: World, settings: Mapping[str, pb.Tensor], *, ours: bool) -> Agent:
-        """Let an agent into a world."""
-
-    def joined(self, world: World, owner: object) -> None:
-        """Note that the connection `owner` is in."""
-
-    def keep(self, world: World, agent: Agent) -> bool:
-        """Return whether the agent of a client that is gone stays in its world; else it is to leave."""
-
-    def left(self, world: World, owner: object) -> None:
-        """Note that the connection `owner` is out."""
-
-    async def destroy_world(self, name: str) -> None:
-        """End a world."""
-
-    async def reset_world(
-        self,
-        name: str,
-        settings: Mapping[str, pb.Tensor],
-        agent: Agent | None,
-        waiting: Callable[[ResetOrder], None],
-    ) -> None:
-        """Begin a new sequence for every agent of a world; waits for them, at most until a deadline (D-15)."""
-
-    def disconnected(self, owner: object) -> None:
-        """Give up what belongs to a connection that ended."""
-
-    def properties(self) -> PropertyTree:
-        """Return the tree below `server`."""
-
-
 class Session:
     """Serves one connection. One request is handled at a time.
 
@@ -175,7 +135,7 @@ class Session:
         may_act: Whether the client may do more than watch.
     """
 
-    def __init__(self, hub: Hub, client_version: str = "", *, may_act: bool = True) -> None:
+    def __init__(self, hub: Registry, client_version: str = "", *, may_act: bool = True) -> None:
         self._hub = hub
         self._may_act = may_act
         self._client_version = client_version

@@ -22,7 +22,7 @@ from bridge.errors import Code, RequestError
 from bridge.logs import LimitedLog
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
-from bridge.server.keepalive import Keepalive
+from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.limits import Limits
 from bridge.server.web_site import HttpAnswer, WebSite
 from bridge.transport.http2_sender import SMALL
@@ -42,7 +42,7 @@ from bridge.version import __version__
 
 if TYPE_CHECKING:
     from bridge.server.calls import Call
-    from bridge.server.grpc_server import CallHandler
+    from bridge.server.connections import Connections
 
 __all__ = ["DialedWebProtocol", "WebProtocol", "field_of"]
 
@@ -53,7 +53,7 @@ _MAX_HEAD = 16384
 _MAX_WAITING = 1 << 22
 
 
-class WebProtocol(Keepalive):
+class WebProtocol(ConnectionProtocol):
     """One connection's HTTP/1.1. What is to be sent goes into the connection's `outgoing`.
 
     Args:
@@ -64,16 +64,18 @@ class WebProtocol(Keepalive):
         site: The files, and who may come.
     """
 
-    http = None
+    _path = PATH
+    """The path that is for a WebSocket, and not for a file."""
 
-    def __init__(self, connection: Connection, handler: CallHandler, limits: Limits, gate: Gate, site: WebSite) -> None:
+    def __init__(self, connection: Connection, handler: Connections, limits: Limits, gate: Gate, site: WebSite) -> None:
         super().__init__(connection)
         self._handler = handler
         self._limits = limits
         self._gate = gate
         self._site = site
         self._outgoing = connection.outgoing
-        self._head = b""
+        self._head: bytes | None = b""
+        """What has come of the request's head; None: that was answered."""
         self._websocket: Protocol = ServerProtocol(
             subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=limits.max_message_bytes, logger=LOGGER
         )
@@ -83,7 +85,6 @@ class WebProtocol(Keepalive):
         """The answer to the client's close frame, until its requests are served."""
         self._admitted = 0
         self._waiting = 0
-        self.finished = False
 
     @property
     def receives_large(self) -> bool:
@@ -101,7 +102,7 @@ class WebProtocol(Keepalive):
         if self.finished or self._reply is not None:
             return
         self._heard = time.monotonic()
-        if self._websocket.state is not OPEN:
+        if self._head is not None:
             self._head += data
             end = self._head.find(_END_OF_HEAD)
             if end < 0:
@@ -110,13 +111,10 @@ class WebProtocol(Keepalive):
                     self._send_file(HttpAnswer(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text.encode()))
                 return
             head, data = self._head[: end + len(_END_OF_HEAD)], self._head[end + len(_END_OF_HEAD) :]
-            self._head = b""
+            self._head = None
             self._receive_head(head)
         if data:
             self._receive_rest(data)
-
-    def buffer_updated(self, count: int) -> None:
-        """Do nothing: this protocol has no buffer of its own to read into."""
 
     def _receive_rest(self, data: bytes) -> None:
         """Take what follows the head of a request."""
@@ -137,7 +135,7 @@ class WebProtocol(Keepalive):
         if refusal is not None or host is None:
             _log.warning("refused %s: a request for the host %.80r", self._connection.peer, host)
             self._send_file(refusal)
-        elif self._is_websocket(request):
+        elif request.path.partition("?")[0] == self._path:
             self._upgrade(request, host)
         else:
             self._serve_file(request)
@@ -146,10 +144,6 @@ class WebProtocol(Keepalive):
         """Answer a request that is for no WebSocket."""
         method = getattr(request, "method", "GET")  # older versions of the package take no other
         self._send_file(self._site.answer(method, request.path), with_body=method != "HEAD")
-
-    def _is_websocket(self, request: Request) -> bool:
-        """Tell whether a request is for a WebSocket, and not for a file."""
-        return request.path.partition("?")[0] == PATH
 
     def _send_file(self, answer: HttpAnswer | None, *, with_body: bool = True) -> None:
         if answer is not None:
@@ -242,13 +236,12 @@ class WebProtocol(Keepalive):
         """Send an answer with the next flush; a client that has closed gets none. There are no windows: True."""
         self._connection.joins_answers = size <= SMALL
         if self._reply is None and not self.finished:
-            self._websocket.send_binary(parts[0] if len(parts) == 1 else b"".join(parts))
+            self._send(parts[0] if len(parts) == 1 else b"".join(parts))
             self._outgoing.extend(self._websocket.data_to_send())
         return True
 
-    def is_blocked(self, call: Call) -> bool:
-        """True if the client has no window: there are none."""
-        return False
+    def _send(self, data: bytes | memoryview) -> None:
+        self._websocket.send_binary(data)
 
     def defer(self, call: Call, size: int) -> None:
         """Read nothing more from a client of which much waits."""
@@ -286,19 +279,19 @@ class WebProtocol(Keepalive):
 
     def drain(self) -> None:
         """Say that the server drains; the call goes on."""
-        if self._call is not None and not self.finished and self._reply is None:
+        if self._websocket.state is OPEN and not self.finished:
             self._websocket.send_pong(DRAINING)
             self._outgoing.extend(self._websocket.data_to_send())
 
     def ping(self) -> None:
         """Send a ping."""
-        if self._call is not None and not self.finished and self._reply is None:
+        if self._websocket.state is OPEN and not self.finished:
             self._websocket.send_ping(b"")
             self._outgoing.extend(self._websocket.data_to_send())
 
     def check_keepalive(self, now: float) -> bool:
-        """Ask for a sign of a client that has been quiet; before it has a call, a timer closes it."""
-        return self._call is None or super().check_keepalive(now)
+        """Ask for a sign of a client that has been quiet; one that speaks no WebSocket can give none."""
+        return self._websocket.state is not OPEN or super().check_keepalive(now)
 
     def connection_lost(self) -> None:
         """Free everything, at once and without the garbage collector."""
@@ -325,13 +318,14 @@ class DialedWebProtocol(WebProtocol):
     def __init__(
         self,
         connection: Connection,
-        handler: CallHandler,
+        handler: Connections,
         limits: Limits,
         site: WebSite,
         client_version: str,
         used: Callable[[], None],
     ) -> None:
         super().__init__(connection, handler, limits, Gate(None), site)
+        self._head = None
         self._websocket = Protocol(Side.CLIENT, state=OPEN, max_size=limits.max_message_bytes, logger=LOGGER)
         self._client_version = client_version
         self._used = used

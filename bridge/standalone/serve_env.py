@@ -258,7 +258,7 @@ def unpack(tensor, name, shape=None):
     return np.array(flat.reshape(found))
 
 
-class Spec:
+class Field:
     """The name, shape, dtype and inclusive bounds that a tensor must have; bounds are of its shape or single numbers.
 
     With `lanes` it is the spec of as many such tensors, stacked.
@@ -518,7 +518,7 @@ def key_json(key):
     return str(key) if isinstance(key, str) else {"int": int(key)}
 
 
-class Leaf:
+class SpaceLeaf:
     """One tensor of a sample: the part of the space that it holds, and the keys that lead to it."""
 
     def __init__(self, name, space, path, lanes):
@@ -532,7 +532,7 @@ class Leaf:
             high = low + (np.asarray(space.n if self.kind == "Discrete" else space.nvec) - 1)
         else:
             low, high = np.int8(0), np.int8(1)
-        self.spec = Spec(name, self.shape, self.dtype, low, high, lanes)
+        self.spec = Field(name, self.shape, self.dtype, low, high, lanes)
 
     def pack(self, sample, notes):
         """Return the array of this part of an observation; a type other than the space's is noted for the client."""
@@ -565,7 +565,7 @@ def leaves_of(space, name, lanes, path=()):
     """Return the leaves of a space; each level of a Dict or Tuple adds a dot and its key to the name."""
     kind, found = kind_of(space, name), []
     if kind not in ("Dict", "Tuple"):
-        return [Leaf(name, space, path, lanes)]
+        return [SpaceLeaf(name, space, path, lanes)]
     for index, (key, item) in enumerate(space.spaces.items() if kind == "Dict" else enumerate(space.spaces)):
         # A key may itself have dots, or be empty: `a.b` becomes `a%2Eb`, so that no two leaves have one name.
         label = key.replace("%", "%25").replace(".", "%2E") or "%_" if isinstance(key, str) else f"%[{index}]"
@@ -736,7 +736,7 @@ def maker_of(function, takes_mode, *args):
 NOTHING = (None, None, None)  # seeds, options and mask of a reset that gives none
 
 
-class World:
+class StandaloneWorld:
     """One environment, or lanes that one message steps one after the other. One connection at a time plays.
 
     Of a single environment, the end of the episode is the end of the protocol's sequence. Lanes end at different times,
@@ -752,7 +752,7 @@ class World:
     def __init__(self, name, make, lanes):
         # `waiting`: the Futures of ResetWorld requests, which wait until the player was told.
         self.name, self.lanes, self.envs, self.waiting = name, lanes, [], []
-        self.creator, self.ends_with_creator = None, False  # `Session.close` explains it
+        self.creator, self.ends_with_creator = None, False  # `StandaloneSession.close` explains it
         self.destroyed, count, batch = False, lanes or 1, () if lanes is None else (lanes,)
         try:
             for _ in range(count):
@@ -766,9 +766,9 @@ class World:
             self.close()
             raise
         # UIDs are chosen by the server; clients learn them from the specs. The protocol reserves none.
-        flags = [Spec("reward", batch, np.float64), Spec("discount", batch, np.float64, np.float64(0), np.float64(1))]
-        flags += [Spec(ending, batch, np.bool_) for ending in ("terminated", "truncated")]
-        flags.append(Spec("info", (-1,), np.uint8))
+        flags = [Field("reward", batch, np.float64), Field("discount", batch, np.float64, np.float64(0), np.float64(1))]
+        flags += [Field(ending, batch, np.bool_) for ending in ("terminated", "truncated")]
+        flags.append(Field("info", (-1,), np.uint8))
         self.published = dict(enumerate([leaf.spec for leaf in self.leaves] + flags, start=1))
         self.actions = dict(enumerate([leaf.spec for leaf in self.action_leaves], start=1))
         self.samples, self.infos = [None] * count, [{}] * count
@@ -958,7 +958,7 @@ def answer_property(server, session, request):
     for child in children if kind == "list_property" else ():
         shape, dtype = {str: ((), object), int: ((), np.int64)}.get(type(found.get(child, "")), ((-1,), np.uint8))
         entry = response.list_property.values.add(is_readable=child in found, is_listable=child not in found)
-        entry.spec.CopyFrom(Spec(child, shape, dtype).message())
+        entry.spec.CopyFrom(Field(child, shape, dtype).message())
     return response
 
 
@@ -978,11 +978,11 @@ def answer_property(server, session, request):
 # before it changes anything.
 
 
-class Session:
+class StandaloneSession:
     """The requests of one connection. Its whole state: the world that it is in, and whether a sequence is running.
 
     Args:
-        server: The Server.
+        server: The StandaloneServer.
         is_bridge: The client is Gymnasium Bridge's: it wants the info and the flags.
     """
 
@@ -1202,7 +1202,7 @@ class MainThread:
 
 
 @dataclasses.dataclass
-class Limits:
+class StandaloneLimits:
     """How much a server holds: connections and worlds at a time, and seconds.
 
     A world that nobody is in ends after `idle_timeout`; ResetWorld waits `reset_world_timeout` for the world's player.
@@ -1214,7 +1214,7 @@ class Limits:
     reset_world_timeout: float = 60.0
 
 
-class Server:
+class StandaloneServer:
     """The worlds of a server, and its connections.
 
     Args:
@@ -1231,7 +1231,7 @@ class Server:
 
     def __init__(self, make, env_id="", lanes=1, kwargs=None, token=None, limits=None):
         self.make, self.env_id, self.lanes, self.kwargs, self.token = make, env_id, lanes, kwargs or {}, token
-        self.limits = limits or Limits()
+        self.limits = limits or StandaloneLimits()
         self.worlds, self.main, self.connections = {}, MainThread(), 0
 
     def create_world(self, settings):
@@ -1275,7 +1275,7 @@ class Server:
         if type(lanes) is not int or not 1 <= lanes <= self.MAX_LANES:
             raise Refusal(f"expected num_envs to be an integer from 1 to {self.MAX_LANES}, got {lanes!r:.80}")
         make = functools.partial(calling, "its construction", lambda: self.make(**kwargs))
-        world = self.worlds[name] = World(name, make, None if lanes == 1 else lanes)
+        world = self.worlds[name] = StandaloneWorld(name, make, None if lanes == 1 else lanes)
         return world
 
     def process(self, requests, context):
@@ -1305,7 +1305,7 @@ class Server:
         if self.connections >= self.limits.max_connections:
             return None
         self.connections += 1
-        return Session(self, is_bridge)
+        return StandaloneSession(self, is_bridge)
 
     def run(self, host, port, credentials=None, started=lambda address: print(address, flush=True)):
         """Serve until Ctrl-C or SIGTERM; the thread that calls this runs the environments.
@@ -1360,9 +1360,9 @@ def serve(make, host="127.0.0.1", port=50051, lanes=1, **options):
         host: The address to listen on.
         port: The port; 0: any that is free.
         lanes: How many environments each message steps.
-        options: `kwargs`, `token` and `limits` of `Server`.
+        options: `kwargs`, `token` and `limits` of `StandaloneServer`.
     """
-    Server(maker_of(make, False), "", lanes, **options).run(host, port)
+    StandaloneServer(maker_of(make, False), "", lanes, **options).run(host, port)
 
 
 # The command
@@ -1433,8 +1433,8 @@ def main(arguments=None):
     elif not local:
         log.warning("without TLS, whoever is on the way can read along, and act in the client's place")
     make, env_id = find_maker(options.env)
-    limits = Limits(options.max_connections, options.max_worlds)
-    server = Server(make, env_id, options.num_envs, read_pairs(options.env_kwargs), token or made, limits)
+    limits = StandaloneLimits(options.max_connections, options.max_worlds)
+    server = StandaloneServer(make, env_id, options.num_envs, read_pairs(options.env_kwargs), token or made, limits)
 
     def started(address):
         url = f"{'grpcs' if credentials else 'grpc'}://{address}" + (f"?token={made}" if made else "")

@@ -6,7 +6,6 @@ They open their own connections, send valid and invalid requests, and check the 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import threading
@@ -33,10 +32,9 @@ from bridge.testing import (
 from bridge.testing.bench import CHECKS, Bench, Check, Failed, Options, Skip
 from bridge.testing.report import CheckResult, Report, Status
 from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe, open_channel
-from bridge.transport.address import Address, parse_address
+from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.transport.remedies import remedy
-from bridge.transport.token import shown_token
 
 __all__ = ["REQUIREMENTS", "check_server"]
 
@@ -186,8 +184,7 @@ def _read_address(url: str, given: ClientCredentials) -> Address:
         AddressError: The URL cannot be read.
         SettingError: The credentials are of no use there.
     """
-    address = parse_address(url)
-    address = dataclasses.replace(address, credentials=given.with_token_of(address.credentials, address.url))
+    address = parse_address(url).with_credentials(given)
     if address.credentials.has_tls and not address.tls:
         remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"
         raise SettingError(f"tls= is for URLs with TLS, but {address.url!r} is without: {remedy}")

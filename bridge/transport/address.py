@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import warnings
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from bridge.errors import AddressError, SettingError, shown_url
@@ -27,7 +28,7 @@ from bridge.transport.credentials import ClientCredentials, Token
 from bridge.transport.service import HELLO
 from bridge.version import __version__
 
-__all__ = ["Address", "is_loopback", "parse_address", "secret_url"]
+__all__ = ["Address", "is_loopback", "parse_address", "secret_url", "shown_token"]
 
 SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
 _OTHERS = (
@@ -108,6 +109,14 @@ class Address:
         if self.path:
             return f"unix:{quote(self.path)}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
+
+    def with_credentials(self, given: ClientCredentials) -> Address:
+        """Return this address with what keywords give, and the token of the URL where it has one.
+
+        Raises:
+            SettingError: A keyword gives another token than the URL.
+        """
+        return dataclasses.replace(self, credentials=given.with_token_of(self.credentials, self.url))
 
 
 def parse_address(url: str) -> Address:
@@ -217,3 +226,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def shown_token(address: Address) -> str | None:
+    """Return the token that is shown to a server; None: there is none, or it is not for everybody to read."""
+    held = address.credentials
+    token = held.token
+    # A Unix socket is this machine's own, where nobody reads along.
+    if token is None or address.tls or address.scheme == "unix" or is_loopback(address.host):
+        return None if token is None else token.reveal()
+    if held.from_environment:  # it was given for any server there is
+        return None
+    warnings.warn(
+        f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return token.reveal()

@@ -7,12 +7,12 @@ import importlib
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from bridge.errors import SettingError
 from bridge.extras import install_command
 
-__all__ = ["WORTHWHILE", "Compression", "Inflater", "checked_compression", "compress", "encodings", "inflater"]
+__all__ = ["WORTHWHILE", "Compression", "Inflater", "checked_compression", "compress", "encodings"]
 
 Compression: TypeAlias = Literal["zstd", "gzip"]
 """How answers are compressed, by the name that gRPC has for it."""
@@ -22,20 +22,6 @@ _LEVEL = 1
 # The largest window of zstd, as a power of two: what one message may have the reader keep in memory. 8 MiB are what
 # RFC 8878 asks every reader to support.
 _WINDOW_LOG = 23
-
-
-class Inflater(Protocol):
-    """Decompresses one message in pieces."""
-
-    @property
-    def eof(self) -> bool:
-        """True if the end of the compressed data was reached."""
-
-    def take(self, data: bytes | bytearray, most: int) -> bytes:
-        """Return at most `most` further bytes; `data` is the whole message at first, and empty after that.
-
-        Raises an exception of the library where the data cannot be read.
-        """
 
 
 @functools.cache
@@ -85,39 +71,31 @@ def compress(encoding: str, parts: Sequence[bytes | memoryview]) -> bytes:
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
 
 
-def inflater(encoding: str) -> Inflater:
-    """Return what decompresses one message that came with one of `encodings`."""
-    zstd = _zstd()
-    if encoding == "zstd" and zstd is not None:
-        return _ZstdInflater(zstd)
-    return _ZlibInflater()
+class Inflater:
+    """Decompresses one message in pieces: gzip, zlib's own format, which gRPC calls deflate, or one frame of zstd.
 
+    Args:
+        encoding: What it came with, one of `encodings`.
+    """
 
-class _ZlibInflater:
-    """Decompresses gzip, or zlib's own format, which gRPC calls deflate."""
-
-    def __init__(self) -> None:
-        self._inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
-
-    @property
-    def eof(self) -> bool:
-        return self._inflater.eof
-
-    def take(self, data: bytes | bytearray, most: int) -> bytes:
-        return self._inflater.decompress(data or self._inflater.unconsumed_tail, most)
-
-
-class _ZstdInflater:
-    """Decompresses one frame of zstd."""
-
-    def __init__(self, zstd: Any) -> None:
-        options = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
-        self._inflater = zstd.ZstdDecompressor(options=options)
+    def __init__(self, encoding: str) -> None:
+        zstd = _zstd()
+        self._inner: Any
+        if encoding == "zstd" and zstd is not None:
+            self._inner = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+        else:
+            self._inner = zlib.decompressobj(zlib.MAX_WBITS | 32)
 
     @property
     def eof(self) -> bool:
-        return bool(self._inflater.eof)
+        """True if the end of the compressed data was reached."""
+        return bool(self._inner.eof)
 
     def take(self, data: bytes | bytearray, most: int) -> bytes:
-        found: bytes = self._inflater.decompress(data, most)
+        """Return at most `most` further bytes; `data` is the whole message at first, and empty after that.
+
+        Raises an exception of the library where the data cannot be read.
+        """
+        # zlib hands back what it has not looked at; zstd keeps it.
+        found: bytes = self._inner.decompress(data or getattr(self._inner, "unconsumed_tail", b""), most)
         return found

@@ -4,24 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from bridge.transport.frames import (
-    ACK,
-    CONTINUATION,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
-    FRAME_SIZE_ERROR,
-    HEADERS,
-    MAX_WINDOW,
-    MIN_FRAME_SIZE,
-    PADDED,
-    PREFACE,
-    PRIORITY_FLAG,
-    SETTING_ENABLE_PUSH,
-    SETTING_INITIAL_WINDOW_SIZE,
-    SETTING_MAX_FRAME_SIZE,
-    SETTINGS,
-    Http2Error,
-)
+from bridge.transport.frames import MAX_WINDOW, MIN_FRAME_SIZE, PREFACE, ErrorCode, Flag, FrameType, Http2Error, Setting
 
 __all__ = [
     "check_greeting",
@@ -59,23 +42,23 @@ def check_greeting(data: bytes, kind: int | None, flags: int) -> None:
         raise Http2Error("an HTTP server is there, but it does not speak HTTP/2")
     if data[0] == 0x15 and data[1:2] in (b"\x03", b""):
         raise Http2Error("the port speaks TLS")
-    if kind is not None and (kind != SETTINGS or flags & ACK):
+    if kind is not None and (kind != FrameType.SETTINGS or flags & Flag.ACK):
         raise Http2Error(f"expected HTTP/2's settings first, got {data[:16]!r}")
 
 
 def check_length(name: str, payload: bytes, expected: int) -> None:
     """Raise Http2Error unless a frame has the length that its type prescribes."""
     if len(payload) != expected:
-        raise Http2Error(f"expected a {name} of {expected} bytes, got {len(payload)}", FRAME_SIZE_ERROR)
+        raise Http2Error(f"expected a {name} of {expected} bytes, got {len(payload)}", ErrorCode.FRAME_SIZE_ERROR)
 
 
 def check_size(kind: int, length: int, most: int) -> None:
     """Raise Http2Error where a frame, of another type than DATA, is larger than is taken."""
     if length <= most:
         return
-    if kind in (HEADERS, CONTINUATION):
-        raise Http2Error(f"a header block of more than {most} bytes", ENHANCE_YOUR_CALM)
-    raise Http2Error(f"a frame of {length} bytes is larger than is taken", FRAME_SIZE_ERROR)
+    if kind in (FrameType.HEADERS, FrameType.CONTINUATION):
+        raise Http2Error(f"a header block of more than {most} bytes", ErrorCode.ENHANCE_YOUR_CALM)
+    raise Http2Error(f"a frame of {length} bytes is larger than is taken", ErrorCode.FRAME_SIZE_ERROR)
 
 
 def check_settings(payload: bytes, client: bool) -> dict[int, int]:
@@ -89,14 +72,14 @@ def check_settings(payload: bytes, client: bool) -> dict[int, int]:
         Http2Error: One has a value that it may not have.
     """
     if len(payload) % 6:
-        raise Http2Error(f"a SETTINGS frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
+        raise Http2Error(f"a SETTINGS frame of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
     found: dict[int, int] = {}
     for key, value in struct.iter_unpack(">HI", payload):
-        if key == SETTING_INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
-            raise Http2Error(f"a window of {value} bytes", FLOW_CONTROL_ERROR)
-        if key == SETTING_MAX_FRAME_SIZE and not MIN_FRAME_SIZE <= value < 1 << 24:
+        if key == Setting.INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+            raise Http2Error(f"a window of {value} bytes", ErrorCode.FLOW_CONTROL_ERROR)
+        if key == Setting.MAX_FRAME_SIZE and not MIN_FRAME_SIZE <= value < 1 << 24:
             raise Http2Error(f"frames of at most {value} bytes")
-        if key == SETTING_ENABLE_PUSH and value > (0 if client else 1):
+        if key == Setting.ENABLE_PUSH and value > (0 if client else 1):
             raise Http2Error(f"SETTINGS_ENABLE_PUSH={value}")
         found[key] = value
     return found
@@ -105,9 +88,9 @@ def check_settings(payload: bytes, client: bool) -> dict[int, int]:
 def header_fragment(flags: int, payload: bytes) -> bytes:
     """Return the fragment of a header block in a HEADERS frame. Raises Http2Error where the frame is too short."""
     start, stop = 0, len(payload)
-    if flags & PADDED:
+    if flags & Flag.PADDED:
         start, stop = 1, stop - (payload[0] if payload else stop)
-    start += 5 if flags & PRIORITY_FLAG else 0
+    start += 5 if flags & Flag.PRIORITY else 0
     if start > stop:
         raise Http2Error("a header block is shorter than its frame says")
     return payload[start:stop]
@@ -123,7 +106,7 @@ def padding_of(data: bytes, start: int, length: int) -> int:
 def read_goaway(payload: bytes) -> tuple[int, str]:
     """Return the last stream that a GOAWAY frame allows, and the reason. Raises Http2Error where it is too short."""
     if len(payload) < 8:
-        raise Http2Error(f"a GOAWAY frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
+        raise Http2Error(f"a GOAWAY frame of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
     last, number = struct.unpack_from(">II", payload)
     debug = payload[8:].decode("utf-8", "replace")
     reason = f"the server takes no further calls (HTTP/2's error {number})" + (f": {debug}" if debug else "")

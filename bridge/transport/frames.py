@@ -9,48 +9,20 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
 __all__ = [
-    "ACK",
-    "CANCEL",
-    "COMPRESSION_ERROR",
-    "CONNECTION_FRAMES",
-    "CONTINUATION",
-    "DATA",
-    "END_HEADERS",
-    "END_STREAM",
-    "ENHANCE_YOUR_CALM",
-    "FLOW_CONTROL_ERROR",
     "FRAME",
-    "FRAME_SIZE_ERROR",
-    "GOAWAY",
-    "HEADERS",
     "INITIAL_WINDOW",
     "MAX_WINDOW",
     "MIN_FRAME_SIZE",
-    "NO_ERROR",
-    "PADDED",
-    "PING",
     "PREFACE",
-    "PRIORITY",
-    "PRIORITY_FLAG",
-    "PROTOCOL_ERROR",
-    "PUSH_PROMISE",
-    "REFUSED_STREAM",
-    "RST_STREAM",
-    "SETTINGS",
-    "SETTING_ENABLE_PUSH",
-    "SETTING_HEADER_TABLE_SIZE",
-    "SETTING_INITIAL_WINDOW_SIZE",
-    "SETTING_MAX_CONCURRENT_STREAMS",
-    "SETTING_MAX_FRAME_SIZE",
-    "SETTING_MAX_HEADER_LIST_SIZE",
-    "STREAM_CLOSED",
-    "STREAM_FRAMES",
-    "WINDOW_UPDATE",
     "DataReader",
+    "ErrorCode",
     "Event",
     "Fields",
+    "Flag",
+    "FrameType",
     "HeadersReceived",
     "Http2Error",
+    "Setting",
     "Stream",
     "StreamEnded",
     "StreamError",
@@ -62,40 +34,59 @@ __all__ = [
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """How a client begins."""
 
-DATA = 0
-HEADERS = 1
-PRIORITY = 2
-RST_STREAM = 3
-SETTINGS = 4
-PUSH_PROMISE = 5
-PING = 6
-GOAWAY = 7
-WINDOW_UPDATE = 8
-CONTINUATION = 9
-STREAM_FRAMES = (DATA, HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE, CONTINUATION)
-"""Types of frames that name a stream; WINDOW_UPDATE may."""
-CONNECTION_FRAMES = (SETTINGS, PING, GOAWAY)
-"""Types of frames that name none."""
-END_STREAM = ACK = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-PRIORITY_FLAG = 0x20
-SETTING_HEADER_TABLE_SIZE = 1
-SETTING_ENABLE_PUSH = 2
-SETTING_MAX_CONCURRENT_STREAMS = 3
-SETTING_INITIAL_WINDOW_SIZE = 4
-SETTING_MAX_FRAME_SIZE = 5
-SETTING_MAX_HEADER_LIST_SIZE = 6
 
-NO_ERROR = 0
-PROTOCOL_ERROR = 1
-FLOW_CONTROL_ERROR = 3
-STREAM_CLOSED = 5
-FRAME_SIZE_ERROR = 6
-REFUSED_STREAM = 7
-CANCEL = 8
-COMPRESSION_ERROR = 9
-ENHANCE_YOUR_CALM = 11
+class FrameType:
+    """Types of frames (RFC 9113, section 6)."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+    OF_STREAMS = (DATA, HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE, CONTINUATION)
+    """Those that name a stream; WINDOW_UPDATE may."""
+    OF_CONNECTIONS = (SETTINGS, PING, GOAWAY)
+    """Those that name none."""
+
+
+class Flag:
+    """Flags of frames."""
+
+    END_STREAM = ACK = 0x1
+    END_HEADERS = 0x4
+    PADDED = 0x8
+    PRIORITY = 0x20
+
+
+class Setting:
+    """Settings of a connection (RFC 9113, section 6.5.2)."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class ErrorCode:
+    """Error codes (RFC 9113, section 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
 
 FRAME = struct.Struct(">BHBBI")
 """A frame's header: the length as its highest byte and the rest, the type, the flags, the stream."""
@@ -120,7 +111,7 @@ class Http2Error(Exception):
         code: HTTP/2's error code.
     """
 
-    def __init__(self, text: str, code: int = PROTOCOL_ERROR) -> None:
+    def __init__(self, text: str, code: int = ErrorCode.PROTOCOL_ERROR) -> None:
         super().__init__(text)
         self.code = code
 
@@ -134,7 +125,7 @@ class StreamError(Exception):
         code: HTTP/2's error code.
     """
 
-    def __init__(self, number: int, text: str, code: int = PROTOCOL_ERROR) -> None:
+    def __init__(self, number: int, text: str, code: int = ErrorCode.PROTOCOL_ERROR) -> None:
         super().__init__(text)
         self.number = number
         self.code = code
@@ -267,7 +258,7 @@ class StreamTable(dict[int, Stream]):
     def check_new(self, number: int) -> None:
         """Raise Http2Error unless a client may open a stream of this number next."""
         if number in self._closed:
-            raise Http2Error(f"header fields came on stream {number}, which has ended", STREAM_CLOSED)
+            raise Http2Error(f"header fields came on stream {number}, which has ended", ErrorCode.STREAM_CLOSED)
         if not number & 1 or number <= self.last:
             raise Http2Error(f"a client opens stream {number} after {self.last}; expected a larger, odd number")
 

@@ -10,13 +10,7 @@ import re
 
 import hpack
 
-from bridge.transport.frames import (
-    COMPRESSION_ERROR,
-    ENHANCE_YOUR_CALM,
-    SETTING_HEADER_TABLE_SIZE,
-    Fields,
-    Http2Error,
-)
+from bridge.transport.frames import ErrorCode, Fields, Http2Error, Setting
 
 __all__ = ["HeaderReader", "HeaderWriter", "MalformedHeadersError", "check_fields"]
 
@@ -70,13 +64,13 @@ class HeaderReader:
         """Take a further fragment. Raises Http2Error where there are too many, or they are too large."""
         self._continuations += 1
         if self._continuations > _MAX_CONTINUATIONS:
-            raise Http2Error(f"a header block of more than {_MAX_CONTINUATIONS} frames", ENHANCE_YOUR_CALM)
+            raise Http2Error(f"a header block of more than {_MAX_CONTINUATIONS} frames", ErrorCode.ENHANCE_YOUR_CALM)
         self._add(fragment)
 
     def _add(self, fragment: bytes) -> None:
         self._block += fragment
         if len(self._block) > self.max_bytes:
-            raise Http2Error(f"a header block of more than {self.max_bytes} bytes", ENHANCE_YOUR_CALM)
+            raise Http2Error(f"a header block of more than {self.max_bytes} bytes", ErrorCode.ENHANCE_YOUR_CALM)
 
     def finish(self) -> list[tuple[str, str]]:
         """Return the fields of the block that is complete.
@@ -89,11 +83,15 @@ class HeaderReader:
             fields = self._decoder.decode(block, raw=True)
             return [(str(name, "latin-1"), str(value, "latin-1")) for name, value in fields]
         except hpack.OversizedHeaderListError as error:
-            raise Http2Error(f"header fields of more than {self.max_bytes} bytes", ENHANCE_YOUR_CALM) from error
+            raise Http2Error(
+                f"header fields of more than {self.max_bytes} bytes", ErrorCode.ENHANCE_YOUR_CALM
+            ) from error
         except hpack.HPACKError as error:
-            raise Http2Error(f"header fields that cannot be decompressed: {error}", COMPRESSION_ERROR) from error
+            raise Http2Error(
+                f"header fields that cannot be decompressed: {error}", ErrorCode.COMPRESSION_ERROR
+            ) from error
         except (IndexError, ValueError, OverflowError) as error:  # a block that ends in the midst of a field
-            raise Http2Error("a header block that ends in the midst of a field", COMPRESSION_ERROR) from error
+            raise Http2Error("a header block that ends in the midst of a field", ErrorCode.COMPRESSION_ERROR) from error
 
 
 class HeaderWriter:
@@ -106,7 +104,7 @@ class HeaderWriter:
 
     def setting_changed(self, key: int, value: int) -> None:
         """Note a setting of the peer."""
-        if key == SETTING_HEADER_TABLE_SIZE:
+        if key == Setting.HEADER_TABLE_SIZE:
             size = min(value, _MAX_TABLE)
             self._table = min(size, self._table[0]) if self._table is not None else size, size
 

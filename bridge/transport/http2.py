@@ -10,20 +10,14 @@ from __future__ import annotations
 import struct
 
 from bridge.transport.frames import (
-    GOAWAY,
     INITIAL_WINDOW,
     MAX_WINDOW,
     MIN_FRAME_SIZE,
-    NO_ERROR,
-    PING,
     PREFACE,
-    SETTING_ENABLE_PUSH,
-    SETTING_INITIAL_WINDOW_SIZE,
-    SETTING_MAX_CONCURRENT_STREAMS,
-    SETTING_MAX_FRAME_SIZE,
-    SETTING_MAX_HEADER_LIST_SIZE,
-    SETTINGS,
+    ErrorCode,
     Fields,
+    FrameType,
+    Setting,
     Stream,
 )
 from bridge.transport.http2_receiver import MAX_FRAME_SIZE, Http2Receiver
@@ -65,14 +59,14 @@ class Http2(Http2Receiver):
         self.send_data = sender.send_data
         """Sends bytes of a stream: `Http2Sender.send_data`."""
         settings = [
-            (SETTING_INITIAL_WINDOW_SIZE, stream_window),
-            (SETTING_MAX_FRAME_SIZE, MAX_FRAME_SIZE),
-            (SETTING_MAX_HEADER_LIST_SIZE, max_header_bytes),
-            (SETTING_ENABLE_PUSH, 0) if client else (SETTING_MAX_CONCURRENT_STREAMS, max_streams),
+            (Setting.INITIAL_WINDOW_SIZE, stream_window),
+            (Setting.MAX_FRAME_SIZE, MAX_FRAME_SIZE),
+            (Setting.MAX_HEADER_LIST_SIZE, max_header_bytes),
+            (Setting.ENABLE_PUSH, 0) if client else (Setting.MAX_CONCURRENT_STREAMS, max_streams),
         ]
         if client:
             sender.outgoing.append(PREFACE)
-        sender.frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *setting) for setting in settings))
+        sender.frame(FrameType.SETTINGS, 0, 0, b"".join(struct.pack(">HI", *setting) for setting in settings))
         sender.update_window(0, MAX_WINDOW - INITIAL_WINDOW)
 
     def data_to_send(self) -> list[bytes | memoryview]:
@@ -109,13 +103,13 @@ class Http2(Http2Receiver):
 
     def ping(self) -> None:
         """Ask for a sign of life."""
-        self._sender.frame(PING, 0, 0, bytes(8))
+        self._sender.frame(FrameType.PING, 0, 0, bytes(8))
 
-    def go_away(self, code: int = NO_ERROR, reason: str = "") -> None:
+    def go_away(self, code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Say that no further streams are taken."""
         self.goaway_sent = True
         payload = struct.pack(">II", self.streams.last if not self._client else 0, code) + reason.encode()[:1000]
-        self._sender.frame(GOAWAY, 0, 0, payload)
+        self._sender.frame(FrameType.GOAWAY, 0, 0, payload)
 
     def acknowledge_data(self, stream: Stream, size: int) -> None:
         """Give the peer the window again for bytes that were `deferred`."""

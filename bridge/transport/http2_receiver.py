@@ -15,35 +15,16 @@ from bridge.transport.frame_checks import (
     read_goaway,
 )
 from bridge.transport.frames import (
-    ACK,
-    CONNECTION_FRAMES,
-    CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    FLOW_CONTROL_ERROR,
     FRAME,
-    FRAME_SIZE_ERROR,
-    GOAWAY,
-    HEADERS,
     MAX_WINDOW,
-    NO_ERROR,
-    PADDED,
-    PING,
     PREFACE,
-    PRIORITY,
-    PROTOCOL_ERROR,
-    PUSH_PROMISE,
-    REFUSED_STREAM,
-    RST_STREAM,
-    SETTING_MAX_CONCURRENT_STREAMS,
-    SETTINGS,
-    STREAM_CLOSED,
-    STREAM_FRAMES,
-    WINDOW_UPDATE,
+    ErrorCode,
     Event,
+    Flag,
+    FrameType,
     HeadersReceived,
     Http2Error,
+    Setting,
     Stream,
     StreamEnded,
     StreamError,
@@ -58,6 +39,7 @@ __all__ = ["MAX_FRAME_SIZE", "Http2Receiver"]
 MAX_FRAME_SIZE = (1 << 24) - 1
 """Bytes that the peer may send in a DATA frame."""
 _CONNECTION_WINDOW = MAX_WINDOW
+_DATA = FrameType.DATA  # which each frame is compared with
 _OTHER = (-1, b"", Stream(0, 0))
 
 
@@ -149,7 +131,7 @@ class Http2Receiver:
             if stream.remote_closed:
                 self._forget(stream, reset=False)
             elif not self._client:  # all was said; what the client may still send is not wanted
-                self.reset_stream(stream, NO_ERROR)
+                self.reset_stream(stream, ErrorCode.NO_ERROR)
 
     # Receiving
 
@@ -235,7 +217,7 @@ class Http2Receiver:
             length = high << 16 | low
             start = at + 9
             stop = start + length
-            if kind == DATA and not flags and stop <= size:  # as nearly all frames are
+            if kind == _DATA and not flags and stop <= size:  # as nearly all frames are
                 stream = streams.get(number)
                 if (
                     stream is not None
@@ -257,12 +239,12 @@ class Http2Receiver:
             if not self.settings_received:
                 check_greeting(data[at:], kind, flags)
                 self.settings_received = True
-            if kind != DATA:
+            if kind != _DATA:
                 check_size(kind, length, self._headers.max_bytes)
             self._check_order(kind, number)
             try:
-                if kind == DATA:
-                    if flags & PADDED and size == start:
+                if kind == _DATA:
+                    if flags & Flag.PADDED and size == start:
                         break  # how much is padding stands in the next byte
                     at = self._begin_data(data, start, length, flags, number, events)
                     continue
@@ -277,14 +259,14 @@ class Http2Receiver:
             check_greeting(self._rest, None, 0)
 
     def _check_order(self, kind: int, number: int) -> None:
-        if self._headers.number is not None and (kind != CONTINUATION or number != self._headers.number):
+        if self._headers.number is not None and (kind != FrameType.CONTINUATION or number != self._headers.number):
             raise Http2Error("another frame stands within a header block")
-        if kind in STREAM_FRAMES:
+        if kind in FrameType.OF_STREAMS:
             if not number:
                 raise Http2Error("a frame of a stream names none")
-            if number not in self.streams and (self._client or kind in (DATA, RST_STREAM)):
+            if number not in self.streams and (self._client or kind in (FrameType.DATA, FrameType.RST_STREAM)):
                 self._check_opened(number)
-        elif number and kind in CONNECTION_FRAMES:
+        elif number and kind in FrameType.OF_CONNECTIONS:
             raise Http2Error(f"a frame about the connection names the stream {number}")
 
     def _check_opened(self, number: int) -> None:
@@ -308,12 +290,12 @@ class Http2Receiver:
     def _begin_data(self, data: bytes, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
         """Begin a DATA frame whose header ends at `start`; return where what was taken of it ends."""
         self._recv_window -= length
-        padding = padding_of(data, start, length) if flags & PADDED else 0
+        padding = padding_of(data, start, length) if flags & Flag.PADDED else 0
         start += bool(padding)
         stream = self.streams.get(number)
         if stream is None or stream.remote_closed:
             if not self._client and not self.streams.was_reset(number):
-                error = StreamError(number, f"data came on stream {number}, which has ended", STREAM_CLOSED)
+                error = StreamError(number, f"data came on stream {number}, which has ended", ErrorCode.STREAM_CLOSED)
                 self._on_stream_error(error, events)
             stream = Stream(number, length)  # what was on its way when this end reset the stream is dropped
             stream.remote_closed = True
@@ -322,7 +304,7 @@ class Http2Receiver:
         elif stream.expected_bytes is not None:
             stream.expected_bytes -= length - padding
         stream.recv_window -= length
-        frame = self.frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & END_STREAM))
+        frame = self.frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & Flag.END_STREAM))
         stop = frame.receive_data(data, start, events)
         self._on_data_taken(frame, events)
         return stop
@@ -356,7 +338,7 @@ class Http2Receiver:
     def _send_window_update(self, stream: Stream) -> None:
         """Give the peer windows for what was taken."""
         if stream.recv_window < 0 or self._recv_window < 0:
-            raise Http2Error("more data came than the flow-control window allows", FLOW_CONTROL_ERROR)
+            raise Http2Error("more data came than the flow-control window allows", ErrorCode.FLOW_CONTROL_ERROR)
         if self._recv_window < _CONNECTION_WINDOW >> 1:
             more = _CONNECTION_WINDOW - self._recv_window
             self._recv_window += more
@@ -369,40 +351,40 @@ class Http2Receiver:
     # Other frames
 
     def _on_frame(self, kind: int, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
-        if kind in (HEADERS, CONTINUATION):
+        if kind in (FrameType.HEADERS, FrameType.CONTINUATION):
             self._on_headers(kind, flags, number, payload, events)
-        elif kind == SETTINGS:
+        elif kind == FrameType.SETTINGS:
             self._on_settings(flags, payload)
-        elif kind == PING:
+        elif kind == FrameType.PING:
             check_length("PING", payload, 8)
-            if flags & ACK:
+            if flags & Flag.ACK:
                 self.pongs += 1
             else:
                 self.replies += 1
-                self._sender.frame(PING, ACK, 0, payload)
-        elif kind == WINDOW_UPDATE:
+                self._sender.frame(FrameType.PING, Flag.ACK, 0, payload)
+        elif kind == FrameType.WINDOW_UPDATE:
             self._on_window_update(number, payload)
-        elif kind == RST_STREAM:
+        elif kind == FrameType.RST_STREAM:
             self._on_reset(number, payload, events)
-        elif kind == GOAWAY:
+        elif kind == FrameType.GOAWAY:
             self._on_goaway(payload, events)
-        elif kind == PRIORITY:
+        elif kind == FrameType.PRIORITY:
             if len(payload) != 5:
-                self._fail(number, f"a PRIORITY frame of {len(payload)} bytes", FRAME_SIZE_ERROR)
-        elif kind == PUSH_PROMISE:
+                self._fail(number, f"a PRIORITY frame of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
+        elif kind == FrameType.PUSH_PROMISE:
             raise Http2Error("the peer pushes, which was switched off")
 
-    def _fail(self, number: int, text: str, code: int = PROTOCOL_ERROR) -> None:
+    def _fail(self, number: int, text: str, code: int = ErrorCode.PROTOCOL_ERROR) -> None:
         if number in self.streams:
             raise StreamError(number, text, code)
         raise Http2Error(text, code)
 
     def _on_settings(self, flags: int, payload: bytes) -> None:
-        if flags & ACK:
+        if flags & Flag.ACK:
             check_length("acknowledgement of SETTINGS", payload, 0)
             return
         settings = check_settings(payload, self._client)
-        self.max_peer_streams = settings.get(SETTING_MAX_CONCURRENT_STREAMS, self.max_peer_streams)
+        self.max_peer_streams = settings.get(Setting.MAX_CONCURRENT_STREAMS, self.max_peer_streams)
         self.replies += 1
         self._sender.on_settings(payload)
 
@@ -435,17 +417,17 @@ class Http2Receiver:
         if self._client:
             for stream in [stream for at, stream in self.streams.items() if at > last]:
                 self._forget(stream, reset=False)
-                events.append((stream, StreamReset(REFUSED_STREAM)))
+                events.append((stream, StreamReset(ErrorCode.REFUSED_STREAM)))
 
     def _on_headers(self, kind: int, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
         headers = self._headers
-        if kind == CONTINUATION:
+        if kind == FrameType.CONTINUATION:
             if headers.number is None:
                 raise Http2Error("a header block goes on that never began")
             headers.go_on(payload)
         else:
-            headers.begin(number, header_fragment(flags, payload), end_stream=bool(flags & END_STREAM))
-        if flags & END_HEADERS:
+            headers.begin(number, header_fragment(flags, payload), end_stream=bool(flags & Flag.END_STREAM))
+        if flags & Flag.END_HEADERS:
             self._on_fields(number, headers.finish(), headers.end_stream, events)
 
     def _on_fields(self, number: int, fields: list[tuple[str, str]], last: bool, events: list[Any]) -> None:
@@ -458,7 +440,9 @@ class Http2Receiver:
             if stream is None:
                 return
         elif stream is not None and stream.remote_closed:
-            raise StreamError(number, f"header fields came on stream {number}, which has ended", STREAM_CLOSED)
+            raise StreamError(
+                number, f"header fields came on stream {number}, which has ended", ErrorCode.STREAM_CLOSED
+            )
         trailers = was_reset or (stream is not None and stream.headers_received)
         if trailers and not last:
             raise Http2Error("a second header block that does not end the stream")
@@ -482,7 +466,7 @@ class Http2Receiver:
         streams = self.streams
         streams.check_new(number)
         if self.goaway_sent or streams.full:
-            self._sender.reset_stream(number, REFUSED_STREAM)
+            self._sender.reset_stream(number, ErrorCode.REFUSED_STREAM)
             streams.refuse(number)
             return None
         return streams.open(Stream(number, self._stream_window))

@@ -5,23 +5,16 @@ from __future__ import annotations
 import struct
 
 from bridge.transport.frames import (
-    ACK,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    FLOW_CONTROL_ERROR,
     FRAME,
-    HEADERS,
     INITIAL_WINDOW,
     MAX_WINDOW,
     MIN_FRAME_SIZE,
-    RST_STREAM,
-    SETTING_INITIAL_WINDOW_SIZE,
-    SETTING_MAX_FRAME_SIZE,
-    SETTINGS,
-    WINDOW_UPDATE,
+    ErrorCode,
     Fields,
+    Flag,
+    FrameType,
     Http2Error,
+    Setting,
     Stream,
     StreamError,
     pack_frame,
@@ -30,6 +23,7 @@ from bridge.transport.header_fields import HeaderWriter
 
 __all__ = ["SMALL", "Http2Sender"]
 
+_DATA = FrameType.DATA  # which nearly each frame is
 SMALL = 16384
 """Bytes that are sent from one piece of memory: the parts of what is larger must not change before they are sent."""
 
@@ -62,8 +56,8 @@ class Http2Sender:
         size = sum(len(name) + len(value) + 12 for name, value in fields)
         if size > self._max_frame_size:
             raise ValueError(f"expected metadata of less than {self._max_frame_size} bytes, got {size}")
-        flags = END_HEADERS | (END_STREAM if end_stream else 0)
-        self.frame(HEADERS, flags, stream.number, self._headers.pack(fields))
+        flags = Flag.END_HEADERS | (Flag.END_STREAM if end_stream else 0)
+        self.frame(FrameType.HEADERS, flags, stream.number, self._headers.pack(fields))
 
     def send_data(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
         """Send `size` bytes; those for which the peer has no window stay `pending`. After the stream's end: nothing."""
@@ -73,7 +67,7 @@ class Http2Sender:
             if size <= self._window and size <= self._initial_window + stream.send_window and not stream.pending:
                 self._window -= size
                 stream.send_window -= size
-                self.outgoing.append(b"".join((FRAME.pack(0, size, DATA, 0, stream.number), *parts)))
+                self.outgoing.append(b"".join((FRAME.pack(0, size, _DATA, 0, stream.number), *parts)))
                 return
             parts = [b"".join(parts)]
         stream.pending.extend(memoryview(part) for part in parts if len(part))
@@ -97,7 +91,7 @@ class Http2Sender:
                 else:
                     parts.append(pending.popleft())
                     size += len(first)
-            self.outgoing.append(FRAME.pack(size >> 16, size & 0xFFFF, DATA, 0, stream.number))
+            self.outgoing.append(FRAME.pack(size >> 16, size & 0xFFFF, FrameType.DATA, 0, stream.number))
             self.outgoing += parts
             self._window -= size
             stream.send_window -= size
@@ -108,7 +102,7 @@ class Http2Sender:
         if trailers:
             self.send_headers(stream, trailers, end_stream=True)
         else:
-            self.frame(DATA, END_STREAM, stream.number)
+            self.frame(FrameType.DATA, Flag.END_STREAM, stream.number)
         return True
 
     def discard_pending(self, stream: Stream) -> None:
@@ -118,40 +112,40 @@ class Http2Sender:
 
     def reset_stream(self, number: int, code: int) -> None:
         """Send RST_STREAM."""
-        self.frame(RST_STREAM, 0, number, code.to_bytes(4, "big"))
+        self.frame(FrameType.RST_STREAM, 0, number, code.to_bytes(4, "big"))
 
     def update_window(self, number: int, more: int) -> None:
         """Send WINDOW_UPDATE."""
-        self.frame(WINDOW_UPDATE, 0, number, more.to_bytes(4, "big"))
+        self.frame(FrameType.WINDOW_UPDATE, 0, number, more.to_bytes(4, "big"))
 
     # What the peer says of its windows
 
     def on_settings(self, payload: bytes) -> None:
         """Note the peer's settings, of valid values, and acknowledge them."""
         for key, value in struct.iter_unpack(">HI", payload):
-            if key == SETTING_INITIAL_WINDOW_SIZE:
+            if key == Setting.INITIAL_WINDOW_SIZE:
                 # A stream's window is relative to this one, so that no loop over all streams is needed.
                 if value + self._widest > MAX_WINDOW:
-                    raise Http2Error("a stream's window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
+                    raise Http2Error("a stream's window is wider than HTTP/2 allows", ErrorCode.FLOW_CONTROL_ERROR)
                 self.widened = self.widened or value > self._initial_window
                 self._initial_window = value
-            elif key == SETTING_MAX_FRAME_SIZE:
+            elif key == Setting.MAX_FRAME_SIZE:
                 self._max_frame_size = value
             else:
                 self._headers.setting_changed(key, value)
-        self.frame(SETTINGS, ACK, 0)
+        self.frame(FrameType.SETTINGS, Flag.ACK, 0)
 
     def on_window_update(self, stream: Stream | None, more: int) -> None:
         """Note a wider window of a stream, or of the connection where `stream` is None."""
         if stream is None:
             self._window += more
             if self._window > MAX_WINDOW:
-                raise Http2Error("the window is wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
+                raise Http2Error("the window is wider than HTTP/2 allows", ErrorCode.FLOW_CONTROL_ERROR)
             self.widened = True
             return
         stream.send_window += more
         if self._initial_window + stream.send_window > MAX_WINDOW:
-            raise StreamError(stream.number, "a window wider than HTTP/2 allows", FLOW_CONTROL_ERROR)
+            raise StreamError(stream.number, "a window wider than HTTP/2 allows", ErrorCode.FLOW_CONTROL_ERROR)
         self._widest = max(self._widest, stream.send_window)
 
     def take_widened(self) -> list[Stream]:

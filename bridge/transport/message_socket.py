@@ -22,9 +22,8 @@ from bridge.errors import (
     RemoteError,
     RemoteTimeoutError,
 )
-from bridge.transport.address import Address
+from bridge.transport.address import Address, shown_token
 from bridge.transport.tls import client_context
-from bridge.transport.token import shown_token
 from bridge.transport.websocket import LOGGER
 
 __all__ = ["MessageSocket"]

@@ -8,42 +8,31 @@ _CLIENT = (
     "perhaps it asks for a client's certificate, and none came, or one that has expired or is of another authority: "
     "pass tls=TLS(certificate=…, key=…)"
 )
-_REMEDIES = (
-    (
-        ("the port speaks tls",),
-        "Use {tls}://",
-    ),
-    (
-        ("no grpc server",),
-        "Another program answers there: is this the URL that the server printed for {scheme}://?",
-    ),
-    (
-        ("no websocket server",),
-        "Serve with web=True (--web), or is another program there? For gRPC, write {grpc}://",
-    ),
-    (
-        ("wrong_version_number", "packet length too long", "record layer failure"),
-        "The port is there but speaks no TLS: use {plain}://, or serve with tls=TLS(certificate=…, key=…)",
-    ),
-    (
-        ("certificate has expired",),
-        "The server's certificate has expired: renew it (`bridge cert` makes one)",
-    ),
-    (
-        ("hostname verification", "certificate is not valid for"),
-        "The server's certificate is not for this name: connect to a name that it holds, or pass "
-        "that as tls=TLS(server_name=…)",
-    ),
-    (
-        ("certificate_verify_failed",),
-        "The server's certificate is not signed by a CA that is trusted here: pass that CA's certificate as "
-        "tls=TLS(ca=…)",
-    ),
-    (
-        ("alert certificate", "alert bad certificate", "alert unknown ca", "alert unsupported certificate"),
-        f"A server is there and refused: {_CLIENT}",
-    ),
+_REFUSED = f"A server is there and refused: {_CLIENT}"
+_PLAIN = "The port is there but speaks no TLS: use {plain}://, or serve with tls=TLS(certificate=…, key=…)"
+_OTHER_NAME = (
+    "The server's certificate is not for this name: connect to a name that it holds, or pass that as "
+    "tls=TLS(server_name=…)"
 )
+_REMEDIES = {
+    "the port speaks tls": "Use {tls}://",
+    "no grpc server": "Another program answers there: is this the URL that the server printed for {scheme}://?",
+    "no websocket server": ("Serve with web=True (--web), or is another program there? For gRPC, write {grpc}://"),
+    "wrong_version_number": _PLAIN,
+    "packet length too long": _PLAIN,
+    "record layer failure": _PLAIN,
+    "certificate has expired": "The server's certificate has expired: renew it (`bridge cert` makes one)",
+    "hostname verification": _OTHER_NAME,
+    "certificate is not valid for": _OTHER_NAME,
+    "certificate_verify_failed": (
+        "The server's certificate is not signed by a CA that is trusted here: pass that CA's certificate as "
+        "tls=TLS(ca=…)"
+    ),
+    "alert certificate": _REFUSED,
+    "alert bad certificate": _REFUSED,
+    "alert unknown ca": _REFUSED,
+    "alert unsupported certificate": _REFUSED,
+}
 _GRPC = {"ws": "grpc", "wss": "grpcs"}
 _CLOSED = (
     "socket closed",
@@ -64,8 +53,8 @@ def remedy(scheme: str, details: str) -> str:
         details: What gRPC, OpenSSL or the system says.
     """
     said, plain = details.lower(), scheme.removesuffix("s")
-    for signs, text in _REMEDIES:
-        if any(sign in said for sign in signs):
+    for sign, text in _REMEDIES.items():
+        if sign in said:
             return text.format(scheme=scheme, grpc=_GRPC.get(scheme, scheme), plain=plain, tls=f"{plain}s")
     if any(sign in said for sign in _CLOSED):
         if scheme == f"{plain}s":

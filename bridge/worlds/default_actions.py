@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["allowed_choices", "default_action", "is_allowed", "neutral_action"]
+__all__ = ["DEFAULT", "allowed_choices", "default_action", "is_allowed", "neutral_action"]
+
+
+class _Default:
+    """Stands for the default action of an agent."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT = _Default()
+"""In the actions of several agents: this one has none, a default one is to be found."""
 
 
 def neutral_action(space: spaces.Space[object]) -> Any:

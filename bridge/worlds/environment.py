@@ -25,6 +25,7 @@ __all__ = [
     "EnvFacts",
     "Environment",
     "EnvironmentProxy",
+    "Job",
     "Lane",
     "LaneOf",
     "Result",
@@ -61,6 +62,25 @@ class Transition:
     def ended(self) -> bool:
         """True if the episode ended in this frame."""
         return self.terminated or self.truncated
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A reset or a step that is due, of an environment or of a lane of it."""
+
+    lane: int
+    episode: int
+    """The episode that it is for."""
+    kind: str
+    """`reset` or `step`."""
+    action: object = None
+    seed: int | None = None
+    options: object = None
+
+    @property
+    def actions(self) -> Mapping[str, object]:
+        """The actions of several agents by name; of a reset there are none."""
+        return self.action if isinstance(self.action, Mapping) else {}
 
 
 class StepTimes:
@@ -137,21 +157,16 @@ class Lane(Protocol):
 class Environment(Lane, Protocol):
     """An environment, as every world uses it."""
 
+    executor: Executor
+    """Runs functions in the thread that calls the environment, if it has one of its own; else in the server's."""
+    times: StepTimes
+    """How long its calls took."""
+    notes: list[str]
+    """Remarks for clients on what it returned; whoever tells them takes them."""
+
     @property
     def lanes(self) -> Sequence[Lane]:
         """The parts to step separately: each lane, or the environment itself; empty: lanes are stepped together."""
-
-    @property
-    def executor(self) -> Executor:
-        """Runs functions in the thread that calls the environment, if it has one of its own; else in the server's."""
-
-    @property
-    def times(self) -> StepTimes:
-        """How long its calls took."""
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks for clients on what it returned; whoever tells them takes them."""
 
     @property
     def ended(self) -> RequestError | None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from bridge.encoding import values
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
@@ -23,18 +23,19 @@ from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
-from bridge.worlds.attributes import find_attribute, list_attributes, travels
-from bridge.worlds.base import failures_in
-from bridge.worlds.broken_lanes import refusal_of_broken_lanes, without_reset_mask
+from bridge.worlds.base import answer_to, failures_in
 from bridge.worlds.controls import controls_of
 from bridge.worlds.environment import EnvFacts, Result
 from bridge.worlds.kinds import (
+    BatchVector,
     GymEnv,
     Known,
     Lanes,
     ParallelEnv,
     call_simulator,
     facts_of,
+    has_attribute,
+    layers_of,
     local_lanes,
     metadata_of,
     render_mode_of,
@@ -44,9 +45,11 @@ from bridge.worlds.kinds import (
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.worlds.rewards import prepare_lanes
 
-__all__ = ["AnyHost", "EnvHost", "Host", "LanesHost", "ParallelHost", "host_of", "refuse_private"]
+__all__ = ["AnyHost", "checked_lanes", "checked_values", "host_of", "refuse_private"]
 
 _log = SafeLog(__name__)
+_MOST_NAMES = 100
+_MOST_ITEMS = 1000  # a longer list or dict is not looked through
 E = TypeVar("E", bound=Known)
 T = TypeVar("T")
 
@@ -131,12 +134,12 @@ class Host(abc.ABC, Generic[E]):
 
     def _names(self) -> list[str]:
         with failures_in("listing its attributes"):
-            return list_attributes(self.env)
+            return _list_attributes(self.env)
 
     def _look_for(self, name: str) -> None:
         refuse_private(name)
         with failures_in(f"looking for {name}"):
-            find_attribute(self.env, name)
+            _find_attribute(self.env, name)
 
     def _get_attr(self, name: str) -> list[object]:
         response = self.call(bridge_pb2.CallRequest(name=name))
@@ -144,13 +147,9 @@ class Host(abc.ABC, Generic[E]):
 
     def _set_attr(self, name: str, value: object) -> None:
         refuse_private(name)
-        count = self.facts.num_envs or 1
-        if not isinstance(value, list) or len(value) != count:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}"
-            )
+        values_of = checked_values(value, self.facts.num_envs or 1)
         with failures_in(f"setting {name}"):
-            self._set(name, value)
+            self._set(name, values_of)
 
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
@@ -180,11 +179,7 @@ class Host(abc.ABC, Generic[E]):
 
     def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
         """Return the lanes to call; all of them where none is named."""
-        count = self.facts.num_envs or 1
-        wrong = [lane for lane in lanes if not 0 <= lane < count]
-        if wrong:
-            raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
-        return list(lanes) or list(range(count))
+        return checked_lanes(lanes, self.facts.num_envs or 1)
 
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
@@ -257,7 +252,8 @@ class LanesHost(Host[Lanes]):
                 assert isinstance(env, VectorEnv), "the same function made lanes before"
                 self._adopt(env)
             self._broken = None
-            options = without_reset_mask(options)
+            # All of them are new: a reset cannot leave one as it is.
+            options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
         observation, info = self._guarded("reset", super().reset, seed, options)
         return observation, join_infos(info, self.env.num_envs) if self._collects else info
 
@@ -281,7 +277,7 @@ class LanesHost(Host[Lanes]):
         try:
             return function(*args)
         except BaseException as error:
-            self._broken = refusal_of_broken_lanes(self.env, where, error)
+            self._broken = _refusal_of_broken_lanes(self.env, where, error)
             raise
 
     def draw(self, lanes: Sequence[int]) -> list[object]:
@@ -374,6 +370,20 @@ def host_of(env: Known, make: Callable[[], Known]) -> AnyHost:
     return EnvHost(env, facts) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts)
 
 
+def checked_lanes(lanes: Sequence[int], count: int) -> list[int]:
+    """Return the lanes that a request names of so many; all of them where it names none. Raises RequestError."""
+    if any(not 0 <= lane < count for lane in lanes):
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
+    return list(lanes) or list(range(count))
+
+
+def checked_values(value: object, count: int) -> list[object]:
+    """Return the values that a request gives, one for each of so many lanes. Raises RequestError."""
+    if not isinstance(value, list) or len(value) != count:
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}")
+    return value
+
+
 def refuse_private(name: str) -> None:
     """Raise PERMISSION_DENIED for a name that is not public."""
     if not name.isidentifier() or name.startswith("_"):
@@ -441,7 +451,7 @@ def _look_up(look: Callable[[], T], name: str) -> T:
 
 def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
     """Return the entries of a dict that the values codec can encode."""
-    return {key: value for key, value in data.items() if isinstance(key, str) and travels(value)}
+    return {key: value for key, value in data.items() if isinstance(key, str) and _travels(value)}
 
 
 def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
@@ -456,4 +466,82 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
         "order_enforce": spec.order_enforce,
         "kwargs": _plain_dict(spec.kwargs),
     }
-    return {key: value for key, value in facts.items() if travels(value)}
+    return {key: value for key, value in facts.items() if _travels(value)}
+
+
+def _refusal_of_broken_lanes(env: Lanes, where: str, error: BaseException) -> RequestError | None:
+    """Return how to answer calls after a failure that left a vector environment of no use; None: it goes on.
+
+    A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole vector
+    environment has to be made anew.
+
+    Args:
+        env: The vector environment.
+        where: What it did.
+        error: What it raised.
+    """
+    vector = env.unwrapped
+    if not isinstance(vector, AsyncVectorEnv) or None not in vector.parent_pipes:
+        return None
+    first = str(answer_to(where, error)).partition("\n")[0]
+    return RequestError(
+        Code.FAILED_PRECONDITION, f"the lanes cannot be used since one of them failed, reset all of them: {first}"
+    )
+
+
+# Attributes
+
+
+def _list_attributes(env: Known) -> list[str]:
+    """Return the names of public attributes whose values can be sent, at most 100. Runs no code of the environment.
+
+    Args:
+        env: An environment, or a vector environment, whose first lane is inspected.
+
+    Returns:
+        The names, those of the outermost wrapper first; none if the lanes run in other processes.
+    """
+    found: dict[str, object] = {}
+    for layer in _layers(env):
+        for owner in (layer, *type(layer).__mro__):
+            for name, value in getattr(owner, "__dict__", {}).items():
+                found.setdefault(name, value)
+    return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
+
+
+def _find_attribute(env: Known, name: str) -> None:
+    """Raise NOT_FOUND where an environment has no attribute or method of a name."""
+    layers = _layers(env)
+    if layers and not any(has_attribute(layer, name) for layer in layers):
+        raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
+
+
+def _layers(env: Known) -> Sequence[object]:
+    """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
+    if not isinstance(env, VectorEnv) or isinstance(env, BatchVector):
+        return list(layers_of(env))
+    lanes = local_lanes(env)
+    return list(layers_of(lanes[0])) if lanes else []
+
+
+def _listed(value: object) -> bool:
+    """True if an attribute with a value is listed: one that can be sent, and is not too large to look through.
+
+    None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.
+    """
+    return (
+        value is not None
+        and not (isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS)
+        and _travels(value)
+    )
+
+
+def _travels(value: object) -> bool:
+    """True if the values codec can encode a value, without copying large arrays."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value = np.empty(0, value.dtype)
+    try:
+        values.to_value(value)
+    except TensorError:
+        return False
+    return True

@@ -10,14 +10,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Lane, LaneOf, Result, StepTimes
-from bridge.worlds.hosts import AnyHost, host_of
+from bridge.worlds.hosts import AnyHost, checked_lanes, checked_values, host_of
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
@@ -144,11 +144,6 @@ def _without_environment(tree: PropertyTree) -> PropertyTree:
     return PropertyTree(leaves, families)
 
 
-class _Member(Environment, Protocol):
-    times: StepTimes
-    notes: list[str]
-
-
 class LaneGroup(EnvironmentProxy):
     """Environments with a thread or a process each, as the lanes of one world.
 
@@ -157,7 +152,7 @@ class LaneGroup(EnvironmentProxy):
         scheduler: Runs calls of several lanes side by side.
     """
 
-    def __init__(self, lanes: Sequence[_Member], scheduler: Scheduler) -> None:
+    def __init__(self, lanes: Sequence[Environment], scheduler: Scheduler) -> None:
         super().__init__(lanes[0])
         self._lanes = lanes
         self._scheduler = scheduler
@@ -200,11 +195,7 @@ class LaneGroup(EnvironmentProxy):
             return listed
         requests = [request] * self.num_envs
         if kind == "write_property":
-            value = read_encoded(request.write_property.value)
-            if not isinstance(value, list) or len(value) != self.num_envs:
-                raise RequestError(
-                    Code.INVALID_ARGUMENT, f"expected a list of {self.num_envs} values, one a lane, got {value!r:.80}"
-                )
+            value = checked_values(read_encoded(request.write_property.value), self.num_envs)
             requests = [properties_pb2.PropertyRequest() for _ in value]
             for part, item in zip(requests, value, strict=True):
                 part.write_property.key = request.write_property.key
@@ -220,11 +211,7 @@ class LaneGroup(EnvironmentProxy):
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
-        wrong = [lane for lane in request.lanes if not 0 <= lane < self.num_envs]
-        if wrong:
-            text = f"expected lanes 0 to {self.num_envs - 1}, got {list(request.lanes)}"
-            raise RequestError(Code.INVALID_ARGUMENT, text)
-        chosen = list(request.lanes) or list(range(self.num_envs))
+        chosen = checked_lanes(request.lanes, self.num_envs)
         part = bridge_pb2.CallRequest()
         part.CopyFrom(request)
         del part.lanes[:]

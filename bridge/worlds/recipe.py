@@ -19,7 +19,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import answer_to
 from bridge.worlds.isolated.world import start_method
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
-from bridge.worlds.settings import Settings, read_kwargs, read_scalar
+from bridge.worlds.settings import Settings, read_kwargs, read_scalar, read_string
 
 __all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "WorldSettings", "constructed", "lanes_already"]
 
@@ -137,8 +137,8 @@ class EnvRecipe:
             RequestError: INVALID_ARGUMENT for unknown or bad settings, NOT_FOUND for an environment not served here.
         """
         kwargs = read_kwargs(settings, SETTINGS, self.kwargs)
-        env_id = _text(settings, "env_id")
-        mode = _text(settings, "vectorization_mode") or self.vectorization_mode
+        env_id = read_string(settings, "env_id", "CreateWorld")
+        mode = read_string(settings, "vectorization_mode", "CreateWorld") or self.vectorization_mode
         num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
         if mode not in MODES:
             raise RequestError(
@@ -321,13 +321,6 @@ def _find(env_id: str) -> EnvSpec:
         if env_id.startswith("ALE/"):
             remedy = f"pip install 'gymnasium[atari]', and write ale_py:{env_id}"
         raise SettingError(f"cannot serve {env_id!r}: {error} {remedy}") from None
-
-
-def _text(settings: Settings, name: str) -> str | None:
-    value = read_scalar(settings, name, "CreateWorld")
-    if value is not None and not isinstance(value, str):
-        raise RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name!r} to be a string, got {value!r:.80}")
-    return value
 
 
 def _count(settings: Settings, name: str, most: int) -> int | None:

@@ -154,11 +154,9 @@ class Executor(Protocol):
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Call a function in that thread, after those that were asked for before; return what it returns."""
-        ...
 
     def close(self) -> None:
         """Take no more calls; a thread of its own ends."""
-        ...
 
 
 class Scheduler:
@@ -249,20 +247,15 @@ class Runtime(Protocol):
 
     def start_thread(self, name: str) -> Executor:
         """Return an executor with a thread of its own, for environments of a server with `thread_safe=True`."""
-        ...
 
     def add_reader(self, file: object, callback: Callable[[], None]) -> None:
         """Call a function when a file or socket is readable. It may also be called when there is nothing to read."""
-        ...
 
     def add_writer(self, file: object, callback: Callable[[], None]) -> None:
         """Call a function also whenever a socket that is being read can be written."""
-        ...
 
     def remove_writer(self, file: object) -> None:
         """Watch a socket only for reading again."""
-        ...
 
     def remove_reader(self, file: object) -> None:
         """Stop watching a file or socket."""
-        ...

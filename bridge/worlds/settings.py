@@ -27,6 +27,7 @@ __all__ = [
     "read_kwargs",
     "read_reset",
     "read_scalar",
+    "read_string",
     "read_text",
     "reading",
     "refuse_unknown",
@@ -89,6 +90,14 @@ def read_choice(settings: Settings, name: str, choices: Sequence[str]) -> str:
     return value
 
 
+def read_string(settings: Settings, name: str, request: str) -> str | None:
+    """Return a setting that is any string; None: it is not given."""
+    value = read_scalar(settings, name, request)
+    if not isinstance(value, (str, type(None))):
+        raise _wrong(repr(name), "a string", value)
+    return value
+
+
 def read_text(settings: Settings, name: str, request: str, pattern: re.Pattern[str], expected: str) -> str:
     """Return a setting that is given, and a text that `pattern` matches as a whole; `expected` says so in words."""
     value = read_scalar(settings, name, request)
@@ -138,9 +147,7 @@ def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str,
         for name, tensor in settings.items():
             if name.startswith("kwargs."):
                 kwargs[name.removeprefix("kwargs.")] = _python(unpack_tensor(tensor, name))
-    render_mode = read_scalar(settings, "render_mode", "CreateWorld")
-    if not isinstance(render_mode, (str, type(None))):
-        raise _wrong("'render_mode'", "a string", render_mode)
+    render_mode = read_string(settings, "render_mode", "CreateWorld")
     return {**kwargs, "render_mode": render_mode} if render_mode else kwargs
 
 

@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import (
@@ -28,9 +29,9 @@ from bridge.worlds.environment import Environment
 from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.settings import read_reset, refuse_unknown
+from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
 
-__all__ = ["AgentsWorld", "EnvAgent", "EnvWorld", "GymAgent", "GymWorld"]
+__all__ = ["AgentsWorld", "EnvAgent", "EnvWorld", "GymAgent", "GymWorld", "VectorAgent"]
 
 
 NO_INFO = values.encode_info({}, values.Notes())
@@ -68,8 +69,13 @@ class EnvAgent(Agent):
         self._lanes = lanes
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
-        self._rewards = Rewards(world.env.facts.reward_space, lanes)
+        self._facts = world.env.facts
+        self._rewards = Rewards(self._facts.reward_space, lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
+        # Integers, and not a dict of them, from which an environment may take what it has read.
+        self.keeps_actions = (
+            lanes is None and self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
+        )
         shape = () if lanes is None else (lanes,)
         flags = [
             self._rewards.spec,
@@ -79,7 +85,9 @@ class EnvAgent(Agent):
             Spec.number("info", (-1,), np.uint8),
         ]
         self.observations = dict(enumerate([*self._observation_layout.specs, *flags], start=1))
-        self._first_flag = len(self._observation_layout.specs) + 1
+        first = self._first_flag = len(self._observation_layout.specs) + 1
+        # What our own client asks for: the observation, reward, terminated, truncated and info.
+        self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
         self._dtype, self._shape = self.observations[1].dtype, self.observations[1].shape
         self._has_forms = self._observation_layout.has_forms
@@ -221,16 +229,6 @@ class EnvAgent(Agent):
 class GymAgent(EnvAgent):
     """The agent of a single environment."""
 
-    def __init__(
-        self, world: AgentsWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
-    ) -> None:
-        super().__init__(world, observation_space, action_space, lanes)
-        # Not a dict of integers, from which an environment may take what it has read.
-        self.keeps_actions = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
-        # What our own client asks for: the observation, reward, terminated, truncated and info.
-        first = self._first_flag
-        self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
-
     async def apply(self, action: object) -> int:
         """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
         result = await self._world.env.step(action)
@@ -261,6 +259,55 @@ class GymAgent(EnvAgent):
         info = NO_INFO if nothing else self._encode_info()
         reward = self._reward if self._reward.ndim else self._reward.item()
         return [*leaves, reward, self._terminated.item(), self._truncated.item(), info]
+
+
+class VectorAgent(EnvAgent):
+    """The agent of all lanes. It stays RUNNING: a lane that ended begins anew by itself, in this Step or the next."""
+
+    SETTINGS = ("seed", "options", "reset_mask")
+
+    def read_settings(self, settings: Settings) -> tuple[object, object]:
+        """Return the seed and the options that Reset settings give.
+
+        An integer seeds lane i with itself + i; a list gives each lane's, -1 for none.
+        """
+        asked = read_reset(settings, self.SETTINGS, self._lanes)
+        with reading("Reset"):
+            seed, options = self._seed_of(asked.seed), asked.options
+            if asked.mask.all():
+                return seed, options
+            if not self._facts.resets_lanes:
+                raise TensorError(f"{self._facts.kind} cannot reset some of its lanes alone; reset all of them")
+            return seed, {**(options or {}), "reset_mask": asked.mask}
+
+    def _seed_of(self, seeds: int | list[int | None] | None) -> int | list[int | None] | None:
+        if self._facts.resets_lanes or not isinstance(seeds, list):
+            return seeds
+        # Other vector environments take one integer, from which they seed all lanes.
+        first = seeds[0]
+        if first is not None and seeds == [first + lane for lane in range(len(seeds))]:
+            return first
+        if any(seed is not None for seed in seeds):
+            raise TensorError(
+                f"{self._facts.kind} takes one integer seed; expected consecutive seeds, got {seeds!r:.80}"
+            )
+        return None
+
+    @property
+    def ended_lanes(self) -> Array | None:
+        """Which lanes the next step resets, bools `(lanes,)`; None: it resets none."""
+        return super().ended_lanes if self._facts.autoreset is AutoresetMode.NEXT_STEP else None
+
+    async def apply(self, action: object) -> int:
+        """Step all lanes with actions of their own."""
+        result = await self._world.env.step(action)
+        with failures_in("step"):
+            self._observation, reward, terminated, truncated, self._info = result
+            self._reward[...] = self._rewards.read_lanes(reward, self._notes)
+            self._terminated[...] = terminated
+            self._truncated[...] = truncated
+        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated))
+        return pb.RUNNING
 
 
 class EnvWorld(World):
@@ -407,8 +454,23 @@ class EnvWorld(World):
 
 
 class GymWorld(EnvWorld):
-    """The world of a single environment."""
+    """The world of one environment, or of the lanes of a vector environment.
 
-    def make_agent(self, world: AgentsWorld | None = None) -> GymAgent:
+    Raises:
+        SettingError: The vector environment does not reset its lanes by itself.
+    """
+
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler) -> None:
+        facts = env.facts
+        if facts.num_envs is not None and facts.autoreset not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+            raise SettingError(
+                "expected a vector environment whose autoreset mode is NEXT_STEP or SAME_STEP, got "
+                f"{facts.autoreset} from {facts.kind}; the client's BlockingReset gives the other modes"
+            )
+        super().__init__(name, env, scheduler)
+
+    def make_agent(self, world: AgentsWorld | None = None) -> EnvAgent:
         """Return an agent that is not in."""
-        return GymAgent(world or self, *self.env.facts.spaces, lanes=None)
+        facts = self.env.facts
+        kind = GymAgent if facts.num_envs is None else VectorAgent
+        return kind(world or self, *facts.spaces, facts.num_envs)

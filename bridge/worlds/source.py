@@ -16,11 +16,10 @@ from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World
 from bridge.worlds.environment import Environment
-from bridge.worlds.isolated.env import IsolatedEnv, start_isolated
+from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.kinds import Known
-from bridge.worlds.lanes import VectorWorld
-from bridge.worlds.local import LaneGroup, LocalEnv, adopt
+from bridge.worlds.local import LaneGroup, adopt
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, WorldSettings, lanes_already
@@ -99,7 +98,13 @@ class Source(abc.ABC, Generic[Request]):
         self._made: tuple[Request, Environment] | None = None
         """The request that an environment was made ahead for, and the environment."""
         if isolation is not None:
-            isolation.check(recipe.title, lambda: recipe.pickled(None))
+            try:
+                recipe.pickled(None)
+            except Exception as error:  # whatever the pickling of a user's objects raises
+                raise SettingError(
+                    f'isolation="process" sends {recipe.title} to other processes, and it cannot be pickled: '
+                    f"{error!r}. Serve a function that makes everything the environment needs"
+                ) from error
 
     @property
     def fps(self) -> float | None:
@@ -181,11 +186,6 @@ class Source(abc.ABC, Generic[Request]):
             runtime: Runs it.
             factory: A client's own factory, pickled.
         """
-        return await self._make_one(name, recipe, request, runtime, factory)
-
-    async def _make_one(
-        self, name: str, recipe: Recipe[Request], request: Request, runtime: Runtime, factory: bytes | None
-    ) -> LocalEnv | IsolatedEnv:
         if self._isolation is not None:
             return await start_isolated(name, recipe.pickled(request), factory, self._isolation, runtime)
         make = partial(recipe.make_env, request)
@@ -282,7 +282,7 @@ class EnvSource(Source[WorldSettings]):
         )
         if realtime is not None:
             kind = partial(RealtimeWorld, options=realtime)
-        super().__init__(recipe, kind or _in_lock_step, realtime, thread_safe, isolation, traits)
+        super().__init__(recipe, kind or GymWorld, realtime, thread_safe, isolation, traits)
         self._factories = allow_env_factories
 
     @property
@@ -340,7 +340,7 @@ class EnvSource(Source[WorldSettings]):
     ) -> Environment:
         """Make the environment of a world; the lanes of a real-time world may have a thread or a process each."""
         if self._realtime is None or not self._thread_safe or request.num_envs == 1:
-            return await self._make_one(name, recipe, request, runtime, factory)
+            return await super()._make_env(name, recipe, request, runtime, factory)
         if request.vectorization_mode != "sync":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -348,10 +348,11 @@ class EnvSource(Source[WorldSettings]):
                 f"{request.vectorization_mode!r}",
             )
         single = dataclasses.replace(request, num_envs=1)
-        lanes: list[LocalEnv | IsolatedEnv] = []
+        lanes: list[Environment] = []
         try:
             for lane in range(request.num_envs):
-                lanes.append(await self._make_one(f"{name or 'default'} {lane}", recipe, single, runtime, factory))
+                own = f"{name or 'default'} {lane}"
+                lanes.append(await super()._make_env(own, recipe, single, runtime, factory))
                 if (count := lanes[-1].facts.num_envs) is not None:
                     raise lanes_already(recipe.title, count)
         except BaseException:
@@ -375,11 +376,6 @@ class EnvSource(Source[WorldSettings]):
         if tensor.WhichOneof("payload") != "uint8s":
             raise RequestError(Code.INVALID_ARGUMENT, "expected the setting 'env_factory' as uint8 bytes of a pickle")
         return tensor.uint8s.array
-
-
-def _in_lock_step(name: str, env: Environment, scheduler: Scheduler) -> World:
-    """Return a world in which one agent steps the environment, or all lanes."""
-    return (GymWorld if env.facts.num_envs is None else VectorWorld)(name, env, scheduler)
 
 
 def _factory_of_client(**kwargs: object) -> object:

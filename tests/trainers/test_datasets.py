@@ -17,7 +17,7 @@ import torch
 from bridge import Recording, make_remote, serve_gym
 from bridge.recording.exports import export_minari
 from bridge.recording.lerobot import export_lerobot
-from bridge.recording.reader import Episode, read_folder
+from bridge.recording.reader import RecordedEpisode, read_folder
 
 torch.set_num_threads(1)
 STEPS = 200
@@ -39,13 +39,13 @@ def play(env: gymnasium.Env[Any, Any], policy: Callable[[np.ndarray], int], seed
     return total
 
 
-def from_minari(episodes: list[Episode], folder: Path) -> Data:
+def from_minari(episodes: list[RecordedEpisode], folder: Path) -> Data:
     export_minari(episodes, "cartpole/demonstrator-v0")
     found = list(minari.load_dataset("cartpole/demonstrator-v0").iterate_episodes())
     return np.concatenate([one.observations[:-1] for one in found]), np.concatenate([one.actions for one in found])
 
 
-def from_lerobot(episodes: list[Episode], folder: Path) -> Data:
+def from_lerobot(episodes: list[RecordedEpisode], folder: Path) -> Data:
     """Read a dataset as `LeRobotDataset` does: by the paths and features that its info names."""
     export_lerobot(episodes, folder)
     info = json.loads((folder / "meta/info.json").read_text("utf-8"))
@@ -57,7 +57,7 @@ def from_lerobot(episodes: list[Episode], folder: Path) -> Data:
 
 @pytest.mark.parametrize("load", [from_minari, from_lerobot])
 def test_a_clone_reaches_the_return_of_who_was_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[list[Episode], Path], Data]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[list[RecordedEpisode], Path], Data]
 ) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
     recording = Recording(tmp_path / "runs", observations=True)

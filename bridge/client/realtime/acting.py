@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable
@@ -26,55 +27,45 @@ _PAUSE = 1.0
 _TIMING = 1
 
 
+@dataclasses.dataclass(eq=False)
 class ActingStream:
-    """Sends actions, and measures round trips.
+    """Sends actions, and measures round trips."""
 
-    Args:
-        connect: Opens a connection whose answers go to a function.
-        join: The request that joins the world, serialized, with the key of the agent that acts.
-        deliver: Called with what comes; puts into the poller what leads to `receive`.
-        now: Tells the time, seconds.
-        latency: Gets the times of each Step.
-        note: Told each round trip, seconds.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[Deliver], AnyCall],
-        join: bytes,
-        deliver: Deliver,
-        now: Callable[[], float],
-        latency: Latency,
-        note: Callable[[float], None],
-    ) -> None:
-        self._connect, self._join = connect, join
-        self._now = now
-        self._latency = latency
-        self._note = note
-        self._deliver = deliver
-        self._call: AnyCall | None = None
-        self._arrivals: deque[float] = deque()
-        self._sent: deque[float] = deque()
-        self._episode_uid = 0
-        self._waiting: bytes | None = None
-        self._retry_at = -math.inf
+    connect: Callable[[Deliver], AnyCall]
+    """Opens a connection whose answers go to a function."""
+    join: bytes
+    """The request that joins the world, serialized, with the key of the agent that acts."""
+    deliver: Deliver
+    """Called with what comes; puts into the poller what leads to `receive`."""
+    now: Callable[[], float]
+    """Tells the time, seconds."""
+    latency: Latency
+    """Gets the times of each Step."""
+    note: Callable[[float], None]
+    """Told each round trip, seconds."""
+    _call: AnyCall | None = None
+    _arrivals: deque[float] = dataclasses.field(default_factory=deque)
+    _sent: deque[float] = dataclasses.field(default_factory=deque)
+    _episode_uid: int = 0
+    _waiting: bytes | None = None
+    _retry_at: float = -math.inf
 
     def open(self) -> None:
         """Connect, and join."""
         arrivals = deque[float]()
         self._arrivals, self._sent, self._episode_uid, self._waiting = arrivals, deque(), 0, None
-        self._retry_at = self._now() + _PAUSE
+        self._retry_at = self.now() + _PAUSE
 
         def deliver(what: bytes | bytearray | RemoteError) -> None:
-            arrivals.append(self._now())
-            self._deliver(what)
+            arrivals.append(self.now())
+            self.deliver(what)
 
-        self._call = self._connect(deliver)
-        self._send(self._join)
+        self._call = self.connect(deliver)
+        self._send(self.join)
 
     def _send(self, data: bytes) -> None:
         if self._call is not None:
-            self._sent.append(self._now())
+            self._sent.append(self.now())
             self._call.send(data)
 
     def act(self, step: pb.StepRequest, episodes: Array) -> bool:
@@ -84,7 +75,7 @@ class ActingStream:
             step: Its `actions` are those of the agent.
             episodes: The number of the episode that it is for, of each lane; 0: of none.
         """
-        if self._call is None and self._now() >= self._retry_at:
+        if self._call is None and self.now() >= self._retry_at:
             self.open()
         if not self._episode_uid:
             return False
@@ -102,7 +93,7 @@ class ActingStream:
 
     def receive(self, what: bytes | bytearray | RemoteError) -> None:
         """Take an answer, or the end of the stream. A stream that is refused is not opened again."""
-        arrived = self._arrivals.popleft() if self._arrivals else self._now()
+        arrived = self._arrivals.popleft() if self._arrivals else self.now()
         if self._call is None:
             return
         if isinstance(what, RemoteError):
@@ -126,15 +117,15 @@ class ActingStream:
             self._send(first.SerializeToString())
         else:
             received, answered = unpack_tensor(message.step.observations[_TIMING], "timing").tolist()
-            self._latency.answered(sent, received, answered, arrived)
-            self._note(arrived - sent - (answered - received))
+            self.latency.answered(sent, received, answered, arrived)
+            self.note(arrived - sent - (answered - received))
             if self._waiting is not None:
                 data, self._waiting = self._waiting, None
                 self._send(data)
 
     def _end(self, *, for_good: bool) -> None:
         self.close()
-        self._retry_at = math.inf if for_good else self._now() + _PAUSE
+        self._retry_at = math.inf if for_good else self.now() + _PAUSE
 
     def close(self) -> None:
         """End the stream, without waiting."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.realtime.lane_feed import LaneFeed, Part, Told
+from bridge.client.realtime.lane_feed import Gain, LaneFeed, Part
 from bridge.client.realtime.latency import Latency
 from bridge.client.slots.infos import lane_info, pick_lanes, with_errors, with_interventions
 from bridge.encoding import values
@@ -171,7 +171,8 @@ class Feed:
         else:
             state = message.step.state
             flags = [[state == pb.TERMINATED], [state == pb.INTERRUPTED], [False]]
-        rows = zip(timing, *numbers, *flags[:2], self._interventions(message), flags[2], strict=True)
+        gains = [Gain(*row) for row in zip(*numbers, self._interventions(message), strict=True)]
+        rows = zip(timing, gains, *flags, strict=True)
         return [None if resetting else Part(message, *row) for *row, resetting in rows]
 
     def _interventions(self, message: pb.EnvironmentResponse) -> Sequence[Mapping[str, Any]]:
@@ -275,8 +276,8 @@ class Feed:
         answer = self._with_observations(told)
         found: dict[str, Array] = {
             "timing": np.array([item.timing for item in told]).reshape(*self._shape, len(TIMING)),
-            "reward": np.array([item.reward for item in told], np.float64).reshape(self._shape),
-            "frames": np.array([item.frames for item in told], np.int64).reshape(self._shape),
+            "reward": np.array([item.gain.reward for item in told], np.float64).reshape(self._shape),
+            "frames": np.array([item.gain.frames for item in told], np.int64).reshape(self._shape),
         }
         if self._shape:
             for name in ("terminated", "truncated", "resetting"):
@@ -288,7 +289,7 @@ class Feed:
             info = with_errors(_info(answer, self._uids["info"]), failures, len(told))
             _fill(answer, self._uids["info"], np.frombuffer(values.encode(info), np.uint8))
             self._failures = {index: why for index, why in self._failures.items() if index not in failures}
-        interventions = [item.intervention for item in told]
+        interventions = [item.gain.intervention for item in told]
         if "info" in self._uids and (any(interventions) or _tells_of_intervention(answer, self._uids["info"])):
             info = with_interventions(_info(answer, self._uids["info"]), interventions, lanes=bool(self._shape))
             _fill(answer, self._uids["info"], np.frombuffer(values.encode(info), np.uint8))
@@ -301,7 +302,7 @@ class Feed:
         self._handed_out = answer
         return answer
 
-    def _with_observations(self, told: Sequence[Told]) -> pb.EnvironmentResponse:
+    def _with_observations(self, told: Sequence[Part]) -> pb.EnvironmentResponse:
         """Return an answer with the observations and infos of what is told, to write the rest into."""
         messages = [item.message for item in told]
         answer = messages[0]

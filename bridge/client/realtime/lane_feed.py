@@ -24,20 +24,31 @@ from bridge.encoding.names import TIMING
 from bridge.encoding.tensors import Array
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["LaneFeed", "Part", "Told"]
+__all__ = ["Gain", "LaneFeed", "Part"]
 
 _INDEX = {name: index for index, name in enumerate(TIMING)}
 # Ended episodes that wait for the next step, and those of them that keep their final observation.
 _MOST_RECORDS, _MOST_FINALS = 65536, 8
 
 
-Carried = tuple[float, int, Mapping[str, Any]]
-_NOTHING: Carried = 0.0, 0, {}
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """What some frames brought besides an observation."""
+
+    reward: float = 0.0
+    """The sum of all."""
+    frames: int = 0
+    """Their number."""
+    intervention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Who acted in the agent's place in some of them, and how; empty: nobody did."""
+
+    def __add__(self, later: Gain) -> Gain:
+        """Return what these frames and later ones brought."""
+        intervention = merge_interventions(self.intervention, later.intervention)
+        return Gain(self.reward + later.reward, self.frames + later.frames, intervention)
 
 
-def _sum(earlier: Carried, later: Carried) -> Carried:
-    """Return rewards, frames and interventions of two spans of frames as those of one."""
-    return earlier[0] + later[0], earlier[1] + later[1], merge_interventions(earlier[2], later[2])
+_NOTHING = Gain()
 
 
 @dataclasses.dataclass
@@ -48,14 +59,12 @@ class Part:
     """The newest of them, with the observation."""
     timing: Array
     """Its times."""
-    reward: float
-    """The sum of all."""
-    frames: int
-    """Of how many frames that is."""
+    gain: Gain = _NOTHING
+    """What all of them brought."""
     terminated: bool = False
     truncated: bool = False
-    intervention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Who acted in the agent's place in some of these frames, and how; empty: nobody did."""
+    resetting: bool = False
+    """True if there is no observation."""
     first: bool = False
     """True if it is the first one of an episode."""
     shown: Shown | None = None
@@ -70,23 +79,6 @@ class Part:
     def episode(self) -> int:
         """The number of its episode."""
         return int(self.timing[_INDEX["episode"]])
-
-
-@dataclasses.dataclass(frozen=True)
-class Told:
-    """The result of one step of one environment."""
-
-    message: pb.EnvironmentResponse
-    """The answer with its observation."""
-    timing: Array
-    reward: float = 0.0
-    frames: int = 0
-    terminated: bool = False
-    truncated: bool = False
-    resetting: bool = False
-    """True if it has no observation."""
-    intervention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """As in `Part`."""
 
 
 class LaneFeed:
@@ -109,7 +101,7 @@ class LaneFeed:
         self._records: list[dict[str, Any]] = []
         self._since = 0
         self._entered = 0  # the episode of the newest answer; 0: the next one is the first of its episode
-        self._carried: Carried = _NOTHING  # what passed before the first observation of that episode
+        self._carried = _NOTHING  # what passed before the first observation of that episode
 
     @property
     def available(self) -> bool:
@@ -145,7 +137,7 @@ class LaneFeed:
         """
         timing = part.timing
         shown = self._unseen.arrived(
-            part.episode, float(timing[_INDEX["observed_at"]]), part.frames, int(timing[_INDEX["frames_skipped"]])
+            part.episode, float(timing[_INDEX["observed_at"]]), part.gain.frames, int(timing[_INDEX["frames_skipped"]])
         )
         if number < self._since or not counts:
             return False
@@ -175,13 +167,9 @@ class LaneFeed:
         # A reset gives no reward in Gymnasium. What the frames before the first observation earned is kept, and added
         # to the step after it, so that the rewards that a caller gets add up to the episode's return.
         if part.first and not part.ended:
-            self._carried = _sum(self._carried, (part.reward, part.frames, part.intervention))
-            part.reward, part.frames, part.intervention = _NOTHING
+            self._carried, part.gain = self._carried + part.gain, _NOTHING
         elif not part.first:
-            part.reward, part.frames, part.intervention = _sum(
-                self._carried, (part.reward, part.frames, part.intervention)
-            )
-            self._carried = _NOTHING
+            part.gain, self._carried = self._carried + part.gain, _NOTHING
         if last is None:
             self._add_first(part)
         elif last.first and part.first:
@@ -192,9 +180,7 @@ class LaneFeed:
             self.queue.append(part)
         # A slow caller: both are of the running episode. It gets the newest observation and the sum of the rewards.
         else:
-            part.reward, part.frames, part.intervention = _sum(
-                (last.reward, last.frames, last.intervention), (part.reward, part.frames, part.intervention)
-            )
+            part.gain = last.gain + part.gain
             self.queue[-1] = part
 
     def _add_first(self, part: Part) -> None:
@@ -204,7 +190,7 @@ class LaneFeed:
         refreshes the message and the times of what was told; it must not look like a step.
         """
         told = self.told
-        if told is not None and told.shown is part.shown and not part.ended and not part.frames:
+        if told is not None and told.shown is part.shown and not part.ended and not part.gain.frames:
             told.message, told.timing = part.message, part.timing
         else:
             self.queue.append(part)
@@ -219,7 +205,7 @@ class LaneFeed:
 
     # What is told
 
-    def tell(self, message: pb.EnvironmentResponse, timing: Array, *, pops: bool) -> Told:
+    def tell(self, message: pb.EnvironmentResponse, timing: Array, *, pops: bool) -> Part:
         """Give out what there is.
 
         Args:
@@ -233,14 +219,12 @@ class LaneFeed:
         skipped = int(timing[_INDEX["frames_skipped"]])
         if part is None or part.shown is None:
             timing[_INDEX["frames_skipped"]] = self._unseen.so_far(skipped)
-            return Told(message, timing, resetting=True)
+            return Part(message, timing, resetting=True)
         timing[_INDEX["frames_skipped"]] = self._unseen.told(part.shown, skipped)
         if not new:
-            return Told(part.message, timing)
+            return Part(part.message, timing)
         self.told = None if part.ended else part
-        return Told(
-            part.message, timing, part.reward, part.frames, part.terminated, part.truncated, False, part.intervention
-        )
+        return dataclasses.replace(part, timing=timing)
 
     def take_records(self) -> list[dict[str, Any]]:
         """Give out the records of ended episodes, each once, but not before the end that waits."""

@@ -71,22 +71,13 @@ class SlotAttributes:
 
         self._ask(f"call of {name}", lanes, send)
 
-    def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the results of `begin_call` in all slots, one a slot."""
-        answers = self._replies(timeout)
-        return tuple(result for member, message in answers for result in call_results(message, member.remote.url))
-
-    def call_at(
-        self, slots: Sequence[int], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, ...]:
-        """Call a method in some slots; return the results in the order of `slots`."""
-        lanes = self._lanes_of(slots)
-        self.begin_call(name, args, kwargs, slots)
-        found: dict[int, Any] = {}
-        for member, message in self._replies():
+    def call_results(self, timeout: float | None = None, slots: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """Wait for the results of `begin_call` in the same slots; return one a slot, in their order."""
+        lanes, found = self._lanes_of(slots), dict[int, Any]()
+        for member, message in self._replies(timeout):
             results = call_results(message, member.remote.url)
             found.update(zip((member.start + lane for lane in lanes[member]), results, strict=True))
-        return tuple(found[slot] for slot in slots)
+        return tuple(found[slot] for slot in (range(self._pool.num_envs) if slots is None else slots))
 
     def set(self, name: str, items: Sequence[Any], slots: Sequence[int] | None = None) -> None:
         """Set an attribute in the worlds of some slots, or of all.

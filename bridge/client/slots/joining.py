@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bridge.client.endpoints import Endpoint
+from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import Member
 from bridge.client.slots.vector_pool import VectorPool
@@ -59,7 +60,7 @@ class _Join:
 
     def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
         self._pool = pool
-        self._missing = dict.fromkeys([pool.add_member(request) for request in requests])
+        self._missing = dict.fromkeys([pool.add(request) for request in requests])
         """Those that are being connected."""
         self._wanted = len(pool.members)
         """The number of worlds."""
@@ -95,7 +96,7 @@ class _Join:
             if event is not None:
                 self._pool.handle(event, source)
         elif isinstance(event, Joined):
-            self._pool.joined(source)
+            self._pool.handle(event, source)
             del self._missing[source]
             self._on_joined(source)
         elif isinstance(event, Lost):
@@ -118,6 +119,7 @@ class _Join:
         if request is not None:
             text = "%s has not said anything within %g s: %s stands in for it"
             _log.warning(text, member.remote.url, self._pool.policy.connect_timeout, request.address.url)
+            self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
             self._pool.connect_instead(member, request)
 
 
@@ -192,7 +194,7 @@ class _DirectoryJoin(_Join):
 
     def _add(self, endpoint: Endpoint) -> None:
         request = self._placement.request_for(endpoint.url)
-        self._missing[self._pool.add_member(request, self._lanes or 1, endpoint.key)] = None
+        self._missing[self._pool.add(request, lanes=self._lanes or 1, endpoint=endpoint.key)] = None
 
     def _on_joined(self, member: Member) -> None:
         if self._lanes:

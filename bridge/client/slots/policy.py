@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from bridge.client.endpoints import Endpoint
 from bridge.client.slots.back_off import pause
-from bridge.client.slots.endpoint import EndpointEvent, event_of
+from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
 from bridge.client.world.session import ENDED_CODES
@@ -45,6 +45,8 @@ _EVEN_PERIOD = 1.0
 _MOST_RELIEFS = 8
 # Seconds until a spare connects again to the server that its slots have left.
 _RETURN = 1.0
+# Pauses that are skipped until a server of a list is tried again: a try costs a slot some resets that fail.
+_PAUSES_SKIPPED = 5
 
 _log = SafeLog(__name__)
 
@@ -67,7 +69,8 @@ class ConnectInstead(NamedTuple):
 class AddSpare(NamedTuple):
     """Connect a further world, which is to take over slots: the last one of the spares from then on."""
 
-    endpoint: Endpoint
+    where: Endpoint | WorldRequest
+    """An endpoint of the directory, or a server of the list."""
     lanes: int
 
 
@@ -127,6 +130,8 @@ class SlotPolicy:
     """True if a world of lanes is to change over."""
     even_at: float = 0.0
     """When to look next for an uneven spread."""
+    left: dict[str, EndpointRecord] = dataclasses.field(default_factory=dict)
+    """Of a list: the servers, by URL, that others have stood in for."""
 
     @property
     def moves(self) -> bool:
@@ -143,6 +148,11 @@ class SlotPolicy:
         """Take note of what a world shows of its endpoint; `why` tells of it in the log."""
         if self.placement is not None and member.endpoint is not None:
             self.placement.saw(member.endpoint, event, now, why or event.value)
+        record = self.left.get(member.remote.url)
+        if record is None or not record.handle(event, now, lambda failures: pause(failures + _PAUSES_SKIPPED)):
+            return
+        if record.state is EndpointState.UP:
+            _log.warning("%s is up again", member.remote.url)
 
     def lost(self, member: Member, error: RemoteError, now: float, *, established: bool) -> None:
         """Take note that a world was lost, or that an attempt to connect to it failed."""
@@ -207,7 +217,7 @@ class SlotPolicy:
                     yield Begin(member, True)
             elif phase is SlotPhase.IDLE:
                 if now >= member.retry_at:
-                    yield from self._begin(member)
+                    yield from self._begin(member, now)
             elif phase in WAITING and self._is_late(member, now):
                 yield GiveUp(member)
         for spare in tuple(self.spares):
@@ -218,12 +228,13 @@ class SlotPolicy:
             elif spare.phase in CONNECTING and self._is_late(spare, now):
                 yield GiveUp(spare)
 
-    def _begin(self, member: Member) -> Iterator[Decision]:
+    def _begin(self, member: Member, now: float) -> Iterator[Decision]:
         """Ask for the next episode of a world; of a list of URLs elsewhere if its environment always fails."""
         request = self._leaves_for(member) if self.placement is None and member.fails_every_reset else None
         if request is None:
             yield Begin(member, False)
         else:
+            self.stood_in_for(member, EndpointEvent.RAISED, now)
             member.remote.record.moves += 1
             why = str(member.refusal).partition("\n")[0]
             _log.warning("%s leaves %s, where every reset fails: %s", member.title, member.remote.url, why)
@@ -247,6 +258,13 @@ class SlotPolicy:
         same = (request for request in others if mine.kind is not None and request.kind == mine.kind)
         elsewhere = (request for request in same if request.address.url != mine.address.url)
         return min(elsewhere, key=lambda request: load[request.address.url], default=None)
+
+    def stood_in_for(self, member: Member, event: EndpointEvent, now: float) -> None:
+        """Take note that a slot of a list leaves its server because of `event`; once that is up it goes back there."""
+        member.home = member.home or member.remote.request
+        self.left.setdefault(member.remote.url, EndpointRecord())
+        self.saw(member, event, now)
+        self.look_at = min(self.look_at, now)
 
     def _is_late(self, member: Member, now: float) -> bool:
         """Tell whether an answer is late: a server that is silent is waited for less where there are others."""
@@ -281,7 +299,9 @@ class SlotPolicy:
         """
         for spare in self.spares:
             alike = (spare.lanes, spare.single, spare.kind) == (member.lanes, member.single, member.kind)
-            if spare.phase is SlotPhase.IDLE and alike and not (elsewhere and self.is_leaving(spare)):
+            # Of a list, a world that a slot is to go back to may be of another kind than that of other slots.
+            free = self.placement is not None or spare.relieves in (None, _relieved_by(member))
+            if spare.phase is SlotPhase.IDLE and alike and free and not (elsewhere and self.is_leaving(spare)):
                 return spare
         return None
 
@@ -300,12 +320,13 @@ class SlotPolicy:
             self.saw(member, EndpointEvent.DRAINS, now)
         self.lanes_leave = any(not member.single for member in leaving)
         for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
-            if placement is None:
+            if placement is None and spare.relieves is None:
                 yield from self._come_back_later(spare, now)
             else:
                 yield DropSpare(spare)
-        if placement is None:
-            return  # the spares are connected already
+        if placement is None:  # the spares are connected already
+            yield from self._go_back(now)
+            return
         if leaving:
             placement.watch.poll(now, soon=True)
         # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
@@ -351,6 +372,25 @@ class SlotPolicy:
                 yield AddSpare(endpoint, 1)
                 self.spares[-1].relieves = most
 
+    def _go_back(self, now: float) -> Iterator[Decision]:
+        """Of a list: connect worlds for slots that others stand in for, at their own servers, as far as these are up.
+
+        Lanes never go back by themselves, because it would cut episodes.
+        """
+        away = Counter(_relieved_by(member) for member in self.members if member.home is not None and member.single)
+        for spare in [spare for spare in self.spares if spare.relieves is not None]:
+            away[spare.relieves] -= 1
+            if away[spare.relieves] < 0:
+                yield DropSpare(spare)
+        for member in self.members:
+            home, record = member.home, self.left.get(_relieved_by(member) or "")
+            if home is None or record is None or away[home.address.url] <= 0 or not record.may_try(now):
+                continue
+            away[home.address.url] -= 1
+            record.tried(now, self.timeout)
+            yield AddSpare(home, 1)
+            self.spares[-1].relieves = home.address.url
+
     def _come_back_later(self, spare: Member, now: float) -> Iterator[Decision]:
         """Leave a spare's server, which drains, and try after a while whether there is one again."""
         yield Disconnect(spare)
@@ -363,7 +403,8 @@ class SlotPolicy:
             return
         if not leaves:
             for spare in self.spares:
-                if spare.relieves is not None and spare.relieves == member.endpoint and spare.phase is SlotPhase.IDLE:
+                relieves = spare.relieves is not None and spare.relieves == _relieved_by(member)
+                if relieves and spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes:
                     yield from self._change_over(member, spare, now)
                     return
             return
@@ -404,7 +445,7 @@ class SlotPolicy:
         before = member.remote
         before.record.moves += 1
         yield TakeOver(member, replacement)
-        if self.placement is None:
+        if replacement in self.spares:  # it has a server of its own in the list
             yield from self._come_back_later(replacement, now)
         _log.info("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
         if member.phase is SlotPhase.IDLE:
@@ -414,3 +455,8 @@ class SlotPolicy:
 def _is_joined(member: Member) -> bool:
     """Tell whether a world has a connection, and was joined."""
     return member.phase not in OFFLINE and member.phase not in CONNECTING
+
+
+def _relieved_by(member: Member) -> str | None:
+    """Return what spares relieve that take over the slot of a world: its endpoint, or the server that it has left."""
+    return member.endpoint if member.home is None else member.home.address.url

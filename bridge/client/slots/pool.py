@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from bridge.client.wire.poller import Poller
-from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world.remote import Delivery, Remote, close_remotes
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
@@ -31,21 +31,13 @@ class Pool:
 
     Args:
         timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to connect by, as for `connect`.
     """
 
-    def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
+    def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.poller: Poller[Delivery] = Poller()
         self.turn = threading.Lock()
         """Held while a call of the owner runs, and by the thread that works between calls."""
-        self._max_message_bytes = max_message_bytes
-        self._transport = transport
-
-    def parts(self) -> tuple[float, int, str]:
-        """Return the arguments that make an equal pool, in another process too."""
-        return self.timeout, self._max_message_bytes, self._transport
 
     def new_remote(
         self, request: WorldRequest, info: WorldInfo | None = None, *, shared: bool = False, together: bool = False
@@ -58,15 +50,7 @@ class Pool:
             shared: Whether there are other remotes to the same place.
             together: Whether they have to reach the same server, and so share a connection.
         """
-        return Remote(
-            request,
-            self.poller,
-            self._max_message_bytes,
-            self._transport,
-            shared=shared,
-            together=together,
-            info=info,
-        )
+        return Remote(request, self.poller, shared=shared, together=together, info=info)
 
     def wait(self, remote: Remote, kind: type[_Awaited], purpose: str) -> _Awaited:
         """Wait for the one answer of a remote that is outstanding.
@@ -130,11 +114,9 @@ class Pool:
                 reason = next(iter(missing)).late(purpose, self.timeout).reason
                 raise RemoteTimeoutError(urls, reason) from None
             event = source.receive(number, what)
-            if event is None:
+            if event is None or source not in missing:
                 continue
-            if source not in missing:
-                self._on_other_event(source, event)
-            elif isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
+            if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
                 del missing[source]
                 found[source] = event
                 if kind is Joined:
@@ -144,9 +126,6 @@ class Pool:
                     raise event.error
                 del missing[source]
         return found
-
-    def _on_other_event(self, remote: Remote, event: Event) -> None:
-        """Handle what came from a remote that nobody waits for."""
 
     # Between calls
 
@@ -161,23 +140,28 @@ class Pool:
             keepalive.add(self)
 
     def poll_nowait(self) -> float:
-        """Take what has come, without waiting, unless the owner is in a call; return the seconds until the next look.
+        """Do what is due between calls, without waiting, unless the owner is in one; called by the keepalive thread.
 
-        How a connection ended is left to the owner's next call.
+        Returns:
+            The seconds until the next look.
         """
         if self.turn.acquire(blocking=False):
             try:
-                items = self.poller.items
-                self.poller.poll_nowait()
-                while items and not isinstance(items[0][2], RemoteError):
-                    source, number, what = items.popleft()
-                    try:
-                        source.receive(number, what)
-                    except RemoteError as error:
-                        source.give_up(error)
+                self._work_between_calls()
             finally:
                 self.turn.release()
         return min(keepalive.period(), self.poller.renew_every)
+
+    def _work_between_calls(self) -> None:
+        """Take what has come. How a connection ended is left to the owner's next call."""
+        items = self.poller.items
+        self.poller.poll_nowait()
+        while items and not isinstance(items[0][2], RemoteError):
+            source, number, what = items.popleft()
+            try:
+                source.receive(number, what)
+            except RemoteError as error:
+                source.give_up(error)
 
     def disown(self, remotes: Iterable[Remote]) -> None:
         """In a forked process: leave the connections of remotes to the parent process, untouched."""

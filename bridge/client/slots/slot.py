@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bridge.client.endpoints import Kind
     from bridge.client.world.events import StepAnswered
     from bridge.client.world.remote import Remote
+    from bridge.client.world.world_request import WorldRequest
     from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
@@ -221,7 +222,10 @@ class Member:
     slots: slice = dataclasses.field(init=False)
     """Its slots in a batch."""
     relieves: str | None = None
-    """Of a spare: the key of the endpoint with too many slots, one of which is to move to it; None: it is for any."""
+    """Of a spare: the key of the endpoint with too many slots, one of which is to move to it, or of a list the URL of
+    the server that a slot goes back to; None: it is for any."""
+    home: WorldRequest | None = None
+    """Of a list: its own world, while a world at another server stands in for that; None: nothing does."""
     deadline: float = 0.0
     """When the answer that it waits for is late; monotonic seconds."""
     silent_until: float = 0.0

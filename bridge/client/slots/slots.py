@@ -58,7 +58,7 @@ class Slots:
             with self.pool.turn:
                 connect()
                 for world_request in standing_by:
-                    self.pool.add_spare(world_request)
+                    self.pool.add(world_request, spare=True)
         except BaseException:
             self.pool.close_all(0.5)
             raise

@@ -7,14 +7,13 @@ keepalive thread that all pools of the process share drives them in between, and
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-from bridge.client.endpoints import kind_of
+from bridge.client.endpoints import Endpoint
 from bridge.client.slots.endpoint import EndpointEvent
+from bridge.client.slots.member_pool import MemberPool
 from bridge.client.slots.policy import (
     AddSpare,
     Begin,
@@ -24,17 +23,15 @@ from bridge.client.slots.policy import (
     Disconnect,
     DropSpare,
     GiveUp,
-    SlotPolicy,
     TakeOver,
 )
-from bridge.client.slots.pool import Pool
 from bridge.client.slots.resets import further_seeds
 from bridge.client.slots.slot import CONNECTING, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
-from bridge.client.world.remote import Delivery, Remote
-from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.client.world.remote import Delivery
+from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.seeds import pack_seed
-from bridge.errors import ClosedError, PeerError, SettingError, shown_url
+from bridge.errors import PeerError, SettingError, shown_url
 from bridge.logs import LimitedLog, SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport import keepalive
@@ -49,37 +46,15 @@ _AWAY_PERIOD = 0.1
 _log = SafeLog(__name__)
 
 
-class VectorPool(Pool):
-    """The remotes of a vector environment, which come, go and answer by themselves: each fills slots, or stands by.
+class VectorPool(MemberPool):
+    """The remotes of a vector environment, which come, go and answer by themselves.
 
     Args:
         timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest request or answer, in bytes.
-        transport: What to connect by, as for `connect`.
     """
 
-    def __init__(self, timeout: float, max_message_bytes: int, transport: str) -> None:
-        super().__init__(timeout, max_message_bytes, transport)
-        self.members: list[Member] = []
-        """Those that fill slots, in the slots' order."""
-        self.spares: list[Member] = []
-        """Those that stand by."""
-        self.policy = SlotPolicy(self.members, self.spares, timeout)
-        """Where worlds are, and when what failed is tried again."""
-        self.member_at: list[Member] = []
-        """The member of each slot."""
-        self.member_of: dict[Remote, Member] = {}
-        """The member of each remote; what comes of another remote means nothing any more."""
-        self.num_envs = 0
-        """The number of slots."""
-        self.shared = False
-        """True if some remotes are in the same place."""
-        self.waits_for_lanes = False
-        """True if real-time worlds of lanes answer only when every lane has an observation."""
-        self.has_errors = False
-        """True if a member may have an error."""
-        self.step_timeout: float | None = None
-        """Seconds after which a world that has not answered a Step is cut; None: as any answer."""
+    def __init__(self, timeout: float) -> None:
+        super().__init__(timeout)
         self.stalled = 0.0
         """Seconds for which calls waited for slots whose remotes were lost."""
         self.started = False
@@ -89,156 +64,6 @@ class VectorPool(Pool):
         self.log = LimitedLog(__name__, burst=10, rate=1 / 30)
         """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
         self._closed = False
-
-    # Copies and forked processes
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy: its remotes connect anew."""
-        members = [
-            (member.remote.request, member.remote.info, (member.start, member.lanes, member.endpoint))
-            for member in self.policy.everybody()
-        ]
-        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
-        policy = self.policy.placement, self.policy.connect_timeout, self.policy.moves
-        return {"parts": self.parts(), "members": members, "kept": kept, "policy": policy}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["parts"])  # type: ignore[misc]
-        self.__dict__.update(state["kept"])
-        self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
-        if moves:
-            self.enable_moves()
-        self._adopt((self._new_member_remote(request, info), *place) for request, info, place in state["members"])
-
-    def after_fork(self) -> None:
-        """Leave the connections to the parent process; the next `check_deadlines` makes some."""
-        everybody = [(member.remote, member.start, member.lanes, member.endpoint) for member in self.policy.everybody()]
-        self.disown(remote for remote, *_ in everybody)
-        if self.policy.moves:
-            self.enable_moves()
-        self._adopt(everybody)
-
-    def _adopt(self, everybody: Iterable[tuple[Remote, int, int, str | None]]) -> None:
-        """Begin with members that have no connection."""
-        made = [self._new_member(*given) for given in everybody]
-        self.members[:] = [member for member in made if member.start != SPARE]
-        self.spares[:] = [member for member in made if member.start == SPARE]
-        self.member_at = [member for member in self.members for _ in range(member.lanes)]
-        self.member_of = {member.remote: member for member in made}
-        for member in made:
-            member.single = member.remote.info is not None and member.remote.info.lanes is None
-        self.has_errors = True
-
-    def enable_moves(self) -> None:
-        """Look for servers that drain from now on; called before the first one is connected."""
-        self.policy.look_at = 0.0
-        self.poller.watches_health = True
-
-    # Who is there
-
-    def _new_member_remote(self, request: WorldRequest, info: WorldInfo | None = None) -> Remote:
-        remote = self.new_remote(request, info, shared=self.shared)
-        if self.waits_for_lanes:
-            remote.session.wait_for_all()
-        return remote
-
-    def _new_remote_like(self, request: WorldRequest, like: Remote) -> Remote:
-        """Make a remote that is to take over from another one."""
-        remote = self._new_member_remote(request)
-        remote.session.know(like.session)
-        return remote
-
-    def _new_member(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
-        kind = None if endpoint is None else kind_of(remote.request.address)
-        return Member(remote, start, lanes, endpoint, kind)
-
-    def drop(self, member: Member) -> None:
-        """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
-        (self.spares if member.start == SPARE else self.members).remove(member)
-        del self.member_of[member.remote]
-        member.remote.close(0.0)
-
-    def place_members(self) -> None:
-        """Give the worlds, all of which are joined, their slots in order.
-
-        Raises:
-            SettingError: One has other spaces than the first.
-        """
-        start = 0
-        for member in self.members:
-            member.place(start, member.remote.slots)
-            start += member.lanes
-            self.check_spaces(member)
-        self.num_envs = start
-        self.member_at = [member for member in self.members for _ in range(member.lanes)]
-
-    def check_spaces(self, member: Member) -> None:
-        """Raise SettingError where a world has other spaces than the first, and say what differs."""
-        mine, first = member.remote.info, self.world_info()
-        if mine is not None and mine.spaces == first.spaces:
-            return
-        theirs = () if mine is None else mine.spaces
-        names = ("observation space", "action space", "reward space")
-        pairs = itertools.zip_longest(names, theirs, first.spaces)
-        different = "; ".join(f"the {name} {got} and not {wanted}" for name, got, wanted in pairs if got != wanted)
-        raise SettingError(
-            f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment takes "
-            "worlds of equal spaces"
-        )
-
-    def world_info(self) -> WorldInfo:
-        """Return what is known of the worlds, whose spaces are equal."""
-        world_info = self.members[0].remote.info
-        if world_info is None:
-            raise ClosedError("this vector environment never joined a world")
-        return world_info
-
-    def wait_for_lanes(self) -> None:
-        """Have real-time worlds of lanes answer only when every lane has an observation."""
-        self.waits_for_lanes = True
-        for member in self.members:
-            member.remote.session.wait_for_all()
-
-    # Connecting
-
-    def add_member(self, request: WorldRequest, lanes: int = 1, endpoint: str | None = None) -> Member:
-        """Connect a world that is to fill slots, without waiting for it; `place_members` then gives it its slots."""
-        return self._add(self.new_remote(request, shared=self.shared), len(self.members), lanes, endpoint)
-
-    def add_spare(self, request: WorldRequest) -> None:
-        """Connect a world that stands by, without waiting for it."""
-        self._add(self.new_remote(request, shared=self.shared), SPARE, 1, None)
-
-    def _add(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
-        member = self._new_member(remote, start, lanes, endpoint)
-        (self.spares if start == SPARE else self.members).append(member)
-        self.member_of[remote] = member
-        self.open(member)
-        return member
-
-    def connect_instead(self, member: Member, request: WorldRequest) -> None:
-        """Give up a connection, or the making of it, and make another one."""
-        member.remote.close(0.0)
-        member.handle(SlotEvent.LOST)
-        member.refusal = None  # it was refused where it leaves
-        self._replace_remote(member, request)
-        self.open(member)
-
-    def _replace_remote(self, member: Member, request: WorldRequest) -> None:
-        """Let a member have another remote; that which it had is forgotten, but what it counted goes along."""
-        before = member.remote
-        del self.member_of[before]
-        member.remote = self._new_remote_like(request, before)
-        member.remote.record = before.record
-        self.member_of[member.remote] = member
-
-    def open(self, member: Member) -> None:
-        """Start to connect."""
-        keepalive.add(self)
-        now = time.monotonic()
-        member.deadline, member.silent_until = now + self.timeout, now + self.policy.connect_timeout
-        member.handle(SlotEvent.CONNECT)
-        member.remote.open()
 
     # What the policy decides
 
@@ -250,56 +75,60 @@ class VectorPool(Pool):
     def execute(self, decisions: Iterable[Decision]) -> None:
         """Execute decisions of the policy, one after the other."""
         for decision in decisions:
-            self._EXECUTE[type(decision)](self, decision)
+            match decision:
+                case Connect(member, endpoint):
+                    self._connect(member, endpoint)
+                case ConnectInstead(member, request):
+                    self.connect_instead(member, request)
+                case AddSpare(Endpoint() as endpoint, lanes):
+                    self.add(self._request_for(endpoint), spare=True, lanes=lanes, endpoint=endpoint.key)
+                case AddSpare(WorldRequest() as request, lanes):
+                    self.add(request, spare=True, lanes=lanes)
+                case DropSpare(spare):
+                    self.drop(spare)
+                case Disconnect(spare):
+                    spare.remote.close(0.0)
+                    spare.handle(SlotEvent.LOST)
+                case TakeOver(member, spare):
+                    self._take_over(member, spare)
+                case Begin(member, new_world):
+                    self._begin_again(member, new_world=new_world)
+                case GiveUp(member):
+                    self._give_up(member)
 
-    def _connect(self, decision: Connect) -> None:
-        member, endpoint = decision
-        placement = self.policy.placement
-        if endpoint is None or placement is None:
-            self.open(member)
-            return
-        if endpoint.key != member.endpoint or shown_url(endpoint.url) != member.remote.url:
-            self._replace_remote(member, placement.request_for(endpoint.url))
+    def _request_for(self, endpoint: Endpoint) -> WorldRequest:
+        if self.policy.placement is None:
+            raise SettingError("expected a directory, of which alone worlds go to other endpoints")
+        return self.policy.placement.request_for(endpoint.url)
+
+    def _connect(self, member: Member, endpoint: Endpoint | None) -> None:
+        if endpoint is not None and (endpoint.key, shown_url(endpoint.url)) != (member.endpoint, member.remote.url):
+            self.replace_remote(member, self._request_for(endpoint))
             member.endpoint = endpoint.key
         self.open(member)
 
-    def _add_replacement(self, decision: AddSpare) -> None:
-        endpoint, lanes = decision
-        if self.policy.placement is not None:
-            request = self.policy.placement.request_for(endpoint.url)
-            remote = self._new_remote_like(request, self.members[0].remote)
-            self._add(remote, SPARE, lanes, endpoint.key)
-
-    def _disconnect(self, decision: Disconnect) -> None:
-        decision.spare.remote.close(0.0)
-        decision.spare.handle(SlotEvent.LOST)
-
-    def _take_over(self, decision: TakeOver) -> None:
-        """Swap the remotes of a member and a spare; with a directory the one that was left goes."""
-        member, spare = decision
-        ready = spare.phase is SlotPhase.IDLE
-        member.handle(SlotEvent.MOVE if ready else SlotEvent.MOVE_AHEAD)
+    def _take_over(self, member: Member, spare: Member) -> None:
+        """Swap the remotes of a member and a spare; the one that was left goes, unless it stands by from then on."""
+        member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
         member.remote, spare.remote = spare.remote, member.remote
         member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
         if self.waits_for_lanes:
             member.remote.session.wait_for_all()
         self.member_of[member.remote], self.member_of[spare.remote] = member, spare
-        if self.policy.placement is not None:
-            member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
+        if self.policy.placement is not None or spare.relieves is not None:
+            member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
             self.drop(spare)
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
 
-    def _begin_again(self, decision: Begin) -> None:
-        member, new_world = decision
+    def _begin_again(self, member: Member, *, new_world: bool) -> None:
         settings = member.settings
         if new_world:
             settings = {key: value for key, value in (settings or {}).items() if key != "reset_mask"}
             member.reseeds = "seed" not in settings
         self.begin(member, settings)
 
-    def _give_up(self, decision: GiveUp) -> None:
-        member = decision.member
+    def _give_up(self, member: Member) -> None:
         purpose, waited = "a reset", self.timeout
         if member.phase in CONNECTING:
             purpose = "connecting"
@@ -308,17 +137,6 @@ class VectorPool(Pool):
         elif member.phase is SlotPhase.STEPPING:
             purpose, waited = "a step", min(waited, self.step_timeout or waited)
         self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
-
-    _EXECUTE: Mapping[type[Any], Callable[[VectorPool, Any], None]] = {
-        Connect: _connect,
-        ConnectInstead: lambda self, decision: self.connect_instead(*decision),
-        AddSpare: _add_replacement,
-        DropSpare: lambda self, decision: self.drop(decision.spare),
-        Disconnect: _disconnect,
-        TakeOver: _take_over,
-        Begin: _begin_again,
-        GiveUp: _give_up,
-    }
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a member's next episode; on another server if its own one drains."""
@@ -347,9 +165,6 @@ class VectorPool(Pool):
         member.remote.begin(settings)
 
     # What comes in
-
-    def _on_other_event(self, remote: Remote, event: Event) -> None:
-        self.handle(event, self.member_of[remote])
 
     def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
@@ -402,24 +217,22 @@ class VectorPool(Pool):
             self.log.warning("%s: back after %.0f s", member.title, now - member.away_since)
             member.away_since = None
 
-    def joined(self, member: Member) -> None:
-        """Take note that a world was joined."""
-        self.policy.saw(member, EndpointEvent.JOINED, time.monotonic())
+    def _joined(self, member: Member, now: float) -> None:
+        """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
+        self.policy.saw(member, EndpointEvent.JOINED, now)
         member.handle(SlotEvent.JOINED)
         info = member.remote.info
         member.single, member.refusal = info is not None and info.lanes is None, None
-
-    def _joined(self, member: Member, now: float) -> None:
-        """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
-        self.joined(member)
         if member.start == SPARE:
-            if member.endpoint is None:
+            if member.endpoint is None and member.relieves is None:
                 member.place(SPARE, member.remote.slots)
             if self._fits(member, "it is no spare"):
                 member.failures = 0
                 member.remote.record.back(now)
+        elif not self.started:
+            return  # the first reset asks for the episodes
         elif self._fits(member, "it came back as another environment") and member.phase is SlotPhase.IDLE:
-            self._begin_again(Begin(member, True))
+            self._begin_again(member, new_world=True)
 
     def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
@@ -462,25 +275,19 @@ class VectorPool(Pool):
         while items := self.poller.ready(0.0):
             self._handle_all(items)
 
-    def poll_nowait(self) -> float:
-        """Between calls: take what has come, and connect what was lost; called by the keepalive thread.
-
-        Returns:
-            The seconds until the next look.
-        """
-        if not self.turn.acquire(blocking=False):
-            # The owner is in a call, which does the same.
-            return min(keepalive.period(), self.poller.renew_every)
-        try:
-            self.drain()
-            if self.started:
-                self.check_deadlines(time.monotonic())
-        finally:
-            self.turn.release()
+    def _work_between_calls(self) -> None:
+        """Take what has come, and connect what was lost."""
+        self.drain()
+        if self.started:
+            self.check_deadlines(time.monotonic())
         if self._closed:  # meanwhile, by the garbage collector
             self.close_all(0.0)
+
+    def poll_nowait(self) -> float:
+        """Do what is due between calls, as `Pool` does; look again soon while worlds are away."""
+        wait = super().poll_nowait()
         away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.policy.everybody())
-        return min(_AWAY_PERIOD if away else keepalive.period(), self.poller.renew_every)
+        return min(_AWAY_PERIOD, wait) if away else wait
 
     # Gathering
 

@@ -156,8 +156,6 @@ class ClientConnection:
     def __init__(self, address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool = False) -> None:
         self._address = address
         self.protocol = _protocol_for(address, max_message_bytes, poller.watches_health)
-        self._http = self.protocol.http
-        self._outgoing = self.protocol.outgoing
         self.poller = poller
         self.max_message_bytes = max_message_bytes
         self.inherited = False
@@ -273,10 +271,7 @@ class ClientConnection:
         plain = tls.receive(data) if data else b""
         if tls.has_output:
             self._out.append(memoryview(tls.send()))
-        came: list[Received] = []
-        if plain:
-            came += self.protocol.receive_data(plain)
-        return came
+        return list(self.protocol.receive_data(plain)) if plain else []
 
     # The socket
 
@@ -315,7 +310,7 @@ class ClientConnection:
         if sock is None:
             return
         if tls is None or tls.ready:
-            outgoing = self._outgoing
+            outgoing = self.protocol.outgoing
             parts = outgoing[:]
             outgoing.clear()
             if not parts and not self._out:
@@ -366,7 +361,7 @@ class ClientConnection:
 
     def _receive(self, events: int = _READ, flags: int = AT_ONCE) -> None:
         """Receive what has come, and deliver what it means; with no flags, wait for it a moment."""
-        sock, protocol, http = self._sock, self.protocol, self._http
+        sock, protocol, http = self._sock, self.protocol, self.protocol.http
         if sock is None:
             return
         try:
@@ -400,7 +395,7 @@ class ClientConnection:
                 call.deliver(what)
         if self.ended:
             return
-        if self._outgoing or self._out:
+        if protocol.outgoing or self._out:
             self.flush()
             if not self._out:
                 self._replies_taken = protocol.replies

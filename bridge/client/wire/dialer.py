@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import selectors
@@ -22,33 +23,24 @@ ATTEMPT_DELAY = 0.25
 """Seconds after which the next address is tried too, while those before have neither connected nor failed."""
 
 
+@dataclasses.dataclass(eq=False)
 class Dialer:
-    """Opens one socket, without waiting. Used with the lock held.
+    """Opens one socket, without waiting. Used with the lock held."""
 
-    Args:
-        address: Where to.
-        poller: Calls back when a socket or a timer is ready.
-        connected: Called once with the connected socket, unless `failed` or `cancel` is.
-        failed: Called once with the reason.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        poller: Poller[Any],
-        connected: Callable[[socket.socket], None],
-        failed: Callable[[str], None],
-    ) -> None:
-        self._address = address
-        self._poller = poller
-        self._connected = connected
-        self._failed = failed
-        self._resolving = False
-        self._targets: deque[Target] = deque()
-        """Not tried yet."""
-        self._attempts: set[socket.socket] = set()
-        """Connecting."""
-        self._timer: PollerTimer | None = None
+    address: Address
+    """Where to."""
+    poller: Poller[Any]
+    """Calls back when a socket or a timer is ready."""
+    connected: Callable[[socket.socket], None]
+    """Called once with the connected socket, unless `failed` or `cancel` is."""
+    failed: Callable[[str], None]
+    """Called once with the reason."""
+    _resolving: bool = False
+    _targets: deque[Target] = dataclasses.field(default_factory=deque)
+    """Not tried yet."""
+    _attempts: set[socket.socket] = dataclasses.field(default_factory=set)
+    """Connecting."""
+    _timer: PollerTimer | None = None
 
     def start(self) -> None:
         """Begin. May call `connected` or `failed` before it returns.
@@ -56,22 +48,22 @@ class Dialer:
         Raises:
             SettingError: This platform has no such sockets.
         """
-        targets = known_targets(self._address)
+        targets = known_targets(self.address)
         if targets is not None:
             self._targets = deque(targets)
             self._try_next()
             return
         self._resolving = True
-        self._poller.add_poster()
+        self.poller.add_poster()
         # It is called in the resolver's thread.
-        done = self._poller.call_soon_threadsafe
-        look_up(self._address.host, self._address.port, lambda found: done(partial(self._resolved, found)))
+        done = self.poller.call_soon_threadsafe
+        look_up(self.address.host, self.address.port, lambda found: done(partial(self._resolved, found)))
 
     def cancel(self) -> None:
         """Give up: close what is connecting, and call nothing back."""
         if self._resolving:
             self._resolving = False
-            self._poller.remove_poster()
+            self.poller.remove_poster()
         if self._timer is not None:
             self._timer.cancel()
         for sock in list(self._attempts):
@@ -83,13 +75,13 @@ class Dialer:
             return
         if isinstance(found, OSError):
             self.cancel()
-            self._failed(f"the host {self._address.host!r} is not known: {found}")
+            self.failed(f"the host {self.address.host!r} is not known: {found}")
             return
         self._targets = deque(found)
         self._try_next()
         if self._resolving:
             self._resolving = False
-            self._poller.remove_poster()
+            self.poller.remove_poster()
 
     def _try_next(self, error: OSError | None = None) -> None:
         """Try the next address beside those that are connecting already.
@@ -117,9 +109,9 @@ class Dialer:
                 self._finish(sock)
                 return
             if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
-                self._poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
+                self.poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
                 if self._targets:
-                    self._timer = self._poller.call_later(ATTEMPT_DELAY, self._try_next)
+                    self._timer = self.poller.call_later(ATTEMPT_DELAY, self._try_next)
                 return
             self._close(sock)
             if number > 0:
@@ -128,9 +120,9 @@ class Dialer:
             self.cancel()
             detail = f"{error.strerror or error}" if error else "the name has no address"
             hint = " Is the server running there?"
-            if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self._address.host):
+            if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self.address.host):
                 hint += " It takes connections of other machines only if it was started with --host 0.0.0.0 (host=)."
-            self._failed(f"no connection: {detail}.{hint}")
+            self.failed(f"no connection: {detail}.{hint}")
 
     def _on_ready(self, sock: socket.socket, events: int) -> None:
         if sock not in self._attempts:
@@ -145,9 +137,9 @@ class Dialer:
     def _finish(self, sock: socket.socket) -> None:
         self._attempts.discard(sock)
         self.cancel()
-        self._connected(sock)
+        self.connected(sock)
 
     def _close(self, sock: socket.socket) -> None:
         self._attempts.discard(sock)
-        self._poller.forget(sock)
+        self.poller.forget(sock)
         sock.close()

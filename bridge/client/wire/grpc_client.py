@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
-from bridge.transport.address import Address
-from bridge.transport.compression import inflater
+from bridge.transport.address import Address, shown_token
+from bridge.transport.compression import Inflater
 from bridge.transport.credentials import TOKEN_VARIABLE
-from bridge.transport.frames import (
-    CANCEL,
-    ENHANCE_YOUR_CALM,
-    REFUSED_STREAM,
-    Event,
-    HeadersReceived,
-    Http2Error,
-    Stream,
-    StreamEnded,
-    StreamReset,
-)
+from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
     LARGE,
@@ -34,7 +24,6 @@ from bridge.transport.messages import (
 )
 from bridge.transport.remedies import remedy
 from bridge.transport.service import HELLO, METHOD, SERVICE
-from bridge.transport.token import shown_token
 from bridge.version import __version__
 
 if TYPE_CHECKING:
@@ -76,24 +65,21 @@ _LOST = (Code.UNAVAILABLE, Code.CANCELLED)
 _BROKEN = (Code.INTERNAL, Code.UNKNOWN)
 
 
-@dataclasses.dataclass(frozen=True)
-class _CallStatus:
-    code: int
-    details: str
+_CallStatus: TypeAlias = tuple[int, str]
+"""A status code, and its message."""
 
 
-def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool, withheld: bool) -> RemoteError:
+def call_error(url: str, address: Address, code: int, details: str, *, answered: bool) -> RemoteError:
     """Return the error that a call's status stands for.
 
     Args:
         url: The server's URL, for the message.
-        scheme: The URL's scheme.
+        address: The server, or another address of it.
         code: The status code.
         details: The status message.
         answered: Whether the server had answered anything.
-        withheld: Whether there is a token that was not sent, because it would have travelled unencrypted.
     """
-    details = details or "no details"
+    details, scheme = details or "no details", address.scheme
     if code == Code.OK:
         return ConnectionLostError(url, "the server ended the stream")
     if code == Code.UNAVAILABLE and not answered:
@@ -104,15 +90,15 @@ def call_error(url: str, scheme: str, code: int, details: str, *, answered: bool
         return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
     if code == Code.UNIMPLEMENTED:
         return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
-    if code == Code.UNAUTHENTICATED and withheld:
+    if code == Code.UNAUTHENTICATED and address.credentials.from_environment and shown_token(address) is None:
         secure = f"{scheme.removesuffix('s')}s://"
         details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use {secure}, or pass token=)"
-    return RefusedError(url, f"the stream was ended: {details}", code)
+    return RefusedError(url, f"the stream was ended: {details}", int(code))
 
 
 def _is_refused(stream: Stream, event: Event) -> bool:
     """Return whether the server did nothing for a stream, so that it may be opened on a further connection."""
-    refused = isinstance(event, StreamReset) and event.reason is None and event.code == REFUSED_STREAM
+    refused = isinstance(event, StreamReset) and event.reason is None and event.code == ErrorCode.REFUSED_STREAM
     return refused and not stream.headers_received
 
 
@@ -128,12 +114,9 @@ class GrpcClient:
     ALPN = "h2"
 
     def __init__(self, address: Address, max_message_bytes: int, *, watches_health: bool = False) -> None:
-        self._scheme = address.scheme
-        self._url = address.url
+        self._address = address
         self._max_message_bytes = max_message_bytes
-        self._compression = address.compression
         token = shown_token(address)
-        self._withheld = token is None and address.credentials.token is not None
         self._fields = [
             (":method", "POST"),
             (":scheme", "https" if address.tls else "http"),
@@ -247,7 +230,7 @@ class GrpcClient:
     def cancel(self, call: ClientCall) -> None:
         """Cancel the call."""
         if call.stream is not None:
-            self.http.reset_stream(call.stream, CANCEL)
+            self.http.reset_stream(call.stream, ErrorCode.CANCEL)
         elif call in self._queued:
             self._queued.remove(call)
 
@@ -260,7 +243,7 @@ class GrpcClient:
         try:
             return self._handle(self.http.buffer_updated(count))
         except Http2Error as error:
-            raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
+            raise PeerError(self._address.url, f"it speaks no HTTP/2: {error}") from error
 
     def receive_data(self, data: bytes) -> list[Received]:
         """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
@@ -276,9 +259,9 @@ class GrpcClient:
             return self._handle(events)
         except Http2Error as error:
             if self.answered:
-                raise PeerError(self._url, f"it speaks no HTTP/2: {error}") from error
+                raise PeerError(self._address.url, f"it speaks no HTTP/2: {error}") from error
             details = f"no gRPC server: {error}"
-            raise ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}") from error
+            raise ConnectError(self._address.url, f"{details}. {remedy(self._address.scheme, details)}") from error
 
     def _handle(self, events: list[tuple[Stream, Event]]) -> list[Received]:
         """Return what events mean to the calls."""
@@ -291,14 +274,14 @@ class GrpcClient:
                 self.answered = True
                 came.append((stream.owner, event))
             else:
-                asked_for = self._compression is not None and isinstance(event, CompressedMessage)
+                asked_for = self._address.compression is not None and isinstance(event, CompressedMessage)
                 found = self._inflate(event.data) if asked_for else self._status(stream, event)
                 if isinstance(found, (bytes, bytearray)):
                     self.answered = True
                     came.append((stream.owner, found))
                 elif found is not None:
-                    self.http.reset_stream(stream, CANCEL)  # if it is still open
-                    error = self._error(stream.owner.url, found)
+                    self.http.reset_stream(stream, ErrorCode.CANCEL)  # if it is still open
+                    error = call_error(stream.owner.url, self._address, *found, answered=self.answered)
                     came.append((stream.owner, CallRefused(error) if _is_refused(stream, event) else error))
         if self._queued and self.http.settings_received:
             came += self._open_queued()
@@ -318,42 +301,42 @@ class GrpcClient:
         if isinstance(event, TooLarge):
             limit = self._max_message_bytes
             text = f"an answer of {event.size} bytes is larger than max_message_bytes={limit}"
-            return _CallStatus(int(Code.RESOURCE_EXHAUSTED), text)
+            return Code.RESOURCE_EXHAUSTED, text
         if isinstance(event, MalformedMessage):
-            return _CallStatus(int(Code.INTERNAL), event.reason)
+            return Code.INTERNAL, event.reason
         if isinstance(event, CompressedMessage):
             text = "the server sent a compressed message, which was not asked for"
-            return _CallStatus(int(Code.INTERNAL), text)
+            return Code.INTERNAL, text
         if isinstance(event, StreamEnded):
-            return _CallStatus(int(Code.INTERNAL), "the server ended the stream without a status")
+            return Code.INTERNAL, "the server ended the stream without a status"
         return None
 
     def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _CallStatus:
         """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
-        reader, most = inflater(str(self._compression)), self._max_message_bytes
+        reader, most = Inflater(str(self._address.compression)), self._max_message_bytes
         try:
             plain = reader.take(data, most + 1)
         except Exception as error:  # each library has one of its own
-            return _CallStatus(int(Code.INTERNAL), f"the server sent a compressed message that cannot be read: {error}")
+            return Code.INTERNAL, f"the server sent a compressed message that cannot be read: {error}"
         if len(plain) > most:
             text = f"an answer is larger than max_message_bytes={most} once it is uncompressed"
-            return _CallStatus(int(Code.RESOURCE_EXHAUSTED), text)
+            return Code.RESOURCE_EXHAUSTED, text
         if not reader.eof:
-            return _CallStatus(int(Code.INTERNAL), "the server sent a compressed message that is cut off")
+            return Code.INTERNAL, "the server sent a compressed message that is cut off"
         return bytearray(plain) if len(plain) > LARGE else plain  # as what came plain
 
     def _by_reset(self, event: StreamReset) -> _CallStatus:
         """Return the status of a stream that was reset: lost, by the server or by a proxy, unless it was forbidden."""
         if event.reason is not None:
-            return _CallStatus(int(Code.INTERNAL), f"the server broke the rules of HTTP/2: {event.reason}")
+            return Code.INTERNAL, f"the server broke the rules of HTTP/2: {event.reason}"
         why = self.http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
         code = {
-            REFUSED_STREAM: Code.UNAVAILABLE,
-            CANCEL: Code.CANCELLED,
-            ENHANCE_YOUR_CALM: Code.UNAVAILABLE,
+            ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
+            ErrorCode.CANCEL: Code.CANCELLED,
+            ErrorCode.ENHANCE_YOUR_CALM: Code.UNAVAILABLE,
             _INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
         }.get(event.code, Code.INTERNAL)
-        return _CallStatus(int(code), why)
+        return code, why
 
     def _by_fields(self, stream: Stream, event: HeadersReceived) -> _CallStatus | None:
         fields = event.fields
@@ -362,25 +345,20 @@ class GrpcClient:
             kind = fields.get("content-type", "")
             if http != "200" and "grpc-status" not in fields:
                 code = _BY_HTTP_STATUS.get(http or "", Code.UNKNOWN)
-                return _CallStatus(int(code), f"the answer has the HTTP status {http or 'missing'}")
+                return code, f"the answer has the HTTP status {http or 'missing'}"
             if not kind.startswith("application/grpc"):
-                return _CallStatus(int(Code.UNKNOWN), f"expected the content-type application/grpc, got {kind!r:.80}")
+                return Code.UNKNOWN, f"expected the content-type application/grpc, got {kind!r:.80}"
             self.server_version = fields.get(HELLO, self.server_version)
             # A call that was refused at once may have met a proxy in front of the server: it shows nothing.
             self._headers_received |= not event.end_stream or self.server_version is not None
         if not event.end_stream:
             return None
         if "grpc-status" not in fields:
-            return _CallStatus(int(Code.INTERNAL), "the server ended the stream without a status")
+            return Code.INTERNAL, "the server ended the stream without a status"
         text = fields.get("grpc-status", "")
         # Python reads no number of thousands of digits, and no code has more than two.
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else int(Code.UNKNOWN)
-        return _CallStatus(number, unquote(fields.get("grpc-message", ""), errors="replace"))
-
-    def _error(self, url: str, status: _CallStatus) -> RemoteError:
-        return call_error(
-            url, self._scheme, status.code, status.details, answered=self.answered, withheld=self._withheld
-        )
+        return number, unquote(fields.get("grpc-message", ""), errors="replace")
 
     def cut_off(self) -> str:
         """Say what the end of the socket's stream means now."""

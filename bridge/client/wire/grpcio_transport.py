@@ -19,11 +19,10 @@ from bridge.client.wire.grpc_client import FOREIGN_KEEPALIVE_INTERVAL, call_erro
 from bridge.client.wire.poller import Poller
 from bridge.errors import Code, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
-from bridge.transport.address import Address
+from bridge.transport.address import Address, shown_token
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.transport.sockets import PATIENCE
 from bridge.transport.tls import client_context
-from bridge.transport.token import shown_token
 
 __all__ = ["GrpcioCall"]
 
@@ -45,13 +44,12 @@ class GrpcioCall:
     def __init__(
         self, address: Address, poller: Poller[Any], deliver: Callable[[bytes | RemoteError], None], most: int
     ) -> None:
-        self._url, self._scheme = address.url, address.scheme
+        self._address = address
         self._poller, self._deliver, self._most = poller, deliver, most
         self._finished = self._closed = self._inherited = False
         self.server_version: str | None = None
         self.silent = True
         token = shown_token(address)
-        self._withheld = token is None and address.credentials.token is not None
         metadata = (*address.hello, *(() if token is None else (("authorization", f"Bearer {token}"),)))
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         if address.compression == "zstd":
@@ -79,7 +77,7 @@ class GrpcioCall:
         if len(request) > self._most:
             raise SettingError(f"a request of {len(request)} bytes is larger than max_message_bytes={self._most}")
         if self._inherited:
-            raise ConnectionLostError(self._url, "this process was forked, and the connection is its parent's")
+            raise ConnectionLostError(self._address.url, "this process was forked, and the connection is its parent's")
         self._requests.put(request)
 
     def finish(self) -> None:
@@ -118,7 +116,7 @@ class GrpcioCall:
         except grpc.RpcError:
             code, details = self._call.code().value[0], self._call.details() or ""
         if not self._finished:
-            error = call_error(self._url, self._scheme, code, details, answered=answered, withheld=self._withheld)
+            error = call_error(self._address.url, self._address, code, details, answered=answered)
             self._deliver(error)
             self._poller.wake()
 

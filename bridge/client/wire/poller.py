@@ -13,24 +13,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bridge.transport import keepalive
 from bridge.transport.sockets import RECEIVE_TIMEOUT
 
-__all__ = ["Poller", "PollerTimer", "RegisteredConnection"]
+if TYPE_CHECKING:
+    from bridge.client.wire.connection import ClientConnection
+
+__all__ = ["Poller", "PollerTimer"]
 
 T = TypeVar("T")
-
-
-class RegisteredConnection(Protocol):
-    """A connection that is checked now and then, and may keep what it has to send for a while."""
-
-    def check_keepalive(self) -> None:
-        """Ping the other end if it has been quiet, and end if a ping was not answered; with the lock held."""
-
-    def flush(self) -> None:
-        """Send what there is to send."""
 
 
 class PollerTimer:
@@ -64,9 +57,9 @@ class Poller(Generic[T]):
         self._waits: dict[socket.socket, Callable[[], None] | None] = {}
         self._alone: Callable[[], None] | None = None
         """Waits for the only socket that is watched; None: there are more, or none that can."""
-        self._registered: set[RegisteredConnection] = set()
+        self._registered: set[ClientConnection] = set()
         self._check_at = 0.0
-        self.deferred: set[RegisteredConnection] | None = None
+        self.deferred: set[ClientConnection] | None = None
         """Connections that hold their requests back, to send them together at the end of `corked`; None: none does."""
         self.connections: dict[Any, Any] = {}
         """Sockets that may carry further calls, by where to."""
@@ -147,7 +140,7 @@ class Poller(Generic[T]):
                 for connection in held:
                     connection.flush()
 
-    def defers(self, connection: RegisteredConnection) -> bool:
+    def defers(self, connection: ClientConnection) -> bool:
         """Return whether a connection shall keep what it has to send; it is flushed at the end of `corked`."""
         if self.deferred is None:
             return False
@@ -195,12 +188,12 @@ class Poller(Generic[T]):
             selector.close()
             self._selector = None
 
-    def register(self, connection: RegisteredConnection) -> None:
+    def register(self, connection: ClientConnection) -> None:
         """Check a connection's keepalive from now on, also while nobody calls `get`."""
         self._registered.add(connection)
         keepalive.add(self)
 
-    def unregister(self, connection: RegisteredConnection) -> None:
+    def unregister(self, connection: ClientConnection) -> None:
         """Undo `register`."""
         self._registered.discard(connection)
         if not self._registered:

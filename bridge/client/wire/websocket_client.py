@@ -15,10 +15,9 @@ from websockets.uri import parse_uri
 from bridge.client.wire.grpc_client import Received, call_error
 from bridge.errors import Code, ConnectError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
-from bridge.transport.address import Address
+from bridge.transport.address import Address, shown_token
 from bridge.transport.remedies import remedy
 from bridge.transport.service import HELLO
-from bridge.transport.token import shown_token
 from bridge.transport.websocket import (
     DRAINING,
     LOGGER,
@@ -58,12 +57,9 @@ class WebSocketClient:
     http = None
 
     def __init__(self, address: Address, max_message_bytes: int) -> None:
-        self._scheme = address.scheme
-        self._url = address.url
-        self._hello = address.hello
+        self._address = address
         self._max_message_bytes = max_message_bytes
         token = shown_token(address)
-        self._withheld = token is None and address.credentials.token is not None
         names = [SUBPROTOCOL] if token is None else [SUBPROTOCOL, token_subprotocol(token)]
         self._websocket: Protocol
         if address.dialed:  # the handshake is done, in which the other end was the client
@@ -112,7 +108,7 @@ class WebSocketClient:
             return
         request = self._websocket.connect()
         request.headers["User-Agent"] = f"gymnasium-bridge/{__version__}"
-        request.headers.update(self._hello)  # U-12
+        request.headers.update(self._address.hello)  # U-12
         self._websocket.send_request(request)
         self._flush()
 
@@ -179,7 +175,9 @@ class WebSocketClient:
             text = f"an answer is larger than max_message_bytes={self._max_message_bytes}"
             came.append((call, RefusedError(call.url, f"the stream was ended: {text}", int(Code.RESOURCE_EXHAUSTED))))
         elif websocket.parser_exc is not None:
-            raise PeerError(self._url, f"it speaks no WebSocket: {websocket.parser_exc}") from websocket.parser_exc
+            raise PeerError(
+                self._address.url, f"it speaks no WebSocket: {websocket.parser_exc}"
+            ) from websocket.parser_exc
         return came
 
     def _receive_frame(self, call: ClientCall, frame: Frame) -> list[Received]:
@@ -192,7 +190,7 @@ class WebSocketClient:
         try:
             message = self._joiner.add(frame)
         except WrongKindError as error:
-            raise PeerError(self._url, str(error)) from error
+            raise PeerError(self._address.url, str(error)) from error
         return [] if message is None else [(call, message)]
 
     def _closed(self, call: ClientCall) -> RemoteError:
@@ -207,12 +205,12 @@ class WebSocketClient:
             status = problem.response.status_code
             body = bytes(problem.response.body or b"").decode(errors="replace").strip()
             details = f"the answer has the HTTP status {status}{f': {body}' if body else ''}"[:_MAX_BODY]
-            return self._error(self._url, code_of_status(status), details, answered=False)
+            return self._error(self._address.url, code_of_status(status), details, answered=False)
         details = f"no WebSocket server: {problem}"
-        return ConnectError(self._url, f"{details}. {remedy(self._scheme, details)}")
+        return ConnectError(self._address.url, f"{details}. {remedy(self._address.scheme, details)}")
 
     def _error(self, url: str, code: Code, details: str, *, answered: bool) -> RemoteError:
-        return call_error(url, self._scheme, int(code), details, answered=answered, withheld=self._withheld)
+        return call_error(url, self._address, code, details, answered=answered)
 
     def cut_off(self) -> str:
         """Say what the end of the socket's stream means now."""

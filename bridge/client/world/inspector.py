@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from bridge.client.wire.connect import connect
 from bridge.client.wire.poller import Poller
 from bridge.client.world.extensions import extension
-from bridge.client.world.world_request import WorldRequest
+from bridge.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -22,7 +22,6 @@ from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["Inspector"]
 
-_MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 # A server that lists in circles, or without an end, ends here.
 _MOST_PROPERTIES = 1000
 
@@ -41,7 +40,7 @@ class Inspector:
         self.url = self.request.address.url
         self._timeout = timeout
         self._poller: Poller[bytes | bytearray | RemoteError] = Poller()
-        self._connection = connect(self.request.address, self._poller, self._poller.items.append, _MAX_MESSAGE_BYTES)
+        self._connection = connect(self.request.address, self._poller, self._poller.items.append, MAX_MESSAGE_BYTES)
         self._created: str | None = None
         self._joined = False
         self._abandoned = 0

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
 
 from bridge.client.realtime.feed import Feed
 from bridge.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
@@ -58,17 +57,15 @@ class JoinedWorld:
         observations, actions = _read_specs(specs.observations), _read_specs(specs.actions)
         signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
-        lanes = None if foreign else int(properties["num_envs"]) or None
-        if foreign:
+        if version is None:
             parts = [spec for _, spec in sorted(observations.items()) if spec.name not in signals]
-            observation_space = space_from_specs(parts, "observation")
-            action_space = space_from_specs([spec for _, spec in sorted(actions.items())], "action")
+            acts = [spec for _, spec in sorted(actions.items())]
+            self.info = WorldInfo(space_from_specs(parts, "observation"), space_from_specs(acts, "action"))
         else:
-            read = plain_space_from_json if request.plain_spaces else space_from_json
-            names = ("observation_space", "action_space")
-            observation_space, action_space = (read(str(properties[name])) for name in names)
-        layout = Layout(observation_space, "observation", lanes, foreign=foreign)
-        self._action_layout = Layout(action_space, "action", lanes, foreign=foreign)
+            self.info = _describe(request, version, properties)
+        lanes = self.info.lanes
+        layout = Layout(self.info.observation_space, "observation", lanes, foreign=foreign)
+        self._action_layout = Layout(self.info.action_space, "action", lanes, foreign=foreign)
         by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
         action_by_name = {spec.name: uid for uid, spec in actions.items()}
         try:
@@ -81,7 +78,7 @@ class JoinedWorld:
         self.feed: Feed | None = None
         """The results of Steps in flight; None: each Step waits for its own answer."""
         if "frames" in self._uids:
-            single = Layout(observation_space, "observation")
+            single = Layout(self.info.observation_space, "observation")
             self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
             tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]
             if "round_trip" in properties:  # the server holds Steps until there is a new frame
@@ -106,7 +103,6 @@ class JoinedWorld:
         """The Step without an action, by which an episode begins."""
         if waits_for_all:
             self.wait_for_all()
-        self.info = _world_info(observation_space, action_space, lanes, version, properties)
 
     def _write_first_step(self) -> bytes:
         self._wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
@@ -193,23 +189,20 @@ def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:
     return {uid: Spec.from_proto(spec) for uid, spec in specs.items()}
 
 
-def _world_info(
-    observation_space: Space[Any],
-    action_space: Space[Any],
-    lanes: int | None,
-    version: str | None,
-    properties: Mapping[str, Any],
-) -> WorldInfo:
+def _describe(request: WorldRequest, version: str, properties: Mapping[str, Any]) -> WorldInfo:
+    """Return what the properties of a server of ours say of a world."""
+    read = plain_space_from_json if request.plain_spaces else space_from_json
+    rewards = properties.get("reward_space")
     return WorldInfo(
-        observation_space,
-        action_space,
-        lanes,
+        read(str(properties["observation_space"])),
+        read(str(properties["action_space"])),
+        int(properties["num_envs"]) or None,
         properties.get("env_id") or None,
         properties.get("metadata") or {},
         properties.get("render_mode") or None,
         properties.get("spec"),
         version,
-        space_from_json(properties["reward_space"]) if properties.get("reward_space") else None,
+        space_from_json(rewards) if rewards else None,
         properties.get("fps"),
     )
 

@@ -23,18 +23,18 @@ from bridge.client.wire.connect import AnyCall, close_all, connect
 from bridge.client.wire.connection import Deliver
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Event, Joined, Lost, StepAnswered
-from bridge.client.world.extensions import extension, property_request
+from bridge.client.world.extensions import extension, property_request, property_write
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.session import CONNECTING, ONLINE, ClientState
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values
-from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.encoding.names import CALL_REQUEST_URL
 from bridge.encoding.spaces import Column
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.forks import leak
-from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Delivery", "Remote", "close_remotes"]
@@ -53,8 +53,6 @@ class Remote:
     Args:
         request: The world wanted.
         poller: Gets this remote, its connection's number, and what came.
-        max_message_bytes: The largest request or answer.
-        transport: What to connect by, as for `connect`.
         shared: Whether there are other remotes to the same place.
         together: Whether they have to reach the same server, and so share a connection.
         info: What is known of the world already, as of a copy; None: nothing.
@@ -64,8 +62,6 @@ class Remote:
         self,
         request: WorldRequest,
         poller: Poller[Delivery],
-        max_message_bytes: int,
-        transport: str = "http2",
         *,
         shared: bool = False,
         together: bool = False,
@@ -73,15 +69,13 @@ class Remote:
     ) -> None:
         self.request = request
         self.url = request.address.url
-        self.session = FarSession(request, max_message_bytes, info)
+        self.session = FarSession(request, info)
         """The protocol state."""
         self.record = RemoteRecord()
         """Its failures, and what they cost."""
         self.now: Callable[[], float] = time.monotonic
         """The clock."""
         self._poller = poller
-        self._max_message_bytes = max_message_bytes
-        self._transport = transport
         self._shared, self._together = shared, together
         self._call: AnyCall | None = None
         self._number = 0
@@ -169,7 +163,7 @@ class Remote:
         self._flush()
 
     def _connect(self, deliver: Deliver, *, shared: bool = False, together: bool = False) -> AnyCall:
-        address, most, transport = self.request.address, self._max_message_bytes, self._transport
+        address, most, transport = self.request.address, self.request.max_message_bytes, self.request.transport
         return connect(address, self._poller, deliver, most, transport, shared=shared, together=together)
 
     def _flush(self) -> None:
@@ -246,9 +240,7 @@ class Remote:
 
     def write_property(self, key: str, value: Any) -> None:
         """Ask to set a property that takes any value."""
-        tensor = pack_tensor(np.frombuffer(values.encode(value), np.uint8))
-        body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=tensor))
-        self._ask(extension(PROPERTY_REQUEST_URL, body))
+        self._ask(property_write(key, pack_tensor(np.frombuffer(values.encode(value), np.uint8))))
 
     def call(
         self,

@@ -178,11 +178,10 @@ class ClientSession:
 
     Args:
         request: The world wanted.
-        max_message_bytes: The largest request.
         info: What is known of the world already, as of a copy; None: nothing.
     """
 
-    def __init__(self, request: WorldRequest, max_message_bytes: int, info: WorldInfo | None = None) -> None:
+    def __init__(self, request: WorldRequest, info: WorldInfo | None = None) -> None:
         self.request = request
         self.state = ClientState.OFFLINE
         self.world: JoinedWorld | None = None
@@ -195,7 +194,6 @@ class ClientSession:
         """Answers that belonged to nothing any more."""
         self.error: RemoteError | None = None
         """Why the stream was lost."""
-        self._max_message_bytes = max_message_bytes
         self._url = request.address.url
         self.info = info
         """The description of the world, also of one that was left; None: nothing is known yet."""
@@ -230,14 +228,16 @@ class ClientSession:
 
     def _send(self, kind: RequestKind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        if len(data) > self._max_message_bytes:  # not sent, so it gets no answer
+        if len(data) > self.request.max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(data))
         self.out.append(data)
         number = self._questions_abandoned if kind is RequestKind.QUESTION else self._episode
         self._pending.append(OpenRequest(kind, number, now))
 
     def _too_large(self, size: int) -> SettingError:
-        return SettingError(f"a request of {size} bytes is larger than max_message_bytes={self._max_message_bytes}")
+        return SettingError(
+            f"a request of {size} bytes is larger than max_message_bytes={self.request.max_message_bytes}"
+        )
 
     def connect(self, now: float) -> None:
         """Begin a new stream: create the world and join it, or join the one that exists.
@@ -289,7 +289,7 @@ class ClientSession:
         """Ask for a Step that `JoinedWorld` wrote."""
         if self.state not in ONLINE:
             self._require_world()
-        if len(request) > self._max_message_bytes:  # not sent, so it gets no answer
+        if len(request) > self.request.max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(request))
         self.out.append(request)
         self._pending.append(OpenRequest(RequestKind.STEP, self._episode, now))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,10 +17,12 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.address import Address, parse_address
-from bridge.transport.compression import Compression
 from bridge.transport.credentials import ClientCredentials
 
-__all__ = ["WorldInfo", "WorldRequest", "pack_factory"]
+__all__ = ["MAX_MESSAGE_BYTES", "WorldInfo", "WorldRequest", "pack_factory"]
+
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+"""Bytes in a request or answer that a client takes by default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,59 +43,31 @@ class WorldRequest:
     """JoinWorld settings: `role` and `wait` of a real-time world."""
     diagnostics: bool = True
     """True: ask a real-time world for times (U-11)."""
-
     env_factory: bytes | None = dataclasses.field(default=None, repr=False)
     """A pickled function that makes the environment there."""
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """The largest request or answer, in bytes."""
+    transport: str = "http2"
+    """What to connect by, as for `connect`."""
     plain_spaces: bool = False
     """True if a space of a class of its own is read as the plain one that stands for it, without a warning."""
 
     @classmethod
-    def of(
-        cls,
-        url: str,
-        env_id: str | None = None,
-        render_mode: str | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
-        agent: str | None = None,
-        join_settings: Mapping[str, str | None] | None = None,
-        diagnostics: bool = True,
-        *,
-        credentials: ClientCredentials | None = None,
-        compression: Compression | None = None,
-        env: Callable[..., Any] | None = None,
-    ) -> WorldRequest:
-        """Join what a URL says and what keywords say.
+    def of(cls, url: str, credentials: ClientCredentials | None = None, **fields: Any) -> WorldRequest:
+        """Ask for what a URL says.
+
+        Args:
+            url: The URL.
+            credentials: What is shown to the server, besides the token of the URL.
+            fields: Further fields.
 
         Raises:
             AddressError: The URL cannot be read.
-            SettingError: They contradict each other, or ask for something of a world that exists already.
         """
         address = parse_address(url)
-        url = address.url  # which holds no token
         if credentials is not None:
-            address = dataclasses.replace(
-                address, credentials=credentials.with_token_of(address.credentials, address.url)
-            )
-        if compression is not None:
-            if address.compression not in (None, compression):
-                raise SettingError(
-                    f"the URL {url!r} asks for another compression than compression={compression!r}; give one of them"
-                )
-            address = dataclasses.replace(address, compression=compression)
-        if address.env_id and env_id and address.env_id != env_id:
-            raise SettingError(f"the URL {url!r} names {address.env_id!r}, but env_id is {env_id!r}; give one of them")
-        if env is not None and (address.env_id or env_id or address.world is not None):
-            raise SettingError(
-                f"{url!r} with env={env!r:.80}: expected env, an environment id or a world, got two of them"
-            )
-        if address.world is not None and (env_id or render_mode or env_kwargs):
-            raise SettingError(
-                f"{url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
-            )
-        factory = None if env is None else pack_factory(env)
-        given = {key: value for key, value in (join_settings or {}).items() if value is not None}
-        env_id = address.env_id or env_id
-        return cls(address, env_id, render_mode, dict(env_kwargs or {}), agent, given, diagnostics, factory)
+            address = address.with_credentials(credentials)
+        return cls(address, address.env_id, **fields)
 
     @property
     def kind(self) -> Any:
@@ -159,17 +134,17 @@ class WorldInfo:
     """Of one environment."""
     action_space: Space[Any]
     """Of one environment."""
-    lanes: int | None
+    lanes: int | None = None
     """The number of lanes; None for a single environment."""
-    env_id: str | None
+    env_id: str | None = None
     """The environment's id."""
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The environment's metadata."""
-    render_mode: str | None
+    render_mode: str | None = None
     """How it renders."""
-    spec: Mapping[str, Any] | None
+    spec: Mapping[str, Any] | None = None
     """The spec of its registration."""
-    server_version: str | None
+    server_version: str | None = None
     """The version of a Gymnasium Bridge server; None for another one."""
     reward_space: Space[Any] | None = None
     """Of array rewards; None: rewards are numbers."""
@@ -181,3 +156,9 @@ class WorldInfo:
         """The observation space, the action space and, where rewards are arrays, theirs."""
         given = (self.observation_space, self.action_space)
         return given if self.reward_space is None else (*given, self.reward_space)
+
+    def difference(self, other: WorldInfo) -> str:
+        """Say which spaces are not those of another world; "" where all are."""
+        names = ("observation space", "action space", "reward space")
+        pairs = itertools.zip_longest(names, self.spaces, other.spaces)
+        return "; ".join(f"the {name} {mine} and not {theirs}" for name, mine, theirs in pairs if mine != theirs)

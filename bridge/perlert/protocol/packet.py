@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bridge.errors import PacketError
 
-__all__ = ["Action", "ClientMessage", "Header", "LobbyInfo", "LobbyRequest", "Message", "Ready", "Register"]
+__all__ = ["Action", "ClientMessage", "Header", "LobbyInfo", "LobbyRequest", "Message", "ReadyMessage", "Register"]
 __all__ += ["Registered", "ServerMessage", "Slot", "Start", "Step", "check_label", "format_message", "parse_client"]
 __all__ += ["format_lobby", "parse_header", "parse_server"]
 
@@ -63,7 +63,7 @@ class Register(NamedTuple):
     tag: str
 
 
-class Ready(NamedTuple):
+class ReadyMessage(NamedTuple):
     """C3: I am ready, or no longer; the key is the client's own slot."""
 
     header: Header
@@ -136,7 +136,7 @@ class Step(NamedTuple):
     extra: str | None = None
 
 
-ClientMessage: TypeAlias = LobbyRequest | Register | Ready | Action
+ClientMessage: TypeAlias = LobbyRequest | Register | ReadyMessage | Action
 ServerMessage: TypeAlias = LobbyInfo | Registered | Message | Start | Step
 
 
@@ -221,7 +221,7 @@ def parse_client(datagram: bytes) -> ClientMessage:
         case "register", "=", fields:
             return Register(header, *_fields(fields, "key,tag"))
         case "ready", "=", fields:
-            return Ready(header, *_fields(fields, "key,true|false"))
+            return ReadyMessage(header, *_fields(fields, "key,true|false"))
         case "action", "=", action if action and not set(":;=") & set(action):  # P-2
             return Action(header, action)
     raise _refusal("lobby, register=, ready= or action= and a text without `:`, `;` and `=`", body)
@@ -275,7 +275,7 @@ def _write(message: ClientMessage | ServerMessage) -> str:
             body = "lobby"
         case Register(_, key, tag):
             body = f"register={key},{tag}"
-        case Ready(_, key, ready):
+        case ReadyMessage(_, key, ready):
             body = f"ready={key},{'true' if ready else 'false'}"
         case Action(_, action):
             body = f"action={action}"

@@ -21,7 +21,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import environment_failure, failures_in
 from bridge.worlds.environment import Result
 from bridge.worlds.hosts import AnyHost, host_of
-from bridge.worlds.isolated.codec import Codec, codec_of, facts_to_values
+from bridge.worlds.isolated.codec import Codec, facts_to_values
 from bridge.worlds.kinds import Known
 
 __all__ = ["LENGTH", "main"]
@@ -130,16 +130,14 @@ class _Child:
         with failures_in("its construction"):
             self._host = host_of(env, self._make)
         facts = self._host.facts
-        self._codecs = [codec_of(facts), codec_of(facts.of_lane)] if facts.num_envs is not None else [codec_of(facts)]
+        self._codecs = [Codec(facts), Codec(facts.of_lane)] if facts.num_envs is not None else [Codec(facts)]
         self._properties = self._host.properties()
-        return values.encode(facts_to_values(facts))
-
-    def _describe(self, payload: bytes) -> bytes:
         leaves = [
             [leaf.key, leaf.kind, leaf.description, leaf.in_environment, None if leaf.in_environment else _value(leaf)]
             for leaf in self._properties.leaves
         ]
-        return values.encode([leaves, [[family.key, family.description] for family in self._properties.families]])
+        families = [[family.key, family.description] for family in self._properties.families]
+        return values.encode([facts_to_values(facts), leaves, families])
 
     def _reset(self, payload: bytes) -> bytes:
         lane, seed, options = values.decode(payload)
@@ -175,7 +173,6 @@ class _Child:
     _SERVE: Mapping[bytes, Callable[[_Child, bytes], bytes]] = {
         b"h": _greet,
         b"?": _start,
-        b"d": _describe,
         b"r": _reset,
         b"s": _step,
         b"c": _call,

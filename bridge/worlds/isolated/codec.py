@@ -6,8 +6,9 @@ sent as indices, because their ids may be of any type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -18,11 +19,12 @@ from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, TensorError
 from bridge.worlds.environment import EnvFacts, Result, Spaces
+from bridge.worlds.kinds import Joint
 from bridge.worlds.rewards import Rewards
 
-__all__ = ["Codec", "codec_of", "facts_from_values", "facts_to_values"]
+__all__ = ["Codec", "facts_from_values", "facts_to_values"]
 
-_NOT_STEPPED: Sequence[Mapping[object, Any]] = ({}, {}, {})
+_NOT_STEPPED: Sequence[Joint] = ({}, {}, {})
 """The rewards, terminations and truncations of a reset."""
 
 
@@ -62,24 +64,11 @@ def _spaces(pair: Sequence[str]) -> Spaces:
     return plain_space_from_json(pair[0]), plain_space_from_json(pair[1])
 
 
-class Codec(Protocol):
-    """Packs actions and results for the pipe, and unpacks them."""
+class Codec:
+    """Packs actions and results for the pipe, and unpacks them.
 
-    def pack_action(self, action: Any) -> object:
-        """Return an action for the pipe."""
-
-    def unpack_action(self, packed: Any) -> object:
-        """Return the action for the environment."""
-
-    def pack(self, result: Result) -> object:
-        """Return what `reset` or `step` returned, for the pipe; raises RequestError where it is not of its spaces."""
-
-    def unpack(self, packed: Any, notes: list[str]) -> Result:
-        """Return what `reset` or `step` returned; `notes` gets what clients are to be told."""
-
-
-class _OneAgent:
-    """Of one environment, or of the lanes that one call steps.
+    A result travels as a row for each agent: its observation, reward, flags and info, each None where there is none.
+    One environment, or the lanes that one call steps, have one row.
 
     Args:
         facts: Those of the environment.
@@ -87,105 +76,79 @@ class _OneAgent:
 
     def __init__(self, facts: EnvFacts) -> None:
         lanes = facts.num_envs
-        self._observations = Layout(facts.observation_space, "observation", lanes)
-        self._actions = Layout(facts.action_space, "action", lanes)
-        self._rewards = Rewards(facts.reward_space, lanes)
-        self._lanes = lanes
-        self._notes = values.Notes()
+        self._several = bool(facts.agents)
+        pairs: Mapping[object, Spaces] = facts.agents or {None: facts.spaces}
+        self._ids = list(pairs)
+        self._numbers = {agent: number for number, agent in enumerate(pairs)}
+        self._layouts = [
+            (Layout(pair[0], "observation", lanes), Layout(pair[1], "action", lanes)) for pair in pairs.values()
+        ]
+        rewards, self._notes = Rewards(facts.reward_space, lanes), values.Notes()
+        self._read_reward = rewards.read if lanes is None else rewards.read_lanes
+        self._read_flag: Callable[[Any], object] = bool if lanes is None else partial(np.asarray, dtype=np.bool_)
 
     def pack_action(self, action: Any) -> object:
-        return self._actions.pack(action, rounding=True)
-
-    def unpack_action(self, packed: Any) -> object:
-        return self._actions.unpack(packed)
-
-    def pack(self, result: Result) -> object:
-        observation, *told, info = result
-        if told:
-            reward, terminated, truncated = told
-            if self._lanes is None:
-                told = [self._rewards.read(reward, self._notes), bool(terminated), bool(truncated)]
-            else:
-                flags = [np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)]
-                told = [self._rewards.read_lanes(reward, self._notes), *flags]
-        packed = _pack(self._observations, observation)
-        for index in range(len(packed)):
-            self._observations.note_type(index, observation, self._notes)
-        form = self._observations.form(observation)
-        form = values.UNCHANGED if form is None else form
-        return [packed, *told, values.encode_info(info, self._notes, form)]
-
-    def unpack(self, packed: Any, notes: list[str]) -> Result:
-        observation, *told, info = packed
-        read, told_of, form = values.decode_info(info)
-        notes.extend(told_of)
-        form = None if form is values.UNCHANGED else form
-        return self._observations.unpack(observation, form=form), *told, read
-
-
-class _SeveralAgents:
-    """Of an environment of several agents. A part that an agent is missing in travels as None.
-
-    Args:
-        facts: Those of the environment.
-    """
-
-    def __init__(self, facts: EnvFacts) -> None:
-        self._agents = list(facts.agents)
-        self._numbers = {agent: number for number, agent in enumerate(self._agents)}
-        self._layouts = [(Layout(pair[0], "observation"), Layout(pair[1], "action")) for pair in facts.agents.values()]
-        self._notes = values.Notes()
-
-    def pack_action(self, action: Any) -> object:
+        """Return an action for the pipe."""
+        if not self._several:
+            return self._layouts[0][1].pack(action, rounding=True)
         numbered = [(self._numbers[agent], own) for agent, own in action.items()]
         return [[number, self._layouts[number][1].pack(own, rounding=True)] for number, own in numbered]
 
     def unpack_action(self, packed: Any) -> object:
-        return {self._agents[number]: self._layouts[number][1].unpack(arrays) for number, arrays in packed}
+        """Return the action for the environment."""
+        if not self._several:
+            return self._layouts[0][1].unpack(packed)
+        return {self._ids[number]: self._layouts[number][1].unpack(arrays) for number, arrays in packed}
 
     def pack(self, result: Result) -> object:
-        observations, *told, infos, alive = result
+        """Return what `reset` or `step` returned, for the pipe; raises RequestError where it is not of its spaces."""
+        parts: Sequence[Joint] = result[:-1] if self._several else [{None: part} for part in result]
+        observations, *told, infos = parts
         rewards, terminations, truncations = told or _NOT_STEPPED
         rows = []
-        for number, agent in enumerate(self._agents):
-            seen = _pack(self._layouts[number][0], observations[agent]) if agent in observations else None
+        for agent, (layout, _) in zip(self._ids, self._layouts, strict=True):
+            observation = observations.get(agent)
             rows.append(
                 [
-                    number,
-                    seen,
-                    float(rewards[agent]) if agent in rewards else None,
-                    bool(terminations[agent]) if agent in terminations else None,
-                    bool(truncations[agent]) if agent in truncations else None,
-                    values.encode_info(infos[agent], self._notes) if agent in infos else None,
+                    self._pack_observation(layout, observation) if agent in observations else None,
+                    self._read_reward(rewards[agent], self._notes) if agent in rewards else None,
+                    self._read_flag(terminations[agent]) if agent in terminations else None,
+                    self._read_flag(truncations[agent]) if agent in truncations else None,
+                    self._pack_info(infos[agent], layout.form(observation)) if agent in infos else None,
                 ]
             )
-        return [bool(told), [self._numbers[agent] for agent in alive], rows]
+        return [bool(told), [self._numbers[agent] for agent in result[-1]], rows] if self._several else rows[0]
+
+    def _pack_observation(self, layout: Layout, observation: object) -> list[Array]:
+        try:
+            packed = layout.pack(observation, rounding=True)
+        except TensorError as error:
+            raise RequestError(
+                Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
+            ) from error
+        for index in range(len(packed)):
+            layout.note_type(index, observation, self._notes)
+        return packed
+
+    def _pack_info(self, info: Any, form: Any) -> bytes:
+        return values.encode_info(info, self._notes, values.UNCHANGED if form is None else form)
 
     def unpack(self, packed: Any, notes: list[str]) -> Result:
-        stepped, alive, rows = packed
+        """Return what `reset` or `step` returned; `notes` gets what clients are to be told."""
+        stepped, alive, rows = packed if self._several else (packed[1] is not None, (), [packed])
         parts: tuple[dict[object, object], ...] = ({}, {}, {}, {}, {})
-        for number, observation, *told, info in rows:
-            agent = self._agents[number]
-            if observation is not None:
-                parts[0][agent] = self._layouts[number][0].unpack(observation)
+        for agent, (layout, _), (arrays, *told, info) in zip(self._ids, self._layouts, rows, strict=True):
+            form = values.UNCHANGED
+            if info is not None:
+                parts[4][agent], told_of, form = values.decode_info(info)
+                notes.extend(told_of)
+            if arrays is not None:
+                form = None if form is values.UNCHANGED else form
+                parts[0][agent] = layout.unpack(arrays, form=form)
             for part, value in zip(parts[1:4], told, strict=True):
                 if value is not None:
                     part[agent] = value
-            if info is not None:
-                parts[4][agent], told_of, _ = values.decode_info(info)
-                notes.extend(told_of)
-        return *(parts if stepped else (parts[0], parts[4])), [self._agents[number] for number in alive]
-
-
-def codec_of(facts: EnvFacts) -> Codec:
-    """Return what packs for an environment with these facts."""
-    return _SeveralAgents(facts) if facts.agents else _OneAgent(facts)
-
-
-def _pack(layout: Layout, observation: object) -> list[Array]:
-    try:
-        return layout.pack(observation, rounding=True)
-    except TensorError as error:
-        raise RequestError(
-            Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
-        ) from error
+        found = parts if stepped else (parts[0], parts[4])
+        if self._several:
+            return *found, [self._ids[number] for number in alive]
+        return tuple(part[None] for part in found)

@@ -16,7 +16,7 @@ from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
 from bridge.worlds.environment import Call, Lane, LaneOf, Result, StepTimes
-from bridge.worlds.isolated.codec import Codec, codec_of, facts_from_values
+from bridge.worlds.isolated.codec import Codec, facts_from_values
 from bridge.worlds.isolated.world import Isolation, WorldProcess
 from bridge.worlds.scheduling import Executor, Runtime
 
@@ -29,13 +29,12 @@ class IsolatedEnv:
     Args:
         process: Its process.
         executor: Runs what belongs to the environment in this process.
-        leaves: The properties that the environment adds, as the process describes them.
-        families: The families of properties, likewise.
     """
 
-    def __init__(self, process: WorldProcess, executor: Executor, leaves: list[Any], families: list[Any]) -> None:
+    def __init__(self, process: WorldProcess, executor: Executor) -> None:
         self.process = process
-        self.facts = facts = facts_from_values(process.facts)
+        told, leaves, families = process.description
+        self.facts = facts = facts_from_values(told)
         self.executor = executor
         self.times = StepTimes()
         self.notes: list[str] = []
@@ -43,12 +42,12 @@ class IsolatedEnv:
             [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
             [_family(key, text) for key, text in families],
         )
-        self._codec = self._lane_codec = codec_of(facts)
+        self._codec = self._lane_codec = Codec(facts)
         self.lanes: Sequence[Lane] = [self]
         """The parts that a world can step separately."""
         if facts.num_envs is not None:
             of_lane, count = facts.of_lane, facts.num_envs if facts.steps_lanes else 0
-            self._lane_codec = codec_of(of_lane)
+            self._lane_codec = Codec(of_lane)
             self.lanes = [
                 LaneOf(of_lane, partial(self.reset, lane=lane), partial(self.step, lane=lane)) for lane in range(count)
             ]
@@ -127,8 +126,7 @@ async def start_isolated(
     """
     process = await WorldProcess.start(name, recipe, factory, isolation, runtime)
     try:
-        leaves, families = values.decode(await process.ask(b"d", b"", "its properties"))
-        return IsolatedEnv(process, runtime.executor, leaves, families)
+        return IsolatedEnv(process, runtime.executor)
     except BaseException:
         await process.close()
         raise

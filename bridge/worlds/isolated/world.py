@@ -16,7 +16,6 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -86,17 +85,6 @@ class Isolation:
             )
         return None
 
-    @staticmethod
-    def check(title: str, recipe: Callable[[], bytes]) -> None:
-        """Raise SettingError where what is served cannot be sent to another process."""
-        try:
-            recipe()
-        except Exception as error:  # whatever the pickling of a user's objects raises
-            raise SettingError(
-                f'isolation="process" sends {title} to other processes, and it cannot be pickled: {error!r}. '
-                "Serve a function that makes everything the environment needs"
-            ) from error
-
 
 class _Ask:
     """A message to the process, and its pending answer."""
@@ -137,8 +125,8 @@ class WorldProcess:
         """Why we killed it, until it is gone."""
         self._closing = False
         self._gone: PendingResult[None] = PendingResult()
-        self.facts: dict[str, object] = {}
-        """The description of the environment that the process gave."""
+        self.description: list[Any] = []
+        """The environment as the process describes it: facts, and the leaves and families of its properties."""
 
     @classmethod
     async def start(
@@ -163,7 +151,7 @@ class WorldProcess:
             runtime.add_reader(process._process.sentinel, process._on_exit)
         try:
             await process.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
-            process.facts = values.decode(await process.ask(b"?", b"", "its construction"))
+            process.description = values.decode(await process.ask(b"?", b"", "its construction"))
         except BaseException:
             await process.close()
             raise
@@ -221,15 +209,15 @@ class WorldProcess:
         """
         if self._closing or self._end is not None:
             raise self._over()
-        return await self._send(_Ask(kind + payload, where, limit or self._isolation.call_timeout))
+        answer = await self._send(_Ask(kind + payload, where, limit or self._isolation.call_timeout))
+        if answer[:1] == b"-":
+            raise _read_refusal(answer[1:])
+        return answer[1:]
 
     async def _send(self, ask: _Ask) -> bytes:
         self._queue.append(ask)
         self._send_next()
-        answer = await ask.answer
-        if answer[:1] == b"-":
-            raise _read_refusal(answer[1:])
-        return answer[1:]
+        return await ask.answer
 
     def _over(self) -> RequestError:
         return self.ended or RequestError(
@@ -376,8 +364,9 @@ class WorldProcess:
             timer.cancel()
             timer = scheduler.call_later(_GRACE, self._kill)
             if self._end is None:
-                answer = await self._asked_to_close()
-                failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
+                with contextlib.suppress(RequestError):  # it is gone without an answer
+                    answer = await self._send(_Ask(b"x", "close", None))
+                    failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
             timer.cancel()
             timer = scheduler.call_later(_GRACE, self._kill)
             await self._gone
@@ -385,16 +374,6 @@ class WorldProcess:
             timer.cancel()
         if failure is not None:
             raise failure
-
-    async def _asked_to_close(self) -> bytes:
-        """Ask the process to close its environment and to end; return the answer, empty where none came."""
-        ask = _Ask(b"x", "close", None)
-        self._queue.append(ask)
-        self._send_next()
-        try:
-            return await ask.answer
-        except RequestError:
-            return b""
 
 
 def _cause(code: int | None) -> str:

@@ -6,7 +6,7 @@ An agent is missing when nobody has joined as it, when its client left or died, 
 does not come within `agent_timeout`. An agent that ends early, or resets, waits in its next Step for the next sequence.
 
 Requests go in (`begin`, `act`, `drop`, `cancel`). `poll` says what the environment has to do, whose result goes in by
-`began`, `stepped` or `failed`; `take_answers` gives the Steps that are answered, for many agents at once.
+`began`, `stepped` or `failed`; either answers Steps that wait, often those of many agents at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent
-from bridge.worlds.environment import Transition
+from bridge.worlds.default_actions import DEFAULT
+from bridge.worlds.environment import Job, Transition
 from bridge.worlds.resets import ResetBook
+from bridge.worlds.scheduling import PendingResult
 
-__all__ = ["JointStepTable", "MissingAgent", "MultiAgentOptions", "Participant", "ResetCall", "StepCall"]
+__all__ = ["JointStepTable", "MissingAgent", "MultiAgentOptions", "Participant"]
 
 
 class MissingAgent(str, enum.Enum):
@@ -93,26 +96,6 @@ class Participant:
         return pb.RUNNING if state is None else state
 
 
-@dataclasses.dataclass(frozen=True)
-class ResetCall:
-    """The environment is to be reset; `began` or `failed` tells what came of it."""
-
-    seed: object
-    options: object
-
-
-@dataclasses.dataclass(frozen=True)
-class StepCall:
-    """The environment is to be stepped; `stepped` or `failed` tells what came of it."""
-
-    agents: Sequence[str]
-    """Those that act, in the environment's order."""
-    actions: Mapping[str, object]
-    """The actions that came, by name."""
-    missing: Mapping[str, object]
-    """The last observations of those agents for whom a default action is needed, by name."""
-
-
 @dataclasses.dataclass
 class _Wait:
     """A Step that waits."""
@@ -122,6 +105,8 @@ class _Wait:
     begins: bool
     """True if it is the first of a sequence."""
     action: object = None
+    answer: PendingResult[int] = dataclasses.field(default_factory=PendingResult)
+    """Its state, or why it is refused."""
 
 
 class JointStepTable:
@@ -140,7 +125,7 @@ class JointStepTable:
         self._options = options
         self._resets = resets
         self.participants: dict[str, Participant] = {}
-        self.carried: tuple[object, object] = (None, None)
+        self.carried: tuple[Any, object] = (None, None)
         """Seed and options of the next sequence."""
         self.sequence = 0
         """How many sequences began."""
@@ -149,8 +134,7 @@ class JointStepTable:
         self._alive: list[str] = []
         self._latest: dict[str, Transition] = {}
         self._waits: dict[Participant, _Wait] = {}
-        self._call: ResetCall | StepCall | None = None
-        self._answers: list[tuple[Participant, int | RequestError]] = []
+        self._job: Job | None = None
 
     # Who is in
 
@@ -183,14 +167,18 @@ class JointStepTable:
 
     # Requests
 
-    def begin(self, participant: Participant, now: float) -> None:
-        """The first Step of a sequence: wait for the next one, or enter the running one."""
+    def begin(self, participant: Participant, now: float) -> PendingResult[int]:
+        """The first Step of a sequence: wait for the next one, or enter the running one; return what will answer it."""
         self._resets.end(participant.agent)  # while it waits, no ResetWorld waits for it
-        self._waits[participant] = _Wait(participant, now + self._options.agent_timeout, True)
+        return self._wait(_Wait(participant, now + self._options.agent_timeout, True))
 
-    def act(self, participant: Participant, action: object, now: float) -> None:
-        """A Step with an action: wait until the environment has stepped with those of all."""
-        self._waits[participant] = _Wait(participant, now + self._options.agent_timeout, False, action)
+    def act(self, participant: Participant, action: object, now: float) -> PendingResult[int]:
+        """A Step with an action: wait until the environment has stepped with those of all; return what will answer."""
+        return self._wait(_Wait(participant, now + self._options.agent_timeout, False, action))
+
+    def _wait(self, wait: _Wait) -> PendingResult[int]:
+        self._waits[wait.participant] = wait
+        return wait.answer
 
     def cancel(self, participant: Participant) -> None:
         """Answer the Step of an agent whose client has gone."""
@@ -215,31 +203,29 @@ class JointStepTable:
     # Answers
 
     def _answer(self, participant: Participant, outcome: int | RequestError) -> None:
-        del self._waits[participant]
-        self._answers.append((participant, outcome))
-
-    def take_answers(self) -> list[tuple[Participant, int | RequestError]]:
-        """Return the Steps that are answered: by a state, or refused."""
-        answers, self._answers = self._answers, []
-        return answers
+        answer = self._waits.pop(participant).answer
+        if isinstance(outcome, RequestError):
+            answer.set_error(outcome)
+        else:
+            answer.set_result(outcome)
 
     def next_due(self) -> float | None:
         """Return when a Step will have waited for too long; None: none waits."""
-        if self._call is not None:
+        if self._job is not None:
             return None
         return min((wait.deadline for wait in self._waits.values()), default=None)
 
-    def poll(self, now: float) -> ResetCall | StepCall | None:
-        """Answer Steps that need not wait longer; return the environment's next call, if any."""
+    def poll(self, now: float) -> Job | None:
+        """Answer Steps that need not wait longer; return the environment's next job, if any."""
         changed = True
-        while changed and self._call is None:
+        while changed and self._job is None:
             changed = False
             for wait in list(self._waits.values()):
                 if wait.participant not in self._waits:
                     continue
                 changed = (self._look_at_first if wait.begins else self._look_at_step)(wait, now) or changed
-                if self._call is not None:
-                    return self._call
+                if self._job is not None:
+                    return self._job
         return None
 
     def _look_at_first(self, wait: _Wait, now: float) -> bool:
@@ -248,7 +234,8 @@ class JointStepTable:
         if self._may_enter(participant):
             self._enter(participant)
         elif self._may_start(expired):
-            self._call = ResetCall(*self.carried)
+            self._job = Job(0, self.sequence + 1, "reset", None, *self.carried)
+            self._latest = {}
         elif participant.absent:
             participant.absent = False
             text = (
@@ -305,11 +292,11 @@ class JointStepTable:
             self.drop(participant)
             self._answer(participant, pb.INTERRUPTED)
         elif not (missing := self._missing()):
-            self._call = self._step_call()
+            self._job = self._step_job()
         elif now < wait.deadline:
             return False
         elif self._options.missing_agent is MissingAgent.DEFAULT:
-            self._call = self._step_call()
+            self._job = self._step_job()
         elif self._options.missing_agent is MissingAgent.END:
             self._end_sequence()
         else:
@@ -335,23 +322,18 @@ class JointStepTable:
                 missing.append(name)
         return missing
 
-    def _step_call(self) -> StepCall:
-        actions, missing = {}, {}
-        for name in self._alive:
-            wait = self._acts(name)
-            if wait is not None:
-                actions[name] = wait.action
-            else:
-                missing[name] = self.seen(name)
-        return StepCall(tuple(self._alive), actions, missing)
+    def _step_job(self) -> Job:
+        waits = {name: self._acts(name) for name in self._alive}
+        actions = {name: DEFAULT if wait is None else wait.action for name, wait in waits.items()}
+        return Job(0, self.sequence, "step", actions)
 
     def applied_by(self) -> dict[str, str]:
         """Return who acts in the environment's step that is under way, by agent; `default`: nobody does."""
-        call = self._call
-        if not isinstance(call, StepCall):
-            return {}
-        acting = {name: one.agent.player for name, one in self.participants.items() if name in call.actions}
-        return {name: acting.get(name, "default") for name in call.agents}
+        acting = {name: participant.agent.player for name, participant in self.participants.items()}
+        actions = {} if self._job is None else self._job.actions
+        return {
+            name: "default" if action is DEFAULT else acting.get(name, "default") for name, action in actions.items()
+        }
 
     def _late(self, missing: list[str]) -> RequestError:
         return RequestError(
@@ -360,15 +342,15 @@ class JointStepTable:
             f"{', '.join(missing)}; send the Step again to go on waiting, or leave",
         )
 
-    # What came of a call of the environment
+    # What came of a job
 
     def seen(self, name: str) -> object:
-        """Return the last observation of an agent; None: there is none."""
+        """Return the last observation of an agent in the sequence; None: there is none."""
         return self._latest[name].observation if name in self._latest else None
 
     def began(self, first: Mapping[str, Transition]) -> None:
         """The environment was reset: answer the agents that wait for it; `first` has all that are alive, in order."""
-        self._call = None
+        self._job = None
         self.carried = (None, None)
         self.sequence += 1
         self._playing, self._ending = True, False
@@ -395,7 +377,7 @@ class JointStepTable:
             seen: Of every agent that was alive, or is now.
             alive: The agents that go on.
         """
-        call, self._call = self._call, None
+        acted = self._take_acted()
         for name in self._alive:
             told, participant = seen[name], self.participants.get(name)
             if participant is not None and participant.playing:
@@ -406,21 +388,23 @@ class JointStepTable:
                     participant.outcome = pb.TERMINATED if told.terminated else pb.INTERRUPTED
         self._latest.update(seen)
         self._alive = list(alive)
-        for participant in self._of_call(call):
+        for participant in acted:
             self._answer(participant, participant.take_outcome())
         self._settle()
 
     def failed(self, error: RequestError) -> None:
         """The environment raised: the Steps that led to the call are refused."""
-        call, self._call = self._call, None
-        for participant in self._of_call(call):
+        for participant in self._take_acted():
             self._answer(participant, error)
 
-    def _of_call(self, call: ResetCall | StepCall | None) -> list[Participant]:
-        """Those whose Steps led to a call, and still wait."""
-        if isinstance(call, StepCall):
-            return [wait.participant for wait in self._waits.values() if wait.participant.name in call.actions]
-        return [wait.participant for wait in self._waits.values() if wait.begins]
+    def _take_acted(self) -> list[Participant]:
+        """End the job; return those whose Steps led to it, and still wait."""
+        job, self._job = self._job, None
+        if job is None or job.kind == "reset":
+            return [wait.participant for wait in self._waits.values() if wait.begins]
+        # An action that came while a default one stood in for it is for the next step.
+        acted = {name for name, action in job.actions.items() if action is not DEFAULT}
+        return [wait.participant for wait in self._waits.values() if not wait.begins and wait.participant.name in acted]
 
     def _settle(self) -> None:
         """The sequence is over when nobody plays any more."""

@@ -9,8 +9,10 @@ from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import failures_in
 from bridge.worlds.controls import controls_of_space, known_agent_names
-from bridge.worlds.environment import Spaces, Transition
+from bridge.worlds.default_actions import DEFAULT
+from bridge.worlds.environment import Call, Environment, Job, Spaces, Transition
 from bridge.worlds.settings import read_scalar
 
 __all__ = ["Members"]
@@ -40,21 +42,52 @@ class Members:
         """Key what an environment returns by the agents' names."""
         return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
 
-    def transitions(
+    async def carry_out(
+        self,
+        env: Environment,
+        job: Job,
+        seen: Callable[[str], object],
+        default_action: Callable[[str], Call[object]],
+        keep: Callable[[Any], Any] = lambda results: results,
+    ) -> tuple[dict[str, Transition], list[str]]:
+        """Reset or step the environment.
+
+        Args:
+            env: The environment.
+            job: What is to be done, with an action or `DEFAULT` for each agent that acts.
+            seen: Returns what an agent has seen last, where there is no observation of it.
+            default_action: Returns the action of an agent that has none.
+            keep: Copies what the environment may change later.
+
+        Returns:
+            What each agent is told that acted or is alive, by name, and the names of those that go on.
+
+        Raises:
+            RequestError: The environment failed.
+        """
+        if job.kind == "reset":
+            observations, infos, alive = await env.reset(seed=job.seed, options=job.options)
+            results: Sequence[Mapping[object, Any]] = [observations, {}, {}, {}, infos]
+        else:
+            actions = {}
+            for name, action in job.actions.items():
+                actions[self.ids[name]] = await default_action(name) if action is DEFAULT else action
+            *results, alive = await env.step(actions)
+        with failures_in(job.kind):
+            living = [str(agent) for agent in alive]
+            unknown = [name for name in living if name not in self.ids]
+            if unknown or (job.kind == "reset" and not living):
+                known = ", ".join(self)
+                raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
+            return self._transitions(keep(results), [*job.actions, *living], living, seen), living
+
+    def _transitions(
         self,
         results: Sequence[Mapping[object, Any]],
         names: Iterable[str],
         living: Collection[str],
         seen: Callable[[str], object],
     ) -> dict[str, Transition]:
-        """Return what agents are told of a step, by name.
-
-        Args:
-            results: Observations, rewards, terminations, truncations and infos, each by the environment's own ids.
-            names: The agents.
-            living: Those that go on.
-            seen: Returns what an agent has seen last, where there is no observation of it.
-        """
         observations, rewards, terminations, truncations, infos = map(self.named, results)
         told: dict[str, Transition] = {}
         for name in names:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from gymnasium import Space
 
@@ -15,15 +14,8 @@ from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, Agent, in_environment
 from bridge.worlds.default_actions import default_action
-from bridge.worlds.environment import Environment
-from bridge.worlds.multi_agent.joint_steps import (
-    JointStepTable,
-    MissingAgent,
-    MultiAgentOptions,
-    Participant,
-    ResetCall,
-    StepCall,
-)
+from bridge.worlds.environment import Environment, Job
+from bridge.worlds.multi_agent.joint_steps import JointStepTable, MissingAgent, MultiAgentOptions, Participant
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.worlds.settings import read_reset, refuse_unknown
@@ -55,17 +47,16 @@ class MultiAgent(EnvAgent):
 
     async def begin(self) -> int:
         """Wait for the next sequence, or enter the running one."""
-        self._world.table.begin(self.participant, self._world.scheduler.now())
-        return await self._answered()
+        return await self._answered(self._world.table.begin(self.participant, self._world.scheduler.now()))
 
     async def apply(self, action: object) -> int:
         """Hand in an action and wait for the joint step."""
-        self._world.table.act(self.participant, action, self._world.scheduler.now())
-        return await self._answered()
+        return await self._answered(self._world.table.act(self.participant, action, self._world.scheduler.now()))
 
-    async def _answered(self) -> int:
+    async def _answered(self, answer: PendingResult[int]) -> int:
         """Wait for the table's answer, and take what it tells."""
-        state = await self._world.answer_to(self.participant)
+        self._world.advance()
+        state = await answer
         cut_off, self.participant.cut_off = self.participant.cut_off, False
         self._tell(cut_off)
         return state
@@ -109,10 +100,8 @@ class MultiAgentWorld(EnvWorld):
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: MultiAgentOptions) -> None:
         super().__init__(name, env, scheduler)
         self._options = options
-        self._default_action = options.default_action or default_action
         self._members = Members(env.facts.agents, env.facts.name)
         self.table = JointStepTable(name, list(self._members), options, self.resets)
-        self._pending: dict[Participant, PendingResult[int]] = {}
         self._timer: Timer | None = None
 
     # Agents
@@ -171,23 +160,16 @@ class MultiAgentWorld(EnvWorld):
             self.table.drop(caller.participant)
             self.advance()
 
-    async def answer_to(self, participant: Participant) -> int:
-        """Wait until the table answers the Step of an agent; return its state."""
-        pending = self._pending[participant] = PendingResult()
-        self.advance()
-        return await pending
-
     def advance(self) -> None:
-        """Hand out the table's answers, have the environment do what is due, and set the timer for what is not."""
+        """Have the table answer, and the environment do what is due, and set the timer for what is not."""
         now = self.scheduler.now()
         try:
             self.refuse_if_over()
         except RequestError as error:
             self.table.end(error)
-        call = self.table.poll(now)
-        if call is not None:
-            self.scheduler.start(self._carry_out(call), self._carried_out)
-        self._hand_out()
+        job = self.table.poll(now)
+        if job is not None:
+            self.scheduler.start(self._carry_out(job), self._carried_out)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -195,42 +177,25 @@ class MultiAgentWorld(EnvWorld):
         if due is not None:
             self._timer = self.scheduler.call_at(due, self.advance)
 
-    def _hand_out(self) -> None:
-        for participant, outcome in self.table.take_answers():
-            pending = self._pending.pop(participant)
-            if isinstance(outcome, RequestError):
-                pending.set_error(outcome)
-            else:
-                pending.set_result(outcome)
-
-    async def _carry_out(self, call: ResetCall | StepCall) -> None:
+    async def _carry_out(self, job: Job) -> None:
         """Reset or step the environment, and tell the table."""
-        if isinstance(call, ResetCall):
-            observations, infos, alive = await self.env.reset(seed=call.seed, options=call.options)
-            living = [str(agent) for agent in alive]
-            results = [observations, {}, {}, {}, infos]
-            self.table.began(self._members.transitions(results, living, living, lambda name: None))
+        seen, living = await self._members.carry_out(self.env, job, self.table.seen, self._default_action)
+        if job.kind == "reset":
+            self.table.began(seen)
             return
-        actions = {}
-        for name in call.agents:
-            agent = self._members.ids[name]
-            if name in call.actions:
-                actions[agent] = call.actions[name]
-            else:
-                choose = partial(self._default_action, agent, call.missing[name], self._members.spaces[name][1])
-                actions[agent] = await self.env.executor.run(in_environment, "step", choose)
-        *results, alive = await self.env.step(actions)
-        self.episodes += not alive
-        living = [str(agent) for agent in alive]
-        names = [*self.table.alive, *living]
-        self.table.stepped(self._members.transitions(results, names, living, self.table.seen), living)
+        self.episodes += not living
+        self.table.stepped(seen, living)
+
+    async def _default_action(self, name: str) -> object:
+        agent, space = self._members.ids[name], self._members.spaces[name][1]
+        choose = self._options.default_action or default_action
+        return await self.env.executor.run(in_environment, "step", choose, agent, self.table.seen(name), space)
 
     def _carried_out(self, result: None, error: BaseException | None) -> None:
         if error is not None:
             self.table.failed(
                 error if isinstance(error, RequestError) else RequestError(Code.INTERNAL, f"the step failed: {error!r}")
             )
-        self._hand_out()
         self.scheduler.call_soon(self.advance)
 
     # Properties

@@ -137,8 +137,8 @@ class RealtimeAgent(EnvAgent):
             if not buffer.reading:
                 taken.append(loop.take(loop_agent, index))
             elif buffer.closing is not None:
-                ended, at = buffer.closing
-                taken.append(Taken(ended.observation, ended.info, at, ended.episode))
+                end = buffer.closing
+                taken.append(Taken(end.observation, end.info, end.observed_at, end.episode))
             else:
                 buffer.see()
                 taken.append(Taken(lane.observation, lane.info, lane.observed_at, buffer.reading))
@@ -188,8 +188,7 @@ class RealtimeAgent(EnvAgent):
         if self._lanes is not None and not self._partial:
             await self._wait_for_lanes()
         buffer = self._loop_agent.buffers[0]
-        if self._lanes is None and buffer.closing is not None and buffer.closing[0].error is not None:
-            error = buffer.closing[0].error
+        if self._lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
         self._collect([loop.take(self._loop_agent, index) for index in range(len(self._loop_agent.lanes))], received)

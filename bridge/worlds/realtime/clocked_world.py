@@ -21,9 +21,9 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
-from bridge.worlds.environment import Environment
+from bridge.worlds.environment import Environment, Job
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.worlds.settings import ResetRequest, read_choice, read_reset, refuse_unknown
@@ -33,6 +33,8 @@ __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
+_IMMUTABLE = frozenset((int, float, bool, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_))
+"""Types of values that need no copy."""
 """The roles of an agent; the first is the default."""
 Outcome = TypeVar("Outcome")
 """The result of a reset or of a frame."""
@@ -435,12 +437,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         if self._over:
             self.loop.lanes[job.lane].busy = False
             self._stopped(job, now)
-        elif outcome is None:
-            self._failed(job, now, error)
-        elif job.kind == "reset":
-            self._began(job, now, outcome)
         else:
-            self._stepped(job, now, spent, outcome)
+            self._note(job, now, spent, outcome, error)
         self._changed()
 
     @abc.abstractmethod
@@ -452,19 +450,11 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """
 
     @abc.abstractmethod
-    def _began(self, job: Job, now: float, outcome: Outcome) -> None:
-        """Tell the loop what came of a reset."""
-
-    @abc.abstractmethod
-    def _stepped(self, job: Job, now: float, spent: float, outcome: Outcome) -> None:
-        """Tell the loop what came of a frame that took `spent` seconds."""
+    def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
+        """Tell the loop what came of a job that took `spent` seconds; None: the environment raised `error`."""
 
     def _stopped(self, job: Job, now: float) -> None:
         """Take note that the world came to its end while the job was under way."""
-
-    def _failed(self, job: Job, now: float, error: str) -> None:
-        """Tell the loop that the environment raised."""
-        self.loop.failed(job, now, error)
 
     # The end
 
@@ -497,6 +487,8 @@ def _log_failure(result: None, error: BaseException | None) -> None:
 
 def kept(value: Any) -> Any:
     """A copy that the environment cannot change when it steps on."""
+    if type(value) in _IMMUTABLE:  # as rewards, flags and most actions are
+        return value
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):

@@ -16,21 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.worlds.environment import Transition
-from bridge.worlds.realtime.loop import Job, LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop
+from bridge.worlds.default_actions import DEFAULT
+from bridge.worlds.environment import Job, Transition
+from bridge.worlds.realtime.loop import LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop
 
-__all__ = ["DEFAULT", "JointLoop"]
-
-
-class _Default:
-    """Stands in a job for the default action of an agent."""
-
-    def __repr__(self) -> str:
-        return "DEFAULT"
-
-
-DEFAULT = _Default()
-"""In a job's actions: this agent has none, a default one is to be found."""
+__all__ = ["JointLoop"]
 
 
 class JointLoop(RealtimeLoop):

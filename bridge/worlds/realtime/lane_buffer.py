@@ -72,8 +72,8 @@ class LaneBuffer:
         """The episode that the agent is in; 0: none, its next Step is a first one."""
         self.entered = 0
         """The episode that it entered last; 0: none."""
-        self.closing: tuple[Ended, float] | None = None
-        """The end of the agent's episode and when its last observation was made, not told yet."""
+        self.closing: Taken | None = None
+        """The end of the agent's episode, not told yet."""
         self.error: str | None = None
         """Why the lane has no episode, not told yet."""
         self.frames_skipped = 0
@@ -82,7 +82,7 @@ class LaneBuffer:
         """Frames since the newest observation that the agent saw."""
         self.unrecorded = 0
         """Ended episodes that were never told, because more than 65536 waited."""
-        self._closing_reward, self._closing_frames, self._closing_unseen = 0.0, 0, 0
+        self._closing_unseen = 0
         self._reward, self._frames = 0.0, 0
         self._intervention: dict[str, object] = {}  # of those frames: who acted in the agent's place, and how
         self._records: deque[Ended] = deque()
@@ -107,8 +107,10 @@ class LaneBuffer:
         if ended.finished:
             self._record(ended)
         if self.reading == ended.episode and self.closing is None:
-            self.closing = ended, observed_at
-            self._closing_reward, self._closing_frames = self._reward, self._frames
+            end = ended.terminated, ended.truncated, ended.error
+            self.closing = Taken(
+                ended.observation, ended.info, observed_at, ended.episode, self._reward, self._frames, *end
+            )
             self._closing_unseen, self.unseen = self.unseen, 0
         elif ended.error is not None:
             self.error = ended.error
@@ -143,12 +145,9 @@ class LaneBuffer:
     def take(self, observation: object, info: Mapping[str, object], observed_at: float) -> Taken:
         """Give out what came since the last Step; the arguments are the running episode's."""
         if self.closing is not None:
-            ended, ended_at = self.closing
-            reward, frames = self._closing_reward, self._closing_frames
-            self.reading, self.closing = 0, None
+            told, self.reading, self.closing = self.closing, 0, None
             self.frames_skipped += max(0, self._closing_unseen - 1)
-            told = Taken(ended.observation, ended.info, ended_at, ended.episode, reward, frames)
-            return dataclasses.replace(told, terminated=ended.terminated, truncated=ended.truncated, error=ended.error)
+            return told
         self.frames_skipped += max(0, self.unseen - 1)
         self.unseen = 0
         reward, frames = self._reward, self._frames

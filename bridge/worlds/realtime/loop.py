@@ -15,10 +15,10 @@ from typing import Any
 from bridge.encoding.interventions import split_intervention
 from bridge.errors import SettingError
 from bridge.samples import Samples
-from bridge.worlds.environment import Transition
+from bridge.worlds.environment import Job, Transition
 from bridge.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
 
-__all__ = ["TRANSITIONS", "Job", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
+__all__ = ["TRANSITIONS", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
 
 
 class Phase(enum.Enum):
@@ -59,25 +59,6 @@ TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
 
 RETRY = (0.1, 10.0)
 """Seconds until a failed lane is reset again: at first, and at most, doubling."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Something to be done with a lane's environment."""
-
-    lane: int
-    episode: int
-    """The episode that it is for."""
-    kind: str
-    """`reset` or `step`."""
-    action: object = None
-    seed: int | None = None
-    options: object = None
-
-    @property
-    def actions(self) -> Mapping[str, object]:
-        """The actions of several agents by name; of a reset there are none."""
-        return self.action if isinstance(self.action, Mapping) else {}
 
 
 @dataclasses.dataclass(eq=False)
@@ -365,16 +346,17 @@ class RealtimeLoop:
         if seen.ended:
             self._renew(lane)
 
-    def failed(self, job: Job, now: float, error: str) -> None:
-        """The environment raised."""
+    def failed(self, job: Job, now: float, error: str) -> bool:
+        """The environment raised; return whether it counts."""
         lane = self._current(job)
         if lane is None:
-            return
+            return False
         lane.move(LaneEvent.FAILED)
         lane.failures += 1
         least, most = RETRY
         lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
         self._cut_off(lane, error, job.kind == "step")
+        return True
 
     def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
         """End an episode: the environment raised, which finishes one that ran, or a new one was asked for."""

@@ -24,27 +24,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import OTHER_WORLD, failures_in, in_environment
+from bridge.worlds.base import OTHER_WORLD, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
-from bridge.worlds.environment import Environment, Transition
+from bridge.worlds.environment import Environment, Job, Transition
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.policies import as_policy, by_name, policy_name
 from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
-from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase
+from bridge.worlds.realtime.joint_loop import JointLoop
+from bridge.worlds.realtime.loop import LoopAgent, Phase
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import ResetRequest
 
 __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
 _log = SafeLog(__name__)
+Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
+"""What each agent is told of a reset or a frame, by name, and the names of those that go on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +133,7 @@ class PolicyPlayer:
         self._world.dismiss(self._loop_agent)
 
 
-class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str]]]):
+class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
     """The world of a PettingZoo environment that a clock drives.
 
     Each agent is played by one client at most, or by nobody: then a default action stands in. Any number of others look
@@ -298,20 +301,9 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
 
     # The environment
 
-    async def _call_environment(self, job: Job) -> tuple[dict[str, Transition], list[str]]:
+    async def _call_environment(self, job: Job) -> Outcome:
         """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
-        if job.kind == "reset":
-            observations, infos, alive = await self.env.reset(seed=job.seed, options=job.options)
-            results = [observations, {}, {}, {}, infos]
-        else:
-            *results, alive = await self.env.step(await self._actions(job.actions))
-        with failures_in(job.kind):
-            living = [str(agent) for agent in alive]
-            unknown = [name for name in living if name not in self.members.ids]
-            if unknown or (job.kind == "reset" and not living):
-                known = ", ".join(self.members)
-                raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
-            return self.members.transitions(kept(results), [*job.actions, *living], living, self._seen), living
+        return await self.members.carry_out(self.env, job, self._seen, self._default_action, keep=kept)
 
     def _seen(self, name: str) -> object:
         """Return what an agent saw last, for a frame without an observation of it."""
@@ -320,41 +312,28 @@ class RealtimeMultiAgentWorld(ClockedWorld[tuple[dict[str, Transition], list[str
             raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
         return part.observation
 
-    async def _actions(self, chosen: Mapping[str, object]) -> dict[object, object]:
-        """Return each agent's action by the environment's own ids; where there is none, a policy's or a default one."""
-        own = self.options.default_action
-        actions = {}
-        for name, action in chosen.items():
-            agent, space = self.members.ids[name], self.members.spaces[name][1]
-            if action is not DEFAULT:
-                actions[agent] = action
-                continue
-            observation = self.loop.parts[name].observation
-            if name in self._policies and not self.is_played(name):
-                where = f"the policy of {name!r}"
-                actions[agent] = await self.env.executor.run(in_environment, where, self._policies[name], observation)
-            elif own is None:
-                actions[agent] = default_action(agent, observation, space)
-            else:
-                actions[agent] = await self.env.executor.run(in_environment, "step", own, agent, observation, space)
-        return actions
+    async def _default_action(self, name: str) -> object:
+        """Return the action of an agent that has none: a policy's, or a default one."""
+        own, agent, space = self.options.default_action, self.members.ids[name], self.members.spaces[name][1]
+        observation = self.loop.parts[name].observation
+        if name in self._policies and not self.is_played(name):
+            where = f"the policy of {name!r}"
+            return await self.env.executor.run(in_environment, where, self._policies[name], observation)
+        if own is None:
+            return default_action(agent, observation, space)
+        return await self.env.executor.run(in_environment, "step", own, agent, observation, space)
 
-    def _began(self, job: Job, now: float, outcome: tuple[dict[str, Transition], list[str]]) -> None:
-        if self.loop.joint_began(job, now, outcome[0]):
-            self._publish(job, now, outcome[0])
-
-    def _stepped(self, job: Job, now: float, spent: float, outcome: tuple[dict[str, Transition], list[str]]) -> None:
-        told = self.loop.joint_stepped(job, now, spent, *outcome)
-        if told is None:
-            return
-        self.loop.end_deserted()
-        self._publish(job, now, told)
-
-    def _failed(self, job: Job, now: float, error: str) -> None:
-        stale = self.loop.stale
-        self.loop.failed(job, now, error)
-        if self.loop.stale == stale:
-            self._publish(job, now, {}, error)
+    def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
+        told: Mapping[str, Transition] | None
+        if outcome is None:
+            told = {} if self.loop.failed(job, now, error) else None
+        elif job.kind == "reset":
+            told = outcome[0] if self.loop.joint_began(job, now, outcome[0]) else None
+        else:
+            told = self.loop.joint_stepped(job, now, spent, *outcome)
+            self.loop.end_deserted()
+        if told is not None:
+            self._publish(job, now, told, error or None)
 
     def _stopped(self, job: Job, now: float) -> None:
         if self.env.ended is not None:

@@ -10,10 +10,10 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, failures_in
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.environment import Environment, Transition
+from bridge.worlds.environment import Environment, Job, Transition
 from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
-from bridge.worlds.realtime.loop import Job, LoopAgent, Phase, RealtimeLoop
+from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import ResetRequest
 
@@ -92,8 +92,10 @@ class RealtimeWorld(ClockedWorld[Transition]):
             observation, reward, terminated, truncated, info = result
             return Transition(kept(observation), float(reward), bool(terminated), bool(truncated), kept(info))
 
-    def _began(self, job: Job, now: float, outcome: Transition) -> None:
-        self.loop.began(job, now, outcome)
-
-    def _stepped(self, job: Job, now: float, spent: float, outcome: Transition) -> None:
-        self.loop.stepped(job, now, spent, outcome)
+    def _note(self, job: Job, now: float, spent: float, outcome: Transition | None, error: str) -> None:
+        if outcome is None:
+            self.loop.failed(job, now, error)
+        elif job.kind == "reset":
+            self.loop.began(job, now, outcome)
+        else:
+            self.loop.stepped(job, now, spent, outcome)
