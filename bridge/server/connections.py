@@ -321,23 +321,11 @@ class Connections:
         if connection.closed:
             return
         account = connection.account
-        if account.productive and not connection.ending:
-            # Asking the system for the processor time would cost each request more than a hundredth of its time. A
-            # clock is cheap, and tells which turns are worth it.
-            self._serve_socket(connection, events)
-            if not account.productive:
-                self._charge(connection, account.excess)
-            return
-        before, at, began = connection.unserved, time.monotonic(), time.thread_time()
-        try:
-            self._serve_socket(connection, events)
-        finally:
-            seconds = time.thread_time() - began
-            self._share.note_turn(seconds, time.monotonic() - at)
-            served = max(0, connection.unserved - before) * self._share.worth
-            self._charge(connection, max(0.0, seconds - served))
-
-    def _serve_socket(self, connection: Connection, events: int) -> None:
+        # Asking the system for the processor time would cost each request more than a hundredth of its time. A clock is
+        # cheap, and tells which turns are worth it.
+        measured = not account.productive or connection.ending
+        if measured:
+            before, at, began = connection.unserved, time.monotonic(), time.thread_time()
         try:
             if events & WRITE:
                 connection.drain()
@@ -369,6 +357,13 @@ class Connections:
             self.close(connection)
         if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
             connection.flush()
+        if measured:
+            seconds = time.thread_time() - began
+            self._share.note_turn(seconds, time.monotonic() - at)
+            served = max(0, connection.unserved - before) * self._share.worth
+            self._charge(connection, max(0.0, seconds - served))
+        elif not account.productive:
+            self._charge(connection, account.excess)
 
     def arrange(self, connection: Connection) -> None:
         """Watch for what the connection needs: room to send, or else the next request."""
