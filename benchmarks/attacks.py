@@ -343,10 +343,11 @@ class Outcome:
     recovery: float
     """Seconds from the attackers' end until the honest client was back at 95 % of what it made before; inf: never."""
 
-    @property
-    def meets_goals(self) -> bool:
-        """True if it is as it should be."""
-        return self.grown <= 64 and self.share >= 0.5 and self.slow_share >= 0.8 and self.recovery <= 2.0
+    def meets_goals(self, kind: Attack) -> bool:
+        """Tell whether it is as it should be of this attack."""
+        return (
+            (self.grown <= 64 or kind.large) and self.share >= 0.5 and self.slow_share >= 0.8 and self.recovery <= 2.0
+        )
 
 
 def measure(name: str, kind: str, seconds: float, rounds: int) -> Outcome:
@@ -468,7 +469,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     continue
                 found = results[name][kind] = measure(name, kind, arguments.seconds, arguments.rounds)
                 print(f"{name}, {SERVERS[kind]}: {found}", file=sys.stderr, flush=True)
-                if kind != "grpcio" and not found.meets_goals:
+                if kind != "grpcio" and not found.meets_goals(ATTACKS[name]):
                     missed.append(f"{name} ({SERVERS[kind]})")
         text = f"{table(results, kinds)}\n\n{how}; goals missed: {', '.join(missed) or 'none'}."
         print(text)
