@@ -339,7 +339,7 @@ class JointStepTable:
             f"{', '.join(missing)}; send the Step again to go on waiting, or leave",
         )
 
-    # What came of a job
+    # The result of a job
 
     def seen(self, name: str) -> object:
         """Return the last observation of an agent in the sequence; None: there is none."""
