@@ -85,6 +85,8 @@ class Http2Receiver:
         """Why the peer takes no further streams, where it has said so; those it has may go on."""
         self.goaway_sent = False
         """True if this end takes no further streams."""
+        self.pongs = 0
+        """How many pings were answered."""
         self.replies = 0
         """How many frames this end has sent only because the peer did."""
         self.settings_received = False
@@ -355,7 +357,9 @@ class Http2Receiver:
             self._on_settings(flags, payload)
         elif kind == FrameType.PING:
             check_length("PING", payload, 8)
-            if not flags & Flag.ACK:
+            if flags & Flag.ACK:
+                self.pongs += 1
+            else:
                 self.replies += 1
                 self._sender.frame(FrameType.PING, Flag.ACK, 0, payload)
         elif kind == FrameType.WINDOW_UPDATE:
