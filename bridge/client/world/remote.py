@@ -86,7 +86,7 @@ class Remote:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
         return options if options or not self.session.foreign else None
 
-    # What is known
+    # State
 
     @property
     def info(self) -> WorldInfo | None:
