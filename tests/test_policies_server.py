@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -254,6 +255,26 @@ def test_a_server_that_was_stopped_and_started_again_answers_the_same_call():
             answer = pool.submit(policy, np.ones(1))
             with serve_policy(double, port=port):
                 assert answer.result(30).tolist() == [2.0]
+
+
+def test_a_function_that_does_not_return_does_not_hold_up_stop():
+    asked, go = threading.Event(), threading.Event()
+
+    def hang(batch):
+        asked.set()
+        go.wait(60)
+        return double(batch)
+
+    server = serve_policy(hang)
+    with RemotePolicy(server.url, reconnect=0) as policy, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(policy, np.ones(1))
+        assert asked.wait(10)
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 30
+        go.set()
+        with pytest.raises(RemoteError):
+            answer.result(10)
 
 
 def test_settings_out_of_their_range_are_refused():

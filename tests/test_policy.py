@@ -32,6 +32,7 @@ from bridge.client.slots.policy import (
     AddSpare,
     Begin,
     Connect,
+    ConnectInstead,
     Decision,
     Disconnect,
     DropSpare,
@@ -78,6 +79,7 @@ class Remote:
 
     def __init__(self, server: Server, record: RemoteRecord) -> None:
         self.server, self.record = server, record
+        self.request = SimpleNamespace(kind="environment", address=SimpleNamespace(url=server.url))
         self.url, self.silent, self.connected = server.url, True, True
         self.realtime, self.allowance = None, 0.0
 
@@ -93,9 +95,16 @@ class Remote:
 
 
 class Fleet:
-    """Servers, slots, a clock, and a loop that steps."""
+    """Servers, slots, a clock, and a loop that steps.
 
-    def __init__(self, servers: int, slots: int, room: int) -> None:
+    Args:
+        servers: Their number.
+        slots: Their number.
+        room: Worlds that each server takes.
+        directory: Whether a directory lists the servers; else the user does, and each slot has a server of its own.
+    """
+
+    def __init__(self, servers: int, slots: int, room: int, *, directory: bool = True) -> None:
         self.now = 0.0
         self.servers = [Server(f"grpc://s{number}:1", room) for number in range(servers)]
         self.attempts: Counter[str] = Counter()
@@ -106,8 +115,10 @@ class Fleet:
         self.list_servers()
         self.members: list[Member] = []
         self.spares: list[Member] = []
-        placement = Placement(self.watch, None)  # type: ignore[arg-type]
-        self.policy = SlotPolicy(self.members, self.spares, TIMEOUT, CONNECT_TIMEOUT, placement, look_at=0.0)
+        self.directory = directory
+        self.policy = SlotPolicy(self.members, self.spares, TIMEOUT, CONNECT_TIMEOUT)
+        if directory:
+            self.policy.placement, self.policy.look_at = Placement(self.watch, None), 0.0  # type: ignore[arg-type]
         for number in range(slots):
             server = self.servers[number % servers]
             self.members.append(self.member(server, number))
@@ -115,7 +126,7 @@ class Fleet:
     def member(self, server: Server, start: int) -> Member:
         remote: Any = Remote(server, RemoteRecord())
         remote.connected = False
-        return Member(remote, start, 1, server.url)
+        return Member(remote, start, 1, server.url if self.directory else None)
 
     def list_servers(self) -> None:
         self.watch.endpoints = tuple(Endpoint(server.url) for server in self.servers if server.listed)
@@ -132,7 +143,7 @@ class Fleet:
         url = member.remote.url if endpoint is None else endpoint.url
         server = next(server for server in self.servers if server.url == url)
         member.remote = Remote(server, member.remote.record)  # type: ignore[assignment]
-        member.endpoint = url
+        member.endpoint = url if self.directory else None
         member.deadline, member.silent_until = self.now + TIMEOUT, self.now + CONNECT_TIMEOUT
         member.handle(SlotEvent.CONNECT)
         self.attempts[url] += 1
@@ -226,23 +237,28 @@ class Fleet:
         match decision:
             case Connect(member, endpoint):
                 self.connect(member, endpoint)
-            case AddSpare(endpoint, lanes):
-                server = next(server for server in self.servers if server.url == endpoint.url)
-                spare = self.member(server, SPARE)
+            case ConnectInstead(member, request):
+                self._leave(member)
+                member.handle(SlotEvent.LOST)
+                member.refusal = None
+                self.connect(member, Endpoint(request.address.url))
+            case AddSpare(where, lanes):
+                url = where.url if isinstance(where, Endpoint) else where.address.url
+                spare = self.member(next(server for server in self.servers if server.url == url), SPARE)
                 assert lanes == 1
                 self.spares.append(spare)
-                self.connect(spare, endpoint)
+                self.connect(spare, None)
             case DropSpare(spare):
                 self.spares.remove(spare)
                 self._leave(spare)
             case Disconnect(spare):
-                raise AssertionError(f"with a directory no spare comes back later: {spare}")
+                raise AssertionError(f"without spares of the user none comes back later: {spare}")
             case TakeOver(member, spare):
                 ready = spare.phase is SlotPhase.IDLE
                 member.handle(SlotEvent.MOVE if ready else SlotEvent.MOVE_AHEAD)
                 member.remote, spare.remote = spare.remote, member.remote
                 member.deadline, member.silent_until, member.refusal = spare.deadline, spare.silent_until, None
-                member.remote.record, member.endpoint = spare.remote.record, spare.endpoint
+                member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
                 self.spares.remove(spare)
                 self._leave(spare)
             case Begin(member, _):
@@ -393,6 +409,31 @@ class Machine(RuleBasedStateMachine):
         assert max(counts) - min(counts) <= 1, f"uneven: {used}"
 
 
+class ListMachine(Machine):
+    """Random lists of servers, and what happens to them."""
+
+    @initialize(servers=st.integers(1, 5), slots=st.integers(1, 6), room=st.integers(1, 12))
+    def begin(self, servers: int, slots: int, room: int) -> None:
+        self.fleet = Fleet(servers, slots, max(room, slots), directory=False)
+        self.fleet.advance(2.0)
+        self.own = [self.fleet.of(member).server for member in self.fleet.members]
+
+    def join(self, room: int) -> None:
+        """Happen never: a list stays as it is."""
+
+    @rule()
+    def calm_down(self) -> None:
+        self.fleet.advance(CALM)
+        if all(server.well and server.room >= len(self.own) for server in self.own):
+            self.check_that_all_run()
+
+    def teardown(self) -> None:
+        """Mend everything: then every slot runs again at its own server, and no world is left that nobody uses."""
+        super().teardown()
+        assert [self.fleet.of(member).server for member in self.fleet.members] == self.own
+        assert not self.fleet.spares
+
+
 # What single faults do
 
 
@@ -430,6 +471,26 @@ def test_slots_leave_a_server_whose_environment_always_raises_and_try_it_again()
     fleet.servers[0].fails = False
     fleet.advance(CALM)
     assert spread(fleet) == [2, 2, 2]
+
+
+def test_slots_of_a_list_leave_a_server_that_always_raises_try_it_again_and_go_back() -> None:
+    fleet = Fleet(3, 6, 12, directory=False)
+    fleet.advance(2.0)
+    fleet.servers[0].fails = True
+    fleet.advance(20.0)
+    fleet.attempts.clear()
+    seen = []
+    for _ in range(120):
+        fleet.advance(0.5)
+        seen.append(spread(fleet))
+    assert seen.count([0, 3, 3]) > 80
+    assert max(each[0] for each in seen) <= 1, "one slot tries it at a time"
+    assert 3 <= fleet.attempts[fleet.servers[0].url] <= 13, "in pauses of 5 to 15 s"
+    fleet.servers[0].fails = False
+    fleet.advance(CALM)
+    assert [fleet.of(member).server.url for member in fleet.members] == [f"grpc://s{i % 3}:1" for i in range(6)]
+    assert not fleet.spares
+    assert sum(member.remote.record.losses for member in fleet.members) == 0
 
 
 def test_slots_leave_a_server_that_drains_between_two_episodes() -> None:
@@ -495,11 +556,11 @@ def test_a_full_server_is_asked_in_growing_pauses(caplog: pytest.LogCaptureFixtu
 # Random fleets
 
 
-def run(examples: int) -> None:
+def run(examples: int, machine: type[Machine] = Machine) -> None:
     logging.getLogger("bridge").setLevel(logging.ERROR)
     try:
         run_state_machine_as_test(
-            Machine,
+            machine,
             settings=settings(
                 max_examples=examples,
                 stateful_step_count=20,
@@ -514,6 +575,15 @@ def run(examples: int) -> None:
 
 def test_slots_of_random_fleets_run_again_whatever_happened() -> None:
     run(30)
+
+
+def test_slots_of_random_lists_run_again_at_their_own_servers() -> None:
+    run(60, ListMachine)
+
+
+@pytest.mark.repeat
+def test_slots_of_a_thousand_random_lists_run_again_at_their_own_servers() -> None:
+    run(1000, ListMachine)
 
 
 @pytest.mark.repeat

@@ -235,7 +235,7 @@ class _Terminal:
             elif character.isprintable():
                 self._typed += character
 
-    # What came
+    # Received messages
 
     def look(self) -> None:
         """Show what has happened."""

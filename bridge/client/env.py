@@ -110,7 +110,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         self._remotes = {"": self._remote}
         self._rollout: object | None = None
         self._connect()
-        world_info = self._info_of(self._remote)
+        world_info = self._remote.known_info()
         self.observation_space = world_info.observation_space
         self.action_space = world_info.action_space
         if world_info.reward_space is not None:
@@ -135,7 +135,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     @property
     def server_version(self) -> str | None:
         """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
-        return self._info_of(self._remote).server_version
+        return self._remote.known_info().server_version
 
     @property
     def draining(self) -> bool:
@@ -145,7 +145,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     @property
     def fps(self) -> float | None:
         """Frames a second of a real-time world; None: it waits for each action."""
-        return self._info_of(self._remote).fps
+        return self._remote.known_info().fps
 
     def _connect(self) -> None:
         self._remote.open()
@@ -154,7 +154,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         except RemoteError:
             self._remote.close(0.5)
             raise
-        lanes = self._info_of(self._remote).lanes
+        lanes = self._remote.known_info().lanes
         if lanes is not None:
             self._remote.close(0.5)
             raise SettingError(

@@ -81,7 +81,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         except RemoteError:
             self._disconnect(0.5)
             raise
-        world_info = {name: self._info_of(remote) for name, remote in self._remotes.items()}
+        world_info = {name: remote.known_info() for name, remote in self._remotes.items()}
         self.possible_agents = list(world_info)
         self.observation_spaces = {name: fact.observation_space for name, fact in world_info.items()}
         self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
@@ -179,7 +179,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
                 self._connect()
             self._started = False
             first = self.possible_agents[0]
-            realtime = self._info_of(self._remotes[first]).fps is not None
+            realtime = self._remotes[first].known_info().fps is not None
             if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
                 settings["together"] = pack_tensor(secrets.randbits(62))
             for name, remote in self._remotes.items():

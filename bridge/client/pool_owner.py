@@ -10,7 +10,6 @@ from bridge.client.slots.pool import Pool
 from bridge.client.world.events import Replied
 from bridge.client.world.extensions import property_value
 from bridge.client.world.remote import Remote
-from bridge.client.world.world_request import WorldInfo
 from bridge.errors import ClosedError, ConnectionLostError
 from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -63,11 +62,6 @@ class PoolOwner:
         if not remote.connected:
             raise ConnectionLostError(remote.url, "there is no connection; reset() makes a new one")
         return remote
-
-    def _info_of(self, remote: Remote) -> WorldInfo:
-        if remote.info is None:
-            raise ClosedError("this environment never joined a world")
-        return remote.info
 
     def _asked(self) -> Remote:
         """Return the remote that answers questions; raises where there is none."""

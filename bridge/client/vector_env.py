@@ -83,7 +83,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         self.closed = False
         pool = VectorPool(options.timeout)
         pool.policy.connect_timeout = options.connect_timeout
-        self._slots = Slots(pool)
         directory = as_directory(urls)
         standing_by = [options.request(url) for url in options.spares]
         if directory is not None or standing_by:
@@ -100,7 +99,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
                 requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
                 pool.enable_moves()
             connect = partial(join_urls, pool, requests, num_envs)
-        world_info = self._slots.join(connect, standing_by)
+        self._slots = Slots(pool, connect, standing_by)
+        world_info = pool.world_info()
         self.num_envs = pool.num_envs
         self.single_observation_space: Space[Any] = world_info.observation_space
         self.single_action_space: Space[Any] = world_info.action_space

@@ -207,7 +207,7 @@ class LobbyAgent(Agent):
         refuse_unknown(settings, (), "Reset")
 
     async def begin(self) -> int:
-        """Say what there is."""
+        """Begin a sequence with what the lobby says now."""
         self._world.resets.end(self)
         return self._checked()
 
@@ -347,7 +347,7 @@ class LobbyServer:
         """Return a CreateWorld request, which is refused."""
         return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=settings))]
 
-    # What there is
+    # Questions to the lobby
 
     def look(self, now: float) -> None:
         """Ask the lobby who is in it, as long as somebody wants to know."""

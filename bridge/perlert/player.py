@@ -156,7 +156,7 @@ class Player:
         """True if a run is on that we have a part in."""
         return self.state in (PlayerState.JOINING, PlayerState.PLAYING)
 
-    # What the user asks for
+    # Called by the user
 
     def set_agent(self, key: str | None, now: float) -> list[Outgoing]:
         """Take another slot."""

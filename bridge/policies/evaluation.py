@@ -95,21 +95,19 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
         return {
-            **dataclasses.asdict(self),
             **{name: interval._asdict() for name, interval in self.intervals().items()},
             "steps_per_second": self.steps / self.seconds,
             "share_policy": self.seconds_in_policy / self.seconds,
             "share_policy_network": self.seconds_in_policy_network / self.seconds,
             "share_environment_and_network": self.seconds_waiting / self.seconds,
+            **dataclasses.asdict(self),
         }
 
     def __str__(self) -> str:
         lines = [f"{len(self.episodes)} episodes, {self.steps} steps in {self.seconds:.1f} s"]
         lines += [f"{name:8} {interval}" for name, interval in self.intervals().items()]
-        lines.append(
-            f"time     {self.steps / self.seconds:.0f} steps/s, policy {self.seconds_in_policy / self.seconds:.0%}, "
-            f"environments and network {self.seconds_waiting / self.seconds:.0%}"
-        )
+        rate, share = self.steps / self.seconds, self.seconds_in_policy / self.seconds
+        lines.append(f"time     {rate:.0f} steps/s, policy {share:.0%}, environments and network {1 - share:.0%}")
         by_others = [f"{episode.number} ({episode.corrected} steps)" for episode in self.episodes if episode.corrected]
         if by_others:  # they say how good both are together: who reads the means has to know
             lines.append(f"others   acted in the policy's place in episode {', '.join(by_others)}")
@@ -156,11 +154,8 @@ def _measures(episodes: Sequence[EvaluatedEpisode]) -> dict[str, Array]:
 def _interval(values: Array) -> Interval:
     """Return a mean and its interval by the percentile bootstrap, always the same for the same values."""
     generator = np.random.default_rng(0)
-    # Value by value of a small block: 10,000 resamples of a long evaluation at once would take gigabytes.
-    blocks = [
-        values[generator.integers(0, len(values), (100, len(values)))].mean(axis=1) for _ in range(_RESAMPLES // 100)
-    ]
-    low, high = np.percentile(np.concatenate(blocks), (2.5, 97.5))
+    means = [generator.choice(values, len(values)).mean() for _ in range(_RESAMPLES)]
+    low, high = np.percentile(means, (2.5, 97.5))
     return Interval(float(values.mean()), float(low), float(high))
 
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ class _Waiting(NamedTuple):
     rows: int
     layout: Any
     answer: Future[Any]
-    """The actions, and how long the function took."""
+    """The actions, and how long the function took; cancelled by `stop`."""
 
 
 class PolicyServer:
@@ -149,17 +149,19 @@ class PolicyServer:
             self.stop()
 
     def stop(self) -> None:
-        """Close the port and all connections."""
+        """Close the port and all connections; a call of the function that takes long is left to itself."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
             connections = tuple(self._connections)
+            for one in self._waiting:
+                one.answer.cancel()
         self._server.shutdown()
         for connection in connections:
             with contextlib.suppress(Exception):  # it is closing already
                 connection.close(CloseCode.GOING_AWAY)
         for thread in self._threads - {threading.current_thread()}:
-            thread.join(5.0)
+            thread.join(2.0)
 
     def __enter__(self) -> PolicyServer:
         return self
@@ -221,15 +223,14 @@ class PolicyServer:
         """Answer requests by calls of the function until the server stops."""
         while True:
             with self._changed:
+                self._waiting = [one for one in self._waiting if not one.answer.done()]
                 self._changed.wait_for(lambda: self._stopped or self._waiting)
                 self._changed.wait_for(self._is_enough, self._max_wait)
-                if not self._waiting:
+                if self._stopped:
                     return
                 alike = [one for one in self._waiting if one.layout == self._waiting[0].layout]
-                chosen = alike[: np.searchsorted(_ends(alike), self._max_batch, "right")]
-                taken = {one.answer for one in chosen}
-                self._waiting = [one for one in self._waiting if one.answer not in taken]
-            self._run(chosen)
+            with contextlib.suppress(InvalidStateError):  # `stop` has cancelled them meanwhile
+                self._run(alike[: np.searchsorted(_ends(alike), self._max_batch, "right")])
 
     def _is_enough(self) -> bool:
         """True if no request is worth waiting for: where all open connections wait already, none can add one soon."""

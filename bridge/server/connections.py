@@ -96,7 +96,7 @@ class Connections:
         self._keepalive: Timer | None = None
         self._share = FairShare()
         self.helper = HelperThread(loop.scheduler)
-        """Does what takes processor time."""
+        """The thread for work that takes processor time, such as compression."""
         self.inflations: deque[Inflation] = deque()
         """Compressed requests that are being inflated, one after the other."""
         self._tls = tls
@@ -109,7 +109,7 @@ class Connections:
         charged = {f"charged_{role}": seconds for role, seconds in self._share.charged.items()}
         return {"sockets": len(self.all), "throttled": self._share.waiting, **charged}
 
-    # What the protocols ask
+    # Called by the protocols
 
     def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from typing import Any
 
 from bridge.errors import Code, RequestError, SettingError
@@ -94,6 +93,8 @@ def check_drain_timeout(seconds: Any, name: str = "drain_timeout") -> None:
 class ConnectionCount:
     """Counts the connections of a server over all its transports, and admits no more than a limit.
 
+    The event loop alone changes it; any thread may read it.
+
     Args:
         limit: The most at a time.
         name: The limit's, for messages.
@@ -102,14 +103,8 @@ class ConnectionCount:
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
-        self._guard = threading.Lock()
-        self._value = 0
-
-    @property
-    def value(self) -> int:
+        self.value = 0
         """The number of open connections."""
-        with self._guard:
-            return self._value
 
     @property
     def full(self) -> bool:
@@ -122,19 +117,16 @@ class ConnectionCount:
         Raises:
             RequestError: RESOURCE_EXHAUSTED: there are as many as there may be.
         """
-        with self._guard:
-            if self._value >= self._limit:
-                raise RequestError(
-                    Code.RESOURCE_EXHAUSTED,
-                    f"this server has {self._name}={self._limit} connections already; "
-                    "close one, or start another server",
-                )
-            self._value += 1
+        if self.full:
+            raise RequestError(
+                Code.RESOURCE_EXHAUSTED,
+                f"this server has {self._name}={self._limit} connections already; close one, or start another server",
+            )
+        self.value += 1
 
     def leave(self) -> None:
         """Take note that a connection ended."""
-        with self._guard:
-            self._value -= 1
+        self.value -= 1
 
 
 def checked_limits(limits: Any) -> Limits:

@@ -245,7 +245,7 @@ class Session:
         world.resets.end(agent)
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
-        """Make what reads the next Steps like this one, as our own client sends them."""
+        """Make the fast reader of further Steps like this one, as our own client sends them."""
         self._wanted = wanted
         self._known.clear()
         specs = agent.observations

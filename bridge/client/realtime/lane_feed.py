@@ -33,7 +33,7 @@ _MOST_RECORDS, _MOST_FINALS = 65536, 8
 
 @dataclasses.dataclass(frozen=True)
 class Gain:
-    """What some frames brought besides an observation."""
+    """The rewards, counts and infos of some frames."""
 
     reward: float = 0.0
     """The sum of all."""
@@ -60,7 +60,7 @@ class Part:
     timing: Array
     """Its times."""
     gain: Gain = _NOTHING
-    """What all of them brought."""
+    """The rewards, counts and infos of all of them."""
     terminated: bool = False
     truncated: bool = False
     resetting: bool = False

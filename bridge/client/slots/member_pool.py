@@ -16,7 +16,7 @@ from bridge.client.slots.pool import Pool
 from bridge.client.slots.slot import SPARE, Member, SlotEvent
 from bridge.client.world.remote import Remote
 from bridge.client.world.world_request import WorldInfo, WorldRequest
-from bridge.errors import ClosedError, SettingError
+from bridge.errors import SettingError
 from bridge.transport import keepalive
 
 __all__ = ["MemberPool"]
@@ -139,7 +139,7 @@ class MemberPool(Pool):
 
     def check_spaces(self, member: Member) -> None:
         """Raise SettingError where a world has other spaces than the first, and say what differs."""
-        different = "" if member.remote.info is None else member.remote.info.difference(self.world_info())
+        different = member.remote.known_info().difference(self.world_info())
         if different:
             raise SettingError(
                 f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment "
@@ -148,10 +148,7 @@ class MemberPool(Pool):
 
     def world_info(self) -> WorldInfo:
         """Return what is known of the worlds, whose spaces are equal."""
-        world_info = self.members[0].remote.info
-        if world_info is None:
-            raise ClosedError("this vector environment never joined a world")
-        return world_info
+        return self.members[0].remote.known_info()
 
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""

@@ -50,7 +50,7 @@ class Pool:
             shared: Whether there are other remotes to the same place.
             together: Whether they have to reach the same server, and so share a connection.
         """
-        return Remote(request, self.poller, shared=shared, together=together, info=info)
+        return Remote(request, self.poller, info, shared=shared, together=together)
 
     def wait(self, remote: Remote, kind: type[_Awaited], purpose: str) -> _Awaited:
         """Wait for the one answer of a remote that is outstanding.

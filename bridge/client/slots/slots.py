@@ -10,7 +10,7 @@ from bridge.client.conflict import ConflictDetector
 from bridge.client.slots.attributes import SlotAttributes
 from bridge.client.slots.stepper import Stepper
 from bridge.client.slots.vector_pool import VectorPool
-from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.client.world.world_request import WorldRequest
 from bridge.errors import AlreadyPendingError, ClosedError, NothingPendingError, RemoteTimeoutError
 from bridge.forks import forget_in_child
 
@@ -24,14 +24,23 @@ class Slots:
 
     Args:
         pool: The remotes.
+        connect: Connects those that fill slots, and waits for them.
+        standing_by: Spares, which are not waited for.
     """
 
-    stepper: Stepper
-    """Steps the slots, once the worlds are joined."""
-
-    def __init__(self, pool: VectorPool) -> None:
+    def __init__(self, pool: VectorPool, connect: Callable[[], None], standing_by: Sequence[WorldRequest]) -> None:
         self.pool = pool
         """Waits for the remotes."""
+        try:
+            with pool.turn:
+                connect()
+                for world_request in standing_by:
+                    pool.add(world_request, spare=True)
+        except BaseException:
+            pool.close_all(0.5)
+            raise
+        self.stepper = Stepper(pool)
+        """Steps the slots."""
         self._begin_anew(closed=False)
         forget_in_child(self)
 
@@ -47,24 +56,6 @@ class Slots:
         self._timed_out = False
         """True if it timed out, so that it may be given up."""
 
-    def join(self, connect: Callable[[], None], standing_by: Sequence[WorldRequest]) -> WorldInfo:
-        """Join the worlds, and return what is known of them.
-
-        Args:
-            connect: Connects those that fill slots.
-            standing_by: Spares, which are not waited for.
-        """
-        try:
-            with self.pool.turn:
-                connect()
-                for world_request in standing_by:
-                    self.pool.add(world_request, spare=True)
-        except BaseException:
-            self.pool.close_all(0.5)
-            raise
-        self.stepper = Stepper(self.pool)
-        return self.pool.world_info()
-
     def __getstate__(self) -> dict[str, Any]:
         return {"pool": self.pool, "stepper": self.stepper, "closed": self.closed}
 
@@ -77,8 +68,7 @@ class Slots:
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self.pool.after_fork()
-        if "stepper" in self.__dict__:
-            self.stepper.begin_anew()
+        self.stepper.begin_anew()
         self._begin_anew(closed=self.closed)
 
     # The order of calls: one at a time, and asynchronous ones in pairs

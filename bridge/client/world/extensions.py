@@ -1,4 +1,4 @@
-"""Requests that travel in `EnvironmentRequest.extension`, and what their answers hold."""
+"""Requests that travel in `EnvironmentRequest.extension`, what their answers hold, and refusals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from google.protobuf.message import DecodeError
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.encoding.properties import read_encoded
 from bridge.encoding.tensors import unpack_tensor
-from bridge.errors import PeerError, TensorError
+from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 
-__all__ = ["extension", "property_request", "property_value", "property_write"]
+__all__ = ["extension", "property_request", "property_value", "property_write", "refusal"]
 
 
 def extension(url: str, body: Any) -> pb.EnvironmentRequest:
@@ -53,3 +53,9 @@ def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> 
         return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
     except (DecodeError, TensorError) as error:
         raise PeerError(url, f"its property cannot be read: {error}") from error
+
+
+def refusal(url: str, status: pb.Status) -> RefusedError:
+    """Return the error that an answer with a status stands for: INTERNAL says that the environment raised."""
+    kind = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
+    return kind(url, status.message or "no message", status.code)

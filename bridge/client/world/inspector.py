@@ -12,10 +12,10 @@ from google.protobuf.message import DecodeError, Message
 
 from bridge.client.wire.connect import connect
 from bridge.client.wire.poller import Poller
-from bridge.client.world.extensions import extension
+from bridge.client.world.extensions import extension, refusal
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest
 from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, RemoteTimeoutError
+from bridge.errors import Code, PeerError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.transport.credentials import ClientCredentials
@@ -75,9 +75,7 @@ class Inspector:
             raise PeerError(self.url, f"it answered {kind} by bytes that cannot be read: {error}") from error
         answered = response.WhichOneof("payload")
         if answered == "error":
-            status = response.error
-            failure = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
-            raise failure(self.url, status.message or "no message", status.code)
+            raise refusal(self.url, response.error)
         if answered != kind:
             raise PeerError(self.url, f"it answered {kind} by {answered}")
         return getattr(response, kind)

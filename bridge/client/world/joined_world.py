@@ -10,6 +10,7 @@ import numpy as np
 from bridge.client.realtime.feed import Feed
 from bridge.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime.reader import RealtimeReader
+from bridge.client.world.description import Description
 from bridge.client.world.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.space_json import plain_space_from_json, space_from_json
@@ -32,11 +33,10 @@ class JoinedWorld:
 
     Args:
         request: What was asked for.
-        specs: The world's.
+        found: What the server says of it.
         version: The version of a server of this package; None: another server.
-        properties: The world's properties by name, of a server of this package.
         before: The same world as it was joined before; None: never.
-        waits_for_all: Whether answers of a real-time world of lanes wait until every lane has an observation.
+        waits: Whether answers of a real-time world of lanes wait until every lane has an observation.
 
     Raises:
         PeerError: Specs and spaces contradict each other.
@@ -44,17 +44,11 @@ class JoinedWorld:
     """
 
     def __init__(
-        self,
-        request: WorldRequest,
-        specs: pb.ActionObservationSpecs,
-        version: str | None,
-        properties: Mapping[str, Any],
-        before: JoinedWorld | None,
-        waits_for_all: bool,
+        self, request: WorldRequest, found: Description, version: str | None, before: JoinedWorld | None, waits: bool
     ) -> None:
         url, foreign = request.address.url, version is None
-        self.specs = specs
-        observations, actions = _read_specs(specs.observations), _read_specs(specs.actions)
+        self.specs, properties = found.specs, found.properties
+        observations, actions = _read_specs(self.specs.observations), _read_specs(self.specs.actions)
         signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
         if version is None:
@@ -101,7 +95,7 @@ class JoinedWorld:
         self._known: dict[Any, bytes] = {}
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""
-        if waits_for_all:
+        if waits:
             self.wait_for_all()
 
     def _write_first_step(self) -> bytes:

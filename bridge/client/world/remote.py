@@ -32,7 +32,7 @@ from bridge.encoding import values
 from bridge.encoding.names import CALL_REQUEST_URL
 from bridge.encoding.spaces import Column
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
+from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.forks import leak
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -53,19 +53,19 @@ class Remote:
     Args:
         request: The world wanted.
         poller: Gets this remote, its connection's number, and what came.
+        info: What is known of the world already, as of a copy; None: nothing.
         shared: Whether there are other remotes to the same place.
         together: Whether they have to reach the same server, and so share a connection.
-        info: What is known of the world already, as of a copy; None: nothing.
     """
 
     def __init__(
         self,
         request: WorldRequest,
         poller: Poller[Delivery],
+        info: WorldInfo | None = None,
         *,
         shared: bool = False,
         together: bool = False,
-        info: WorldInfo | None = None,
     ) -> None:
         self.request = request
         self.url = request.address.url
@@ -86,11 +86,17 @@ class Remote:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
         return options if options or not self.session.foreign else None
 
-    # What is known
+    # State
 
     @property
     def info(self) -> WorldInfo | None:
         """The description of the world; None: nothing is known yet."""
+        return self.session.info
+
+    def known_info(self) -> WorldInfo:
+        """Return the description of the world; raises ClosedError where none was ever joined."""
+        if self.session.info is None:
+            raise ClosedError("this environment never joined a world")
         return self.session.info
 
     @property

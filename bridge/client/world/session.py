@@ -12,25 +12,18 @@ import enum
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from bridge.client.world.description import Description
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.client.world.extensions import refusal
 from bridge.client.world.joined_world import JoinedWorld, changes_of
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import (
-    Code,
-    EnvironmentFailedError,
-    PeerError,
-    RefusedError,
-    RemoteError,
-    SettingError,
-    TensorError,
-)
+from bridge.errors import Code, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
@@ -361,7 +354,7 @@ class ClientSession:
         if not pending:
             return self._break("it sent an answer to no request")
         request = pending.popleft()
-        error = self._refusal(message) if message.WhichOneof("payload") == "error" else None
+        error = refusal(self._url, message.error) if message.WhichOneof("payload") == "error" else None
         return self._ON_ANSWER[request.kind](self, Answer(request, message, error, now))
 
     def connection_lost(self, error: RemoteError) -> Lost:
@@ -390,11 +383,6 @@ class ClientSession:
         self._created = None
         self._pending.clear()
         self.out.clear()
-
-    def _refusal(self, message: pb.EnvironmentResponse) -> RefusedError:
-        status = message.error
-        kind = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
-        return kind(self._url, status.message or "no message", status.code)
 
     def _break(self, reason: str) -> Lost:
         return self.connection_lost(PeerError(self._url, f"it broke the protocol: {reason}"))
@@ -438,7 +426,7 @@ class ClientSession:
 
     def _become_ready(self) -> Event:
         try:
-            self._learn(self._description.specs, self.server_version, self._description.properties)
+            self._learn(self._description, self.server_version)
         except RemoteError as problem:
             return self.connection_lost(problem)
         except TensorError as problem:
@@ -446,11 +434,12 @@ class ClientSession:
         self._move(Trigger.READY)
         return Joined()
 
-    def _learn(self, specs: pb.ActionObservationSpecs, version: str | None, properties: Mapping[str, Any]) -> None:
-        if version is None and self.info is None and all(s.name != "reward" for s in specs.observations.values()):
+    def _learn(self, found: Description, version: str | None) -> None:
+        rewards = any(spec.name == "reward" for spec in found.specs.observations.values())
+        if version is None and self.info is None and not rewards:
             text = f"{self._url} gives no observation named reward: every reward is 0.0"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-        self.world = JoinedWorld(self.request, specs, version, properties, self.world, self._waits_for_all)
+        self.world = JoinedWorld(self.request, found, version, self.world, self._waits_for_all)
         self.info = self.world.info
 
     # Answers in a world
@@ -511,7 +500,7 @@ class ClientSession:
         if self._renumbered > _MAX_RENUMBERED:
             return self._break("it gives its specs other UIDs at every Reset")
         # The Step that is on its way asks for the old UIDs: begin again with the new ones.
-        self._learn(specs, None, {})
+        self._learn(Description(specs), None)
         self.begin(self._settings, now)
         return None
 

@@ -52,38 +52,30 @@ class Batch:
         return cls(layout.columns(size), rewards, np.zeros(size, np.bool_), np.zeros(size, np.bool_))
 
 
+@dataclasses.dataclass(eq=False)
 class StepReader:
-    """Reads the answers of one remote.
+    """Reads the answers of one remote."""
 
-    Args:
-        url: For errors.
-        layout: Of the observations.
-        leaves: The UID and spec of each of the layout's leaves.
-        uids: The UIDs of the observations that carry signals, by name.
-        realtime: Reads what only a real-time world answers; None: this is none.
-    """
+    url: str
+    """For errors."""
+    layout: Layout
+    """Of the observations."""
+    leaves: Sequence[tuple[int, Spec]]
+    """The UID and spec of each of the layout's leaves."""
+    uids: Mapping[str, int]
+    """The UIDs of the observations that carry signals, by name."""
+    realtime: RealtimeReader | None
+    """Reads what only a real-time world answers; None: this is none."""
+    allowance: float = 0.0
+    """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
+    _form: Any = None
 
-    def __init__(
-        self,
-        url: str,
-        layout: Layout,
-        leaves: Sequence[tuple[int, Spec]],
-        uids: Mapping[str, int],
-        realtime: RealtimeReader | None,
-    ) -> None:
-        self._url = url
-        self._layout = layout
-        self._leaves = tuple(leaves)
-        self._uids = uids
-        self._realtime = realtime
-        self._form: Any = None
+    def __post_init__(self) -> None:
         # Whether an observation is the very array of its tensor.
-        self._is_array = layout.is_array
-        self.lanes = layout.lanes
-        self.wanted = [uid for uid, _ in leaves] + [uids[name] for name in SIGNALS if name in uids]
+        self._is_array = self.layout.is_array
+        self.lanes = self.layout.lanes
+        self.wanted = [uid for uid, _ in self.leaves] + [self.uids[name] for name in SIGNALS if name in self.uids]
         """The UIDs to ask for, but for those of a real-time world."""
-        self.allowance = 0.0
-        """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
 
     def read(self, message: StepMessage, now: float) -> Transition:
         """Return what a single environment answered; the arrays belong to the caller.
@@ -104,16 +96,16 @@ class StepReader:
                 if self._is_array:
                     observation = np.array(arrays[0])
                 else:
-                    observation = self._layout.unpack([np.array(array) for array in arrays], form=self._form)
+                    observation = self.layout.unpack([np.array(array) for array in arrays], form=self._form)
                 if type(reward) is not float:
                     reward = np.array(reward)
                 return observation, reward, message.state == pb.TERMINATED, truncated, info
             tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
             reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
-            observation = self._layout.unpack(tensors, form=self._form)
+            observation = self.layout.unpack(tensors, form=self._form)
             return observation, reward, bool(terminated), bool(truncated), info
         except (TensorError, KeyError, ValueError) as error:
-            raise PeerError(self._url, f"its observations cannot be read: {error}") from error
+            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
         """Write an answer into a batch, from `slot` on.
@@ -133,13 +125,13 @@ class StepReader:
             else:
                 tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
             for index, array in enumerate(tensors):
-                self._layout.write(batch.columns, index, slot, array)
+                self.layout.write(batch.columns, index, slot, array)
             stop = slot + (self.lanes or 1)
             batch.rewards[slot:stop] = reward
             batch.terminations[slot:stop] = terminated
             batch.truncations[slot:stop] = truncated
         except (TensorError, KeyError, ValueError) as error:
-            raise PeerError(self._url, f"its observations cannot be read: {error}") from error
+            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
         return info
 
     def read_rows(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
@@ -155,7 +147,7 @@ class StepReader:
         """
         *arrays, rewards, _, truncations = StepAnswer.stack(answers)
         for index, array in enumerate(arrays):
-            self._layout.write_rows(batch.columns, index, slots, array)
+            self.layout.write_rows(batch.columns, index, slots, array)
         batch.rewards[slots] = rewards
         batch.terminations[slots] = np.array(list(map(_STATE, answers))) == pb.TERMINATED
         batch.truncations[slots] = truncations
@@ -169,7 +161,7 @@ class StepReader:
         try:
             return {} if answer.info is None else self._decode_info(answer.info)
         except TensorError as error:
-            raise PeerError(self._url, f"its info cannot be read: {error}") from error
+            raise PeerError(self.url, f"its info cannot be read: {error}") from error
 
     def _decode_info(self, data: bytes) -> Any:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
@@ -179,17 +171,17 @@ class StepReader:
         if info:
             self.allowance = _allowance(info) or self.allowance
         for note in notes:
-            warnings.warn(f"{self._url}: {note}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{self.url}: {note}", RuntimeWarning, stacklevel=2)
         return info
 
     def _read_tensors(self, message: pb.EnvironmentResponse, now: float) -> tuple[list[Array], Any, Any, Any, Any]:
         """Return the observation's tensors, and reward, terminated, truncated and info."""
         observations, state = message.step.observations, message.step.state
-        for uid, spec in self._leaves:
+        for uid, spec in self.leaves:
             if uid not in observations:
-                raise PeerError(self._url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
-        tensors = [spec.read(observations[uid]) for uid, spec in self._leaves]
-        signals = {name: observations[uid] for name, uid in self._uids.items() if uid in observations}
+                raise PeerError(self.url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
+        tensors = [spec.read(observations[uid]) for uid, spec in self.leaves]
+        signals = {name: observations[uid] for name, uid in self.uids.items() if uid in observations}
         reward = unpack_tensor(signals["reward"], "reward") if "reward" in signals else 0.0
         truncated: Any = state == pb.INTERRUPTED
         terminated: Any = state == pb.TERMINATED
@@ -199,8 +191,8 @@ class StepReader:
         elif "truncated" in signals:  # an episode can end in both ways at once, of which the state tells one
             truncated |= bool(unpack_tensor(signals["truncated"], "truncated"))
         info = self._decode_info(signals["info"].uint8s.array) if "info" in signals else {}
-        if self._realtime is not None:
-            info = self._realtime.extend(info, observations, now)
+        if self.realtime is not None:
+            info = self.realtime.extend(info, observations, now)
         return tensors, reward, terminated, truncated, info
 
 

@@ -82,15 +82,6 @@ class RealtimeAgent(EnvAgent):
         self._batched_actions = action_space if lanes is None else batch_space(action_space, lanes)
 
     @property
-    def player(self) -> str:
-        """Who acts through it, for a recording."""
-        return self._loop_agent.name
-
-    @player.setter
-    def player(self, name: str) -> None:
-        self._loop_agent.name = name
-
-    @property
     def spectator(self) -> bool:
         """True if its actions and resets change nothing."""
         return not self._loop_agent.player
@@ -211,6 +202,7 @@ class RealtimeAgent(EnvAgent):
         self.world.refuse_if_over()
         if action is None or not self._loop_agent.player:
             return
+        self._loop_agent.name = self.player
         for index, own in enumerate([action] if self._lanes is None else iterate(self._batched_actions, action)):
             if episodes[index]:
                 self.world.loop.act(self._loop_agent, index, own, received, episodes[index])

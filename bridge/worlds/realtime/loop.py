@@ -236,7 +236,8 @@ class RealtimeLoop:
         self._rests = rest_when_empty
         self._start: float | None = None
         self._index = 0
-        self._loop_agents: list[LoopAgent] = []
+        self.loop_agents: list[LoopAgent] = []
+        """The agents that are in."""
 
     # Time
 
@@ -248,7 +249,7 @@ class RealtimeLoop:
     def start(self, now: float) -> None:
         """Let the clock run from now on, and every lane that has no episode begin one. Again: nothing."""
         # A Reset of an agent that left since, or a ResetWorld of one that is not in: the next to come starts the clock.
-        if self._rests and not self._loop_agents:
+        if self._rests and not self.loop_agents:
             return
         if self._start is None:
             self._start = now
@@ -316,7 +317,7 @@ class RealtimeLoop:
             self.action_delays.add(lane.action_delay)
         return lane.action
 
-    # What came of jobs
+    # Results of jobs
 
     def _current(self, job: Job) -> LoopLane | None:
         lane = self.lanes[job.lane]
@@ -381,7 +382,7 @@ class RealtimeLoop:
         return self._admit(LoopAgent(self.lanes, player))
 
     def _admit(self, loop_agent: LoopAgent) -> LoopAgent:
-        self._loop_agents.append(loop_agent)
+        self.loop_agents.append(loop_agent)
         if not loop_agent.follows:
             for lane, buffer in zip(loop_agent.lanes, loop_agent.buffers, strict=True):
                 lane.buffers.append(buffer)
@@ -389,20 +390,15 @@ class RealtimeLoop:
 
     def leave(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; the actions of a player go with it."""
-        if loop_agent in self._loop_agents:
-            self._loop_agents.remove(loop_agent)
+        if loop_agent in self.loop_agents:
+            self.loop_agents.remove(loop_agent)
             for lane, buffer in zip(loop_agent.lanes, loop_agent.buffers, strict=True):
                 if buffer in lane.buffers:
                     lane.buffers.remove(buffer)
                 if loop_agent.player:
                     lane.acted_at, lane.unused = -math.inf, False
-            if self._rests and not self._loop_agents:
+            if self._rests and not self.loop_agents:
                 self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
-
-    @property
-    def loop_agents(self) -> Sequence[LoopAgent]:
-        """The agents that are in."""
-        return self._loop_agents
 
     def ask_reset(self, index: int, seed: int | None = None, options: object = None) -> None:
         """Have a lane begin an episode; one that runs is cut off (U-9)."""
