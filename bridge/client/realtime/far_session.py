@@ -21,7 +21,7 @@ _UNREADABLE = (KeyError, IndexError, OverflowError, TensorError, TypeError, Valu
 class FarSession(ClientSession):
     """A `ClientSession` that keeps Steps in flight where `JoinedWorld.answers` says so; else it is a plain one.
 
-    The server holds each Step until there is a new frame. The answers are kept in its `AnswerBuffer`, and given out by `due`.
+    The server holds each Step until there is a new frame. The `AnswerBuffer` keeps the answers; `due` gives them out.
     """
 
     @property
@@ -75,9 +75,8 @@ class FarSession(ClientSession):
         """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
         world = self._require_world()
         try:
-            found = (
-                None if world.answers is None else world.answers.take(now, repeats=self.state is ClientState.RUNNING)
-            )
+            repeats = self.state is ClientState.RUNNING
+            found = None if world.answers is None else world.answers.take(now, repeats=repeats)
         except _UNREADABLE as problem:
             return self._break(f"its answers cannot be read: {problem}")
         if isinstance(found, RemoteError):
