@@ -19,8 +19,8 @@ import pyarrow as pa
 from bridge.encoding import values
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
-from bridge.errors import RecordingError, TensorError, UsageError
-from bridge.recording.files import Damage, Loaded, SegmentFile, find_segments, load_segment
+from bridge.errors import RecordingError, TensorError
+from bridge.recording.files import UNREADABLE, Damage, Loaded, SegmentFile, find_segments, load_segment
 from bridge.recording.rows import FORMAT, Columns, Kind, is_fixed, of_cell
 
 __all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode", "read_folder"]
@@ -234,7 +234,7 @@ class RecordedStream:
                     given = Reset(event.get("seed"), options, event.get("mask"), "unknown_options" in event)
                     given.seeds(self.lanes), [given.seed_of(lane) for lane in range(self.lanes)]
                     resets[call] = given
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, TensorError) as error:
+            except (*UNREADABLE, AttributeError, TensorError) as error:
                 raise RecordingError(f"the event of call {call} cannot be read: {error!r:.100}") from error
         return resets, calls
 
@@ -251,9 +251,18 @@ class RecordedStream:
 
     def cells(self, name: str, rows: Array) -> pa.Array:
         """Return the cells of a column in rows, which are in order."""
-        parts = np.searchsorted(self._stops, rows, "right")
-        found = [self._segment(part)[name].take(pa.array(rows[parts == part] - (self._stops[part - 1] if part else 0)))
-                 for part in np.unique(parts).tolist()]  # fmt: skip
+        found = []
+        first, last = np.searchsorted(self._stops, rows[[0, -1]], "right").tolist() if len(rows) else (0, -1)
+        for part in range(first, last + 1):
+            begin, end = self._stops[part - 1] if part else 0, self._stops[part]
+            inside = (rows if first == last else rows[(rows >= begin) & (rows < end)]) - begin
+            column = self._segment(part)[name]
+            if len(inside) and inside[-1] - inside[0] == len(inside) - 1:  # they are not copied
+                found.append(column.slice(inside[0], len(inside)))
+            else:
+                found.append(column.take(pa.array(inside)))
+        if len(found) == 1:
+            return found[0]
         return pa.concat_arrays(found or [pa.array([], self.columns.schema.field(name).type)])
 
     def samples(self, name: str, rows: Array) -> list[Any]:
@@ -273,7 +282,7 @@ class RecordedStream:
             for group in self.columns.groups:  # of a row, the columns of one group have something at most
                 columns = [self.cells(column, rows) for column in group.names(name)]
                 known = np.logical_and.reduce([_known(column) for column in columns])
-                cells = [column.filter(pa.array(known)) for column in columns]
+                cells = columns if known.all() else [column.filter(pa.array(known)) for column in columns]
                 for at, sample in zip(
                     np.flatnonzero(known).tolist(), _samples(group.layouts[name], cells), strict=True
                 ):
@@ -365,8 +374,8 @@ def _printable(text: str) -> str:
 
 def _known(cells: pa.Array) -> Array:
     """Return which cells are not null."""
-    found: Array = cells.is_valid().to_numpy(zero_copy_only=False)
-    return found
+    found: Array = np.ones(len(cells), np.bool_)
+    return cells.is_valid().to_numpy(zero_copy_only=False) if cells.null_count else found
 
 
 def _numbers(cells: pa.Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -377,7 +386,9 @@ def _numbers(cells: pa.Array, shape: tuple[int, ...], dtype: Any) -> Array:
     elif pa.types.is_list(cells.type):
         found = cells.flatten().to_numpy(zero_copy_only=False)
     else:
-        found = np.frombuffer(cells.buffers()[2] or b"", dtype, len(cells) * math.prod(shape))
+        _, offsets, data = cells.buffers()
+        first = np.frombuffer(offsets, np.int32)[cells.offset] if len(cells) else 0
+        found = np.frombuffer(data or b"", dtype, len(cells) * math.prod(shape), first)
     return found.reshape(len(cells), *shape)  # a ValueError where lengths differ
 
 
@@ -474,7 +485,7 @@ def _read_stream(files: Sequence[SegmentFile]) -> tuple[RecordedStream | None, l
             last = _check_rows(loaded.table, columns, last)
         except RecordingError as error:
             damage.append(Damage(file.path, _printable(str(error))))
-        except (KeyError, TypeError, ValueError, OverflowError, UsageError, RecursionError, pa.ArrowException) as error:
+        except UNREADABLE as error:
             damage.append(Damage(file.path, _printable(f"it cannot be read: {error!r:.150}")))
         else:
             parts.append((file, loaded.table))
