@@ -87,7 +87,7 @@ class LobbyClient:
         self, address: PerlertAddress, key: Any, runtime: Runtime, *, tag: str = "", agent: str | None = None
     ) -> None:
         tag = tag or f"guest-{secrets.token_hex(2)}"
-        self._client = PerlertClient(address, agent=agent or "", tag=tag, key=key, ready=False)
+        self._client = PerlertClient(address, agent=agent or "", tag=tag, key=key, ready=False, is_person=True)
         self.me = self._client.player
         self._runtime = runtime
         self._timer: Timer | None = None

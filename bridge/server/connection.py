@@ -81,6 +81,8 @@ class Connection:
         """True if nothing is read for now, because too many requests wait."""
         self.ending = False
         """True if nothing more is read; it closes once what it has to say is sent."""
+        self.shut = False
+        """True if the client was told that nothing more comes."""
         self.closed = False
         self.progressed = False
         """True if the client took some of what waited, since somebody looked."""

@@ -210,7 +210,9 @@ class GrpcProtocol(ConnectionProtocol):
 
         connection = self._connection
         encoding, most = self._encodings[stream], self._limits.max_message_bytes
-        inflation = Inflation(message, encoding, most, connection.admit, self._handler.helper, done)
+        inflation = Inflation(
+            message, encoding, most, connection.admit, self._handler.helper, self._handler.inflations, done
+        )
         self._inflating[stream] = inflation, deque()
         connection.unserved += 1  # so that no more is read meanwhile
         inflation.start()
