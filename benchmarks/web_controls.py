@@ -23,6 +23,7 @@ import gymnasium
 import numpy as np
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from benchmarks.alone import add_busy, measuring
 from bridge import Server, serve_gym, serve_parallel
 
 PHONE = {"width": 390, "height": 844}
@@ -298,11 +299,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="of each play of each environment (default: 30)")
     parser.add_argument("--only", help="the environments whose name has this in it")
+    add_busy(parser)
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     failed = 0
-    with sync_playwright() as playwright:
+    with measuring(parser, arguments.busy), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         for game in GAMES:
             if arguments.only and arguments.only.lower() not in game.name.lower():

@@ -359,7 +359,7 @@ def play_apart(entry: Entry) -> dict[str, str]:
 
 def table(rows: Sequence[tuple[Entry, dict[str, str]]]) -> str:
     """Write the outcomes as a table, with what went wrong below it."""
-    lines = ["| package | environment | result |", "|---|---|---|"]
+    alike: dict[tuple[str, str], list[str]] = {}  # the environments of a package that have the same result
     footnotes = []
     for entry, outcomes in rows:
         name = entry.env_id or entry.module
@@ -374,7 +374,10 @@ def table(rows: Sequence[tuple[Entry, dict[str, str]]]) -> str:
             result = first
         else:
             result = ", ".join(wrong or [OK]) + (f", no {', '.join(lacking)}" if lacking else "")
-        lines.append(f"| {entry.package} {installed(entry)} | {name} | {result}{entry.note and f': {entry.note}'} |")
+        package = f"{entry.package} {installed(entry)}"
+        alike.setdefault((package, f"{result}{entry.note and f': {entry.note}'}"), []).append(name)
+    lines = ["| package | environment | result |", "|---|---|---|"]
+    lines += [f"| {package} | {', '.join(names)} | {result} |" for (package, result), names in alike.items()]
     return "\n".join([*lines, *(["", *footnotes] if footnotes else [])])
 
 

@@ -42,7 +42,7 @@ class Scene:
     env_id: str
     """`MODULE:ENV_ID`, as `bridge serve` takes it."""
     title: str
-    """What is written below the frame."""
+    """The text below the frame."""
     steps: int
     """Random steps before the frame is taken."""
     seed: int = 0

@@ -53,7 +53,7 @@ class Learner:
         self.random = np.random.default_rng(seed)
         self.weights = np.zeros((TILINGS * (TILES + 1) ** 2, ACTIONS))
         self.preferences = np.zeros_like(self.weights)
-        """What the teacher adds to the values of actions; 0 where it was not seen."""
+        """The teacher's addition to the values of actions; 0 where it was not seen."""
         self.shown: list[tuple[np.ndarray, int]] = []
         """The states in which a teacher acted, as tiles, and the actions."""
 

@@ -64,7 +64,7 @@ class VotingWorld(EnvWorld):
         self._voters: list[EnvAgent] = []
         self._votes: list[tuple[Any, Any, PendingResult[Result]]] = []
         self._running: Result | None = None
-        """What those who enter the running episode see first: its last observation and info."""
+        """The first that those who enter the running episode see: its last observation and info."""
 
     @property
     def agents(self) -> int:

@@ -52,7 +52,7 @@ def test_a_little_at_once_costs_no_wait():
 
 def test_what_stays_below_the_refill_never_waits():
     account = ProcessorAccount(FairShare(), 0.0)
-    assert not any(account.charge(0.0004, tick / 100) for tick in range(1, 10_000))
+    assert not any(account.charge(REFILL / 250, tick / 100) for tick in range(1, 10_000))
 
 
 def test_what_is_charged_while_it_waits_makes_it_wait_longer():
@@ -266,7 +266,7 @@ def test_an_invalid_request_is_charged_to_its_client():
     """Else a client with the token could have a server look through invalid options without end."""
     with serve_gym(lambda: CountingEnv(5)) as server, make_remote(server.url) as env:
         env.reset(options={"valid": [0] * 9_000})
-        assert server.status()["charged_client"] == 0
+        valid = server.status()["charged_client"]
         with pytest.raises(RefusedError, match="at most 10000 values"):
             env.reset(options={"too many": [0] * 11_000})
-        assert server.status()["charged_client"] > 0
+        assert server.status()["charged_client"] > 10 * valid

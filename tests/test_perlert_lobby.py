@@ -276,6 +276,16 @@ def test_a_countdown_is_announced_and_put_off_while_somebody_is_not_ready():
     assert lobby.state is MatchState.STARTING
 
 
+@pytest.mark.parametrize(("setting", "word", "countdown"), [(None, "r", 0.0), (None, "p", 3.0), (0.0, "p", 0.0)])
+def test_without_a_setting_only_people_have_a_moment_before_the_start(setting, word, countdown):
+    lobby = make(1, config=LobbyConfig(countdown=setting))
+    lobby.receive(claim(lobby, "agent0", "ann", ANN, 1, word), ANN, 1.0)
+    lobby.tick(1.0 + max(0.0, countdown - 0.1))
+    assert (lobby.state is MatchState.STARTING) == (countdown == 0.0)
+    lobby.tick(1.0 + countdown)
+    assert lobby.state is MatchState.STARTING
+
+
 def test_one_client_cannot_begin_a_countdown_again_for_ever():
     lobby = make(2, config=LobbyConfig(countdown=3.0))
     for key, address in (("agent0", ANN), ("agent1", EVE)):

@@ -40,6 +40,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "transports.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(?:nginx|haproxy|yaml)\n(.*?)```", PAGE, re.DOTALL)
 CONFIGURATIONS = dict(zip(("nginx", "nginx-tls", "haproxy", "envoy"), BLOCKS, strict=True))
+CONFIGURATIONS["nginx-tls"] = CONFIGURATIONS["nginx"].replace("    listen 50051 http2;\n", CONFIGURATIONS["nginx-tls"])
 PROXIES = ("nginx", "haproxy", "envoy")
 # How long a call may be silent.
 PAUSES = {"nginx": "24h", "haproxy": "24h", "envoy": "86400s"}

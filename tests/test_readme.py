@@ -172,7 +172,11 @@ def test_the_folders_of_contributing_are_there_and_its_commands_are_in_the_makef
 def test_the_table_of_properties_is_the_one_that_is_served() -> None:
     """D-18."""
     text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8").partition("\n## Properties\n")[2]
-    listed = dict(re.findall(r"^\| `([\w.]+)` \| (\w+) \| [\w, ]+ \|", text, re.MULTILINE))
+    rows = re.findall(r"^\| ((?:`[\w.]+`(?:, )?)+) \| (\w+) \| (.*) \|$", text, re.MULTILINE)
+    listed = {name: kind for names, kind, _ in rows for name in re.findall(r"[\w.]+", names)}
+    writable = {
+        name for names, _, content in rows if "may be written" in content for name in re.findall(r"[\w.]+", names)
+    }
     items = []
     for server in (serve_gym("CartPole-v1"), bridge.serve_parallel(Relay)):
         with server, Inspector(server.url, 10.0) as inspector:
@@ -180,13 +184,14 @@ def test_the_table_of_properties_is_the_one_that_is_served() -> None:
             items += [item for item in inspector.list_properties() if ".attributes." not in item.spec.name]
     types = {pb.INT64: "number", pb.UINT8: "value", pb.STRING: "text"}
     served = {item.spec.name: types[item.spec.dtype] for item in items if item.is_readable or item.is_writable}
-    families = {f"{item.spec.name}.NAME": "value" for item in items if item.spec.name == "world.attributes"}
-    expected = {**served, **families}
+    expected = {re.sub(r"^server\.limits\..*", "server.limits.NAME", name): kind for name, kind in served.items()}
+    expected |= {f"{item.spec.name}.NAME": "value" for item in items if item.spec.name == "world.attributes"}
     missing = [key for key in expected if key not in listed]
     descriptions = {item.spec.name: item.description for item in items}
-    rows = "\n".join(f"| `{key}` | {expected[key]} | read | {descriptions.get(key, '')} |" for key in missing)
-    assert not missing, f"docs/protocol.md lacks these rows:\n{rows}"
+    lacking = "\n".join(f"| `{key}` | {expected[key]} | {descriptions.get(key, '')} |" for key in missing)
+    assert not missing, f"docs/protocol.md lacks these rows:\n{lacking}"
     assert {key: kind for key, kind in listed.items() if expected.get(key) != kind} == {}
+    assert {item.spec.name for item in items if item.is_writable} <= writable
 
 
 def commands_of_the_docs() -> Iterator[tuple[str, str]]:

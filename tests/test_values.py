@@ -339,6 +339,22 @@ def test_what_a_client_sends_holds_no_more_values_than_are_soon_read(value):
         values.decode_request(data)
 
 
+def test_what_is_no_message_is_refused_before_or_while_it_is_read():
+    for seed in range(200):
+        data = np.random.default_rng(seed).bytes(20_000)
+        with pytest.raises(TensorError):
+            values.decode_request(data)
+    for data in (b"\xff" * 20_000, b"\x52" + b"\xff" * 20_000, b"\x52\x80\x80\x04" + b"\x0a\xff" * 10_000):
+        with pytest.raises(TensorError):
+            values.decode_request(data)
+
+
+def test_keys_without_values_are_counted_too():
+    message = pb.Value(dict=pb.Value.Dict(keys=["k"] * 50_000))
+    with pytest.raises(TensorError, match="at most 10000 values"):
+        values.decode_request(message.SerializeToString())
+
+
 def test_numbers_in_an_array_are_one_value():
     value = {"a": np.zeros(200_000), "b": list(range(9_900))}
     assert same(values.decode_request(values.encode(value)), value)

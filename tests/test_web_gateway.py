@@ -243,8 +243,28 @@ class Guess(gymnasium.Env):
         return {"place": np.full(2, self.steps / 10, np.float32)}, float(action), self.steps >= 40, False, {}
 
 
+class Hasty(Guess):
+    """One whose episode is over as fast as CartPole's whose pole nobody balances: after a third of a second."""
+
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, self.steps >= 10, truncated, info
+
+
+def test_a_person_has_time_for_the_first_key_in_a_lobby(opened):  # noqa: F811
+    with serve_perlert(Hasty, fps=30, port=0) as server, serve_gateway(server.url) as gateway:
+        page = opened(gateway.web_url)
+        page.click('#panel button[data-slot="agent0"]')
+        says(page, "#badge", "you are agent0")
+        page.click("#lobby-ready")
+        says(page, "#panel", "Simulation will start in")
+        while not page.locator("#panel .result").count():
+            page.keyboard.down("ArrowRight")  # again and again, as a key that is held
+        assert float(page.text_content("#panel .result").split("return ")[1].split(" ")[0]) > 0
+
+
 def test_a_perlert_lobby_is_joined_played_and_its_result_shown_on_the_page(opened):  # noqa: F811
-    with serve_perlert(Guess, fps=20, port=0) as server, serve_gateway(server.url) as gateway:
+    with serve_perlert(Guess, fps=20, port=0, countdown=0.0) as server, serve_gateway(server.url) as gateway:
         ann, bob = opened(gateway.web_url), opened(gateway.web_url)
         says(ann, "#worlds", "guess:0")
         says(ann, "#panel", "open")

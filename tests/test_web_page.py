@@ -298,6 +298,28 @@ def test_the_page_shows_the_return_of_each_of_several_agents(opened):
         assert page.inner_text("#last-return") == ""
         says(page, "#episodes", "2 episodes")
         assert "mean" not in page.inner_text("#episodes")
+
+
+def test_a_sum_of_several_agents_returns_is_never_shown(opened):
+    with serve_parallel(Paddles, web=True) as server:
+        env = make_parallel_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        page = opened(server.web_url)
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        # Written down at each change, for it stood there only until the seats were read again.
+        page.evaluate("""() => {
+            window.seen = [];
+            const text = (id) => document.getElementById(id).textContent;
+            const write = () => window.seen.push(text("last-return"), text("episodes"));
+            new MutationObserver(write).observe(document.body, {subtree: true, childList: true, characterData: true});
+        }""")
+        while env.agents:
+            env.step(dict.fromkeys(env.agents, 1))
+        env.reset(seed=0)
+        says(page, "#seat-returns-rows", "upper")
+        says(page, "#episodes", "1 episode")
+        seen = page.evaluate("() => window.seen")
+        assert not [text for text in seen if "mean" in text or "3.00" in text], seen
         env.close()
 
 

@@ -17,7 +17,7 @@ _LONGEST_NAME = 40
 
 @dataclasses.dataclass(frozen=True)
 class ActionNames:
-    """What the actions of a Discrete space are called, in their order."""
+    """The names of the actions of a Discrete space, in their order."""
 
     names: tuple[str, ...]
 

@@ -235,7 +235,7 @@ class _Terminal:
             elif character.isprintable():
                 self._typed += character
 
-    # What came
+    # Received messages
 
     def look(self) -> None:
         """Show what has happened."""
@@ -383,7 +383,8 @@ def run_lobby(
     address = parse_perlert_address(url)
     agent = agent if agent is not None else address.agent
     tag = tag if tag is not None else (address.tag or _user())
-    client = PerlertClient(address, agent="", tag=tag, key=key, ready=ready)  # a slot is taken once they are told
+    # A slot is taken once they are told.
+    client = PerlertClient(address, agent="", tag=tag, key=key, ready=ready, is_person=True)
     terminal = _Terminal(client, _Input(source or sys.stdin), target or sys.stdout, once=once)
     try:
         with terminal.keys:

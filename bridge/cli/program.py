@@ -265,7 +265,7 @@ def say(line: str) -> None:
 def _complain(line: str) -> None:
     """Write a line to standard error; where that cannot be, there is nobody to tell."""
     try:
-        print(f"bridge: {clean(line)}", file=sys.stderr)
+        print(f"{program_name()}: {clean(line)}", file=sys.stderr)
     except OSError:
         _drop(sys.stderr)
 

@@ -27,7 +27,7 @@ _DNS = {"grpc+dns": "grpc", "grpcs+dns": "grpcs"}
 
 
 Kind: TypeAlias = tuple[Any, ...]
-"""What a URL asks for, wherever that is."""
+"""The environment, settings and agent of a URL, on any server."""
 
 
 def kind_of(address: Address) -> Kind:
@@ -53,7 +53,7 @@ class Endpoint:
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """What its URL asks for; only endpoints of one kind stand in for each other."""
+        """The environment, settings and agent of its URL; only endpoints of one kind replace each other."""
         return kind_of(parse_address(self.url))
 
     @property

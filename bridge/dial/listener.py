@@ -75,7 +75,7 @@ class _Caller(ConnectionProtocol):
 
 @dataclasses.dataclass
 class _Server:
-    """What one name has dialed."""
+    """The connections that servers of one name have dialed."""
 
     scheme: str
     """Of its endpoint: `dialed` for gRPC, whose one connection carries all sessions, or `dialed+ws`: one for each."""

@@ -11,11 +11,11 @@ import dataclasses
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
@@ -52,6 +52,8 @@ _MAX_BITS = int(MAX_DIGITS * math.log2(10))
 _MAX_WITHOUT_BYTES = 1 << 16
 _MAX_NOTES = 100
 _MOST_VALUES = 10_000
+# Kinds of fields on the wire.
+_VARINT, _WITH_LENGTH, _FOUR_BYTES = 0, 2, 5
 UNCHANGED: Any = object()
 """The form of observations is as it was."""
 
@@ -158,30 +160,52 @@ def decode_request(data: bytes) -> Any:
     """
     if data == EMPTY_DICT:
         return {}
-    message = _parse(data)
-    if len(data) > _MOST_VALUES:  # a value takes more than a byte
-        check_count([message])
-    return from_value(message)
+    check_count(data, pb.Value)
+    return from_value(_parse(data))
 
 
-def check_count(messages: Sequence[pb.Value]) -> None:
-    """Raise TensorError where a client sent more than 10,000 values: each takes a server some microseconds."""
-    waiting, count = list(messages), len(messages)
-    while waiting and count <= _MOST_VALUES:
-        message = waiting.pop()
-        kind = message.WhichOneof("kind")
-        if kind == "dict":
-            held = [message.dict.any_keys, message.dict.values]
-        elif kind in ("list", "tuple", "set", "frozenset", "array"):
-            held = [getattr(message, kind).items]
-        else:
-            continue
-        count += sum(map(len, held))
-        if count <= _MOST_VALUES:  # count before reading: to make Python objects of a million messages takes a second
-            for items in held:
-                waiting += items
-    if count > _MOST_VALUES:
-        raise TensorError(f"expected at most {_MOST_VALUES} values, got more; send numbers as NumPy arrays")
+def check_count(data: bytes, kind: type[Message]) -> None:
+    """Raise TensorError where a message of a client holds more than 10,000 values, before it is read.
+
+    Each value takes a server some microseconds, and a hundred bytes or more where it takes two on the wire.
+
+    Args:
+        data: A message on the wire (https://protobuf.dev/programming-guides/encoding), which is not trusted.
+        kind: Its class, `Value` or one that holds some.
+    """
+    if len(data) <= _MOST_VALUES:  # a value takes more than a byte
+        return
+    waiting, values, fields = [(0, len(data), kind.DESCRIPTOR)], 1, 0
+    while waiting:
+        at, end, descriptor = waiting.pop()
+        while at < end:
+            tag, at = _varint(data, at)
+            if tag & 7 == _WITH_LENGTH:
+                length, at = _varint(data, at)
+                field = descriptor.fields_by_number.get(tag >> 3)
+                if field is not None and field.message_type is not None:
+                    waiting.append((at, at + length, field.message_type))
+                    values += field.message_type is pb.Value.DESCRIPTOR
+                at += length
+            elif tag & 7 == _VARINT:
+                _, at = _varint(data, at)
+            else:  # of four or eight bytes; groups are not in use
+                at += 4 if tag & 7 == _FOUR_BYTES else 8
+            fields += 1
+            # A value is a field of a list or a dict, and has one or two of its own; a dict's key is a further one.
+            if values > _MOST_VALUES or fields > 4 * _MOST_VALUES:
+                raise TensorError(f"expected at most {_MOST_VALUES} values, got more; send numbers as NumPy arrays")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return an integer of seven bits a byte, and where it ends; past the end of the data, 0."""
+    value = shift = 0
+    for at in range(at, min(at + 10, len(data))):  # noqa: B020 - from there on
+        value |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            return value, at + 1
+        shift += 7
+    return 0, len(data)
 
 
 def _parse(data: bytes) -> pb.Value:

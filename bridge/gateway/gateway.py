@@ -78,7 +78,7 @@ class Gateway:
             for endpoint in watch.wait(now, timeout):
                 parse_address(endpoint.url)
 
-    # What answers calls
+    # Calls
 
     def attach(self, loop: EventLoop, runtime: Runtime) -> None:
         """Work in this event loop."""
@@ -88,7 +88,7 @@ class Gateway:
         self._follow()
 
     def open(self, hub: Registry, version: str, may_act: bool) -> GatewaySession:
-        """Make what answers a call."""
+        """Make the session of a call."""
         return GatewaySession(self, Session(hub, version, may_act=may_act), version, may_act)
 
     @property
@@ -97,7 +97,7 @@ class Gateway:
         return [*(server for found in self._servers.values() for server in found), *self._fixed]
 
     def _follow(self) -> None:
-        """Take what the directories say: servers come and go. A call to one that went goes on."""
+        """Add and remove servers as the directories say. A call to a removed one goes on."""
         now, found = self._loop.scheduler.now(), dict[str, tuple[Directory, Endpoint]]()
         for watch in self._watches:
             watch.poll(now)
@@ -125,7 +125,7 @@ class Gateway:
             name, number = f"{endpoint.name or request.address.target} ({number})", number + 1
         return (EnvServer(name, request, self._poller, self._loop.scheduler, self._max_message_bytes),)
 
-    # What sessions ask
+    # Called by sessions
 
     def find(self, name: str) -> tuple[PublishedServer, str]:
         """Return the server that a world's name begins with, and the rest: its name there.

@@ -41,7 +41,7 @@ from bridge.worlds.settings import refuse_unknown
 
 __all__ = ["LobbyAgent", "LobbyServer", "LobbyWorld", "resolved"]
 
-# Seconds without a word of the lobby after which it is taken for lost; it is asked every second.
+# Seconds without an answer of the lobby after which it counts as lost; it is asked every second.
 _SILENCE = 4.0
 # Seconds after which nobody is asked for the lobby whom no page shows.
 _UNSEEN = 10.0
@@ -87,7 +87,7 @@ class LobbyClient:
         self, address: PerlertAddress, key: Any, runtime: Runtime, *, tag: str = "", agent: str | None = None
     ) -> None:
         tag = tag or f"guest-{secrets.token_hex(2)}"
-        self._client = PerlertClient(address, agent=agent or "", tag=tag, key=key, ready=False)
+        self._client = PerlertClient(address, agent=agent or "", tag=tag, key=key, ready=False, is_person=True)
         self.me = self._client.player
         self._runtime = runtime
         self._timer: Timer | None = None
@@ -207,7 +207,7 @@ class LobbyAgent(Agent):
         refuse_unknown(settings, (), "Reset")
 
     async def begin(self) -> int:
-        """Say what there is."""
+        """Begin a sequence with what the lobby says now."""
         self._world.resets.end(self)
         return self._checked()
 
@@ -347,7 +347,7 @@ class LobbyServer:
         """Return a CreateWorld request, which is refused."""
         return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=settings))]
 
-    # What there is
+    # Questions to the lobby
 
     def look(self, now: float) -> None:
         """Ask the lobby who is in it, as long as somebody wants to know."""

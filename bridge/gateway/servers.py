@@ -57,7 +57,7 @@ class PublishedServer(Protocol):
         """Return the CreateWorld requests that are tried, one after the other, until one is not refused."""
 
     def close(self) -> None:
-        """End what was begun for `look`."""
+        """End the call that `look` began."""
 
 
 def world_entry(name: str, title: str, **more: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class EnvServer:
         tried = [given] if "render_mode" in given else [{**given, "render_mode": pack_tensor("rgb_array")}, given]
         return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=each)) for each in tried]
 
-    # What there is
+    # Questions to the server
 
     def look(self, now: float) -> None:
         """Ask the server what there is, where the last answer is old."""
@@ -160,7 +160,7 @@ class EnvServer:
             self._problem = error.message
 
     def _read(self, answer: bytes) -> None:
-        """Take what a server says of its worlds; one that does not know the property has its default world."""
+        """Read the worlds of a server; one that does not know the property has its default world."""
         try:
             response = pb.EnvironmentResponse.FromString(answer)
             known = {}

@@ -37,7 +37,7 @@ _ERRORS = {
     Code.PERMISSION_DENIED: ("EXECUTION_ERROR", 403),
     Code.UNAVAILABLE: ("EXECUTION_ERROR", 503),
 }
-"""What OpenEnv calls an error of each gRPC code, and its status over HTTP; any other is of its own kind and 500."""
+"""OpenEnv's name of an error of each gRPC code, and its status over HTTP; any other is of its own kind and 500."""
 _SESSION = "session"
 _NO_TOOLS = {"code": -32601, "message": "this environment has no tools; its actions go to /ws"}
 # By method and path: the session over WebSocket, the type of the message that stands for a request, or what is said
@@ -140,7 +140,7 @@ class OpenEnvProtocol(WebProtocol):
         call.refuse = lambda error: self._write("error", error.message, error.code)
         return call
 
-    # What goes
+    # Data to send
 
     def _write(self, kind: str, data: Any, code: Code = Code.OK) -> bytes:
         """Return an answer as a message, or as the response to a request over HTTP.

@@ -27,9 +27,9 @@ class LobbyConfig:
 
     clients: int | None = None
     """Start when so many agents' slots are held by ready clients; None: when every slot has a client or a bot."""
-    countdown: float = 0.0
-    """From then to the start, announced by messages. It is counted once: who breaks the condition can put the start
-    off, and begins no new countdown."""
+    countdown: float | None = None
+    """From then to the start, announced by messages; None: 3 where a person is ready, who has to reach for the keys,
+    else 0. It is counted once: who breaks the condition can put the start off, and begins no new countdown."""
     expiry: float = 15.0
     """A registration that was silent for so long is taken out, except during its run."""
     patience: float = 120.0
@@ -41,7 +41,7 @@ class LobbyConfig:
     def __post_init__(self) -> None:
         if self.clients is not None and (type(self.clients) is not int or self.clients < 1):
             raise SettingError(f'expected start="all" or a number of clients, 1 or more, got {self.clients!r}')
-        if not 0 <= self.countdown < math.inf:
+        if self.countdown is not None and not 0 <= self.countdown < math.inf:
             raise SettingError(f"expected a countdown of 0 seconds or more, got {self.countdown!r}")
 
 
@@ -55,6 +55,8 @@ class LobbyMember:
     key: str = ""
     tag: str = ""
     ready: bool = False
+    is_person: bool = False
+    """True if it said that a person plays."""
     heard: float = -math.inf
     """When it last said something, with its token if it has one."""
     port: int | None = None
@@ -69,6 +71,7 @@ class LobbyMember:
 _S1_BYTES = 900
 """Of one datagram of the lobby: less than the kilobyte that an address which is not proven may be sent at once."""
 _MOST_NUMBERS = 4096
+_PEOPLE_COUNTDOWN = 3.0
 
 
 class Lobby:
@@ -149,6 +152,11 @@ class Lobby:
         if not agents:
             return "nobody is registered"
         return f"{len(agents)} of {needed} clients are registered" if len(agents) < (needed or 1) else None
+
+    def _countdown(self) -> float:
+        if self.config.countdown is not None:
+            return self.config.countdown
+        return _PEOPLE_COUNTDOWN if any(client.is_person for client in self._agents()) else 0.0
 
     # Input
 
@@ -240,7 +248,8 @@ class Lobby:
                 # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
                 client.key, client.tag, client.ready = message.key, claim.name, False
                 self._alter()
-            if claim.token and client.ready != (claim.word == "r"):
+            client.is_person = claim.word == "p"
+            if claim.token and client.ready != (claim.word in "rp"):
                 client.ready = not client.ready
                 self._alter()
         self._confirm(client, now)
@@ -368,7 +377,7 @@ class Lobby:
         if self.state is MatchState.GATHERING and why is None:
             self._follow(MatchEvent.COMPLETE)
             # A countdown that was put off goes on.
-            self._start_at, self._announced = min(self._start_at, now + self.config.countdown), None
+            self._start_at, self._announced = min(self._start_at, now + self._countdown()), None
         elif self.state is MatchState.COUNTDOWN and why is not None:
             self._follow(MatchEvent.INCOMPLETE)
             self._say(f"The start is put off: {why}", now)

@@ -96,6 +96,8 @@ class Player:
     """True: offer the profile; False, too, once the server is known to have none."""
     ready: bool = True
     """True if we want to be ready for the next run."""
+    is_person: bool = False
+    """True if a person plays, who needs a moment between being ready and the start."""
     former: str = ""
     """The token of a client whose slot we take over, ours before we had another address; until the slot is ours."""
     config: PlayerConfig = PlayerConfig()
@@ -154,7 +156,7 @@ class Player:
         """True if a run is on that we have a part in."""
         return self.state in (PlayerState.JOINING, PlayerState.PLAYING)
 
-    # What the user asks for
+    # Called by the user
 
     def set_agent(self, key: str | None, now: float) -> list[Outgoing]:
         """Take another slot."""
@@ -356,10 +358,13 @@ class Player:
         return packet.format_message(message), self.server
 
     def _claim(self, word: str) -> Outgoing:
-        """Return what asks for our slot, keeps it, and says that we are `r`eady, only `w`ait, or `l`eave."""
+        """Return what asks for our slot, or keeps it.
+
+        It says that we are `r`eady, ready as a `p`erson, only `w`ait, or `l`eave.
+        """
         key = self.key or ""
         if not self.token and (word == "l" or not (self.use_profile or self.state is PlayerState.REGISTERING)):
-            return self._say(packet.ReadyMessage(self.header, key, word == "r"))
+            return self._say(packet.ReadyMessage(self.header, key, word in "rp"))
         self._registrations += bool(self.token)
         claim = profile.Claim(self.tag, self.use_profile, self.token, self._registrations, word, self.former)
         return self._say(packet.Register(self.header, key, profile.format_tag(claim)))
@@ -385,7 +390,8 @@ class Player:
             out.append(self._say(packet.LobbyRequest(self.header)))
             claims = claims or bool(self.token)  # the slot is kept for who shows the token
         if claims and self.state is not PlayerState.ASKING:
-            out.append(self._claim("r" if self.ready and self.settled else "w"))
+            ready = "p" if self.is_person else "r"
+            out.append(self._claim(ready if self.ready and self.settled else "w"))
         return out
 
     def wake(self) -> float:

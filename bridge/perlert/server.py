@@ -200,7 +200,7 @@ def serve_perlert(
     default_action: Any = None,
     spectators: int = 0,
     start: Literal["all"] | int = "all",
-    countdown: float = 0.0,
+    countdown: float | None = None,
     fps: float = 30.0,
     max_rate: int = 30,
     decimals: int = DECIMALS,
@@ -230,7 +230,8 @@ def serve_perlert(
         spectators: Slots `spectator0`, … whose clients see the first agent's steps.
         start: "all": when every slot has a ready client or a bot; a number: when so many slots have a ready client.
             Never while a client in an agent's slot is not ready.
-        countdown: Seconds from then to the start, announced by messages.
+        countdown: Seconds from then to the start, announced by messages; None: 3 where a person is ready, in a browser
+            or a terminal, else 0.
         fps: Frames a second.
         max_rate: Steps a second that are sent to one client.
         decimals: Decimal places of observations and rewards.

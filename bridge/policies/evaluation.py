@@ -95,12 +95,12 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
         return {
-            **dataclasses.asdict(self),
             **{name: interval._asdict() for name, interval in self.intervals().items()},
             "steps_per_second": self.steps / self.seconds,
             "share_policy": self.seconds_in_policy / self.seconds,
             "share_policy_network": self.seconds_in_policy_network / self.seconds,
             "share_environment_and_network": self.seconds_waiting / self.seconds,
+            **dataclasses.asdict(self),
         }
 
     def __str__(self) -> str:

@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from bridge.errors import RecordingError
+from bridge.errors import RecordingError, UsageError
 
-__all__ = ["Damage", "Loaded", "Segment", "SegmentFile", "find_segments", "load_segment"]
+__all__ = ["UNREADABLE", "Damage", "Loaded", "Segment", "SegmentFile", "find_segments", "load_segment"]
 
 _NAME = re.compile(r"([0-9A-Za-z]{1,32}-[0-9a-f]{1,16})\.(\d{1,9})\.(\d{1,9})\.(arrow|parquet)")
 OLD_SUFFIX = ".rec"
@@ -38,13 +38,15 @@ _SUMS = ".sums"
 # Pictures are mostly alike: to compress them takes less time than the digest of their bytes, and writing these.
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-_LARGEST_PAGE = 64 << 20
 # A stranger's file may claim anything. Ours are far below: `Journal` ends a segment at 64 MiB and 2**18 rows.
 _LARGEST_FILE = 1 << 30
 _LARGEST_SUMS = 64 << 20
 _MOST_ROWS = 1 << 22
 _LARGEST_TABLE = 1 << 30
 _MOST_FILES = 100_000
+UNREADABLE = (pa.ArrowException, LookupError, MemoryError, OSError, OverflowError, RecursionError, TypeError,
+              ValueError, UsageError, struct.error)  # fmt: skip
+"""The exceptions of parsing what somebody made up."""
 # Columns of few different numbers. Texts as dictionaries would let a tiny file claim a huge table.
 _DICTIONARIES = ["lane", "kind", "episode", "reward"]
 
@@ -157,12 +159,11 @@ def _parquet_of(path: Path) -> bytes:
     """Return an Arrow stream as Parquet."""
     # What is mapped must be let go of before the file is deleted, which Windows refuses otherwise.
     with pa.memory_map(str(path)) as file:
-        table = pa.ipc.open_stream(file).read_all()
+        table = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
         sink = io.BytesIO()  # a file of Arrow's own stays open for a while where the disk is full
         pq.write_table(
             table, sink, row_group_size=max(1, len(table)), compression="zstd", use_dictionary=_DICTIONARIES,
             column_encoding=dict.fromkeys(("call", "t"), "DELTA_BINARY_PACKED"), write_statistics=False,
-            data_page_size=_LARGEST_PAGE,
         )  # fmt: skip
         return sink.getvalue()
 
@@ -260,17 +261,7 @@ def load_segment(path: Path, columns: Sequence[str] | None = None) -> Loaded:
         return Loaded(None, None, damage)
     try:
         found = _load_arrow(whole, columns) if path.suffix == ".arrow" else _load_parquet(whole, columns)
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        OverflowError,
-        MemoryError,
-        RecursionError,
-        struct.error,
-    ) as error:
+    except UNREADABLE as error:
         raise RecordingError(f"it cannot be read: {str(error).partition(chr(10))[0]:.200}") from error
     return Loaded(*found, damage)
 

@@ -131,8 +131,8 @@ class _Dataset:
         index = 0
         for one in columns:
             one["index"] = np.arange(index, index := index + len(one["index"]))
-        schema = pa.schema([(name, _type_of(self._features[name])) for name in columns[0]])
-        self._save(_DATA.format(**_FIRST), pa.concat_tables([_table(one, schema) for one in columns]))
+        tables = [pa.table({name: _cells(column) for name, column in one.items()}) for one in columns]
+        self._save(_DATA.format(**_FIRST), pa.concat_tables(tables))
         stats = [{name: _statistics(column) for name, column in one.items()} for one in columns]
         if self._has_film:
             for data, found in zip(self._data, stats, strict=True):
@@ -231,18 +231,10 @@ def _rows(space: Space[Any], samples: Sequence[Any]) -> Array:
     return found[:, 0] if found.shape[1] == 1 else found
 
 
-def _type_of(feature: Mapping[str, Any]) -> pa.DataType:
-    plain = pa.bool_() if feature["dtype"] == "bool" else pa.from_numpy_dtype(np.dtype(feature["dtype"]))
-    return plain if feature["shape"] == [1] else pa.list_(plain, feature["shape"][0])
-
-
-def _table(columns: Mapping[str, Array], schema: pa.Schema) -> pa.Table:
-    cells = []
-    for name, column in columns.items():
-        kind = schema.field(name).type
-        flat = pa.array(column.reshape(-1))
-        cells.append(pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat)
-    return pa.Table.from_arrays(cells, schema=schema)
+def _cells(column: Array) -> pa.Array:
+    """Return a column, lists of one size where it has several numbers for each row."""
+    flat = pa.array(column.reshape(-1))
+    return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
 
 
 def _indexed(columns: Mapping[str, list[Any]], index: str) -> pa.Table:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from bridge.encoding import values
-from bridge.encoding.spaces import Layout
+from bridge.encoding.spaces import Leaf
 from bridge.encoding.tensors import Array
-from bridge.errors import RecordingError, TensorError, UsageError
-from bridge.recording.files import Damage, Loaded, SegmentFile, find_segments, load_segment
-from bridge.recording.rows import FORMAT, Columns, Kind, is_fixed, of_cell
+from bridge.errors import RecordingError, TensorError
+from bridge.recording.files import UNREADABLE, Damage, Loaded, SegmentFile, find_segments, load_segment
+from bridge.recording.rows import FORMAT, Columns, Group, Kind, is_fixed, of_cell
 
 __all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode", "read_folder"]
 
@@ -169,7 +169,7 @@ class RecordedStream:
         self._table = pa.concat_tables([table for _, table in parts])
         self._stops = np.cumsum([len(table) for _, table in parts])
         self._columns: dict[str, Array] = {}
-        self._held: dict[int, pa.RecordBatch] = {}
+        self._held: dict[int, tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]] = {}
         self.names: list[str] = []
         """Who acted, by the numbers of the column `by`."""
         calls, kinds = self.column("call"), self.column("kind")
@@ -213,17 +213,17 @@ class RecordedStream:
                 encoded = cells.cast(pa.string()).dictionary_encode()
                 self.names = [_printable(text) for text in encoded.dictionary.to_pylist()]
                 cells = encoded.indices.fill_null(-1)
-            spec, known = self.columns.reward, _known(cells)
-            given = _numbers(cells.drop_null(), spec.shape if name == "reward" else (), spec.dtype)
-            self._columns[name] = np.zeros((len(known), *given.shape[1:]), given.dtype)
-            self._columns[name][known] = given
+            spec = self.columns.reward
+            given, places = _given(cells, spec.shape if name == "reward" else (), spec.dtype)
+            self._columns[name] = np.zeros((len(places), *given.shape[1:]), given.dtype)
+            self._columns[name][places >= 0] = given
         return self._columns[name]
 
     def _read_events(self) -> tuple[dict[int, Reset], dict[int, list[tuple[str, bytes]]]]:
         resets: dict[int, Reset] = {}
         calls: dict[int, list[tuple[str, bytes]]] = {}
         events = self._table["event"].combine_chunks()
-        for at in np.flatnonzero(_known(events)).tolist():
+        for at in np.flatnonzero(events.is_valid().to_numpy(zero_copy_only=False)).tolist():
             call, kind = int(self.column("call")[at]), int(self.column("kind")[at])
             try:
                 event = json.loads(events[at].as_py())
@@ -234,27 +234,43 @@ class RecordedStream:
                     given = Reset(event.get("seed"), options, event.get("mask"), "unknown_options" in event)
                     given.seeds(self.lanes), [given.seed_of(lane) for lane in range(self.lanes)]
                     resets[call] = given
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, TensorError) as error:
+            except (*UNREADABLE, AttributeError, TensorError) as error:
                 raise RecordingError(f"the event of call {call} cannot be read: {error!r:.100}") from error
         return resets, calls
 
-    def _segment(self, part: int) -> pa.RecordBatch:
-        """Return the rows of a segment. The last two are held: an episode may go from one into the next."""
+    def _segment(self, part: int) -> tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]:
+        """Return the rows of a segment, and where `_grid` keeps its columns.
+
+        The last two segments are held: an episode may go from one into the next.
+        """
         if part not in self._held:
             table = _load(self._parts[part], None).table
             rows = int(self._stops[part] - (self._stops[part - 1] if part else 0))
             if table is None or len(table) < rows:
                 raise RecordingError(f"{self._parts[part].path.name} changed while it was read")
             (batch,) = table.slice(0, rows).combine_chunks().to_batches()  # more may have been written meanwhile
-            self._held = {**dict(list(self._held.items())[-1:]), part: batch}
+            self._held = {**dict(list(self._held.items())[-1:]), part: (batch, {})}
         return self._held[part]
+
+    def _given(self, part: int, name: str, leaf: Leaf) -> tuple[Array, Array]:
+        """Return what `_given` does of a segment's column of samples."""
+        batch, given = self._segment(part)
+        if name not in given:
+            fixed = is_fixed(leaf.spec)
+            given[name] = _given(batch[name], leaf.spec.shape, leaf.spec.dtype if fixed else np.dtype(object))
+        return given[name]
+
+    def _inside(self, rows: Array) -> Iterator[tuple[int, Array]]:
+        """Yield each segment that has some of these rows, which are in order, and where it has them."""
+        first, last = np.searchsorted(self._stops, rows[[0, -1]], "right").tolist() if len(rows) else (0, -1)
+        for part in range(first, last + 1):
+            begin = self._stops[part - 1] if part else 0
+            cuts = np.searchsorted(rows, [begin, self._stops[part]]) if first < last else (0, len(rows))
+            yield part, rows[cuts[0] : cuts[1]] - begin
 
     def cells(self, name: str, rows: Array) -> pa.Array:
         """Return the cells of a column in rows, which are in order."""
-        parts = np.searchsorted(self._stops, rows, "right")
-        found = [self._segment(part)[name].take(pa.array(rows[parts == part] - (self._stops[part - 1] if part else 0)))
-                 for part in np.unique(parts).tolist()]  # fmt: skip
-        return pa.concat_arrays(found or [pa.array([], self.columns.schema.field(name).type)])
+        return pa.concat_arrays([self._segment(part)[0][name].take(pa.array(at)) for part, at in self._inside(rows)])
 
     def samples(self, name: str, rows: Array) -> list[Any]:
         """Return the actions or observations of rows, as the environment took or gave them; None where there is none.
@@ -268,19 +284,31 @@ class RecordedStream:
         """
         if name == "observation" and not self.has_observations:
             raise RecordingError(f"the recording {self.run} has no observations")
-        found: list[Any] = [None] * len(rows)
+        found: list[Any] = []
         try:
-            for group in self.columns.groups:  # of a row, the columns of one group have something at most
-                columns = [self.cells(column, rows) for column in group.names(name)]
-                known = np.logical_and.reduce([_known(column) for column in columns])
-                cells = [column.filter(pa.array(known)) for column in columns]
-                for at, sample in zip(
-                    np.flatnonzero(known).tolist(), _samples(group.layouts[name], cells), strict=True
-                ):
-                    found[at] = sample
+            for part, inside in self._inside(rows):
+                each = [self._unpacked(part, group, name, inside) for group in self.columns.groups]
+                # Of a row, the columns of one group have something at most.
+                several = ([one for one in some if one is not None] for some in zip(*each, strict=True))
+                found.extend(each[0] if len(each) == 1 else [(some or [None])[0] for some in several])
         except (TensorError, ValueError, TypeError) as error:
             raise RecordingError(f"an {name} of {self.run} cannot be read: {error}") from error
         return found
+
+    def _unpacked(self, part: int, group: Group, name: str, rows: Array) -> list[Any]:
+        """Return the samples of rows of a segment, None where there is none; they share no memory."""
+        layout = group.layouts[name]
+        given = [self._given(part, column, leaf) for column, leaf in zip(group.names(name), layout.leaves, strict=True)]
+        known = np.logical_and.reduce([places[rows] >= 0 for _, places in given])
+        leaf, (first, places) = layout.leaves[0], given[0]
+        plain = layout.single and (leaf.kind == "scalar" or (leaf.kind == "array" and leaf.spec.shape))
+        if plain and leaf.spec.dtype == leaf.space.dtype:  # nothing to unpack
+            found = iter(first[places[rows[known]]])
+        else:
+            cells = [[of_cell(leaf, cells[at]) for at in places[rows[known]].tolist()]
+                     for leaf, (cells, places) in zip(layout.leaves, given, strict=True)]  # fmt: skip
+            found = map(layout.unpack, zip(*cells, strict=True))
+        return list(found) if known.all() else [next(found) if yes else None for yes in known.tolist()]
 
     def infos(self, rows: Array) -> list[dict[str, Any]]:
         """Return the infos of rows; raises RecordingError where they were not recorded, or cannot be read."""
@@ -363,36 +391,22 @@ def _printable(text: str) -> str:
     return "".join(part if part.isprintable() else "?" for part in text[:200])
 
 
-def _known(cells: pa.Array) -> Array:
-    """Return which cells are not null."""
-    found: Array = cells.is_valid().to_numpy(zero_copy_only=False)
-    return found
-
-
-def _numbers(cells: pa.Array, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return cells, none of which is null, as an array with an entry of this shape for each."""
-    found: Array
-    if not shape:
-        found = cells.to_numpy(zero_copy_only=False)
+def _given(cells: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+    """Return the cells of a column that are there as an array, texts and other bytes as objects; and for each row
+    where its cell is among them, -1: nowhere.
+    """
+    there = cells.is_valid().to_numpy(zero_copy_only=False)
+    full = (int(there.sum()), *shape)
+    if dtype.hasobject:
+        found: Array = np.empty(full[0], object)
+        found[:] = cells.drop_null().to_pylist()
+    elif not shape:
+        found = cells.drop_null().to_numpy(zero_copy_only=False)
     elif pa.types.is_list(cells.type):
-        found = cells.flatten().to_numpy(zero_copy_only=False)
-    else:
-        found = np.frombuffer(cells.buffers()[2] or b"", dtype, len(cells) * math.prod(shape))
-    return found.reshape(len(cells), *shape)  # a ValueError where lengths differ
-
-
-def _samples(layout: Layout, columns: Sequence[pa.Array]) -> Iterable[Any]:
-    """Return the samples whose tensors are in columns, which lack none; they share no memory with these."""
-    each = [
-        _numbers(cells, leaf.spec.shape, leaf.spec.dtype).copy() if is_fixed(leaf.spec)
-        else [of_cell(leaf, cell) for cell in cells.to_pylist()]
-        for leaf, cells in zip(layout.leaves, columns, strict=True)
-    ]  # fmt: skip
-    leaf = layout.leaves[0]
-    plain = layout.single and (leaf.kind == "scalar" or (leaf.kind == "array" and leaf.spec.shape))
-    if plain and leaf.spec.dtype == leaf.space.dtype:  # nothing to unpack
-        return each[0]
-    return (layout.unpack([np.asarray(part) for part in parts]) for parts in zip(*each, strict=True))
+        found = cells.flatten().to_numpy(zero_copy_only=False).reshape(full)  # a ValueError where lengths differ
+    else:  # bytes, of which a null has none
+        found = np.frombuffer(cells.buffers()[2] or b"", dtype, math.prod(full)).reshape(full)
+    return found, np.where(there, np.cumsum(there) - 1, -1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -474,7 +488,7 @@ def _read_stream(files: Sequence[SegmentFile]) -> tuple[RecordedStream | None, l
             last = _check_rows(loaded.table, columns, last)
         except RecordingError as error:
             damage.append(Damage(file.path, _printable(str(error))))
-        except (KeyError, TypeError, ValueError, OverflowError, UsageError, RecursionError, pa.ArrowException) as error:
+        except UNREADABLE as error:
             damage.append(Damage(file.path, _printable(f"it cannot be read: {error!r:.150}")))
         else:
             parts.append((file, loaded.table))

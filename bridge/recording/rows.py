@@ -572,10 +572,12 @@ def _cell(leaf: Leaf, array: Array) -> Any:
 
 
 def of_cell(leaf: Leaf, cell: Any) -> Array:
-    """Return the tensor of a cell: the way back from `_cell`."""
+    """Return the tensor of a cell: the way back from `_cell`, and a copy of numbers."""
     if leaf.kind == "encoded":
         return np.frombuffer(cell, np.uint8)
-    return np.array(cell, object) if leaf.kind == "text" else np.asarray(values.decode(cell))
+    if leaf.kind == "text":
+        return np.array(cell, object)
+    return np.array(cell) if is_fixed(leaf.spec) else np.asarray(values.decode(cell))
 
 
 def _array(cells: Any, kind: pa.DataType) -> pa.Array:

@@ -199,7 +199,7 @@ class Calls:
         self._unflushed: dict[Client, None] = {}
         self._served: Client | None = None
 
-    # What clients do
+    # Clients that join and leave
 
     def open(self, client: Client, version: str, *, may_act: bool = True) -> Call:
         """Admit a call, of a client that says it has this version, and that may act or only watch.

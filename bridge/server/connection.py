@@ -81,6 +81,8 @@ class Connection:
         """True if nothing is read for now, because too many requests wait."""
         self.ending = False
         """True if nothing more is read; it closes once what it has to say is sent."""
+        self.shut = False
+        """True if the client was told that nothing more comes."""
         self.closed = False
         self.progressed = False
         """True if the client took some of what waited, since somebody looked."""
@@ -101,7 +103,7 @@ class Connection:
         self.protocol = protocol
         self.answer = protocol.answer
 
-    # What counts for `max_queued_bytes`
+    # The bytes that count for `max_queued_bytes`
 
     def admit(self, size: int) -> None:
         """Count a large request that begins, or raise RequestError; negative: give it up."""
@@ -126,7 +128,7 @@ class Connection:
         if type(request) is bytearray:
             self.hold(-len(request))
 
-    # What comes
+    # Received data
 
     def receive(self) -> int:
         """Receive once; return the number of bytes: 0 at the end of the stream.
@@ -158,7 +160,7 @@ class Connection:
                 account.share.note_fastest(seconds)
         return len(data)
 
-    # What goes
+    # Data to send
 
     def flush(self) -> None:
         """Send what is to be sent, as far as the socket takes it, and watch for what is needed next."""

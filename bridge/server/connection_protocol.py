@@ -1,4 +1,4 @@
-"""What the protocols of a server's connections have in common, and how they ask a quiet client for a sign of life."""
+"""The base of the protocols of a server's connections, and the pings that they send to a quiet client."""
 
 from __future__ import annotations
 

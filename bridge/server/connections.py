@@ -8,6 +8,7 @@ import errno
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -20,6 +21,7 @@ from bridge.server.connection_protocol import ConnectionProtocol
 from bridge.server.event_loop import READ, WRITE, EventLoop
 from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.helper_thread import HelperThread
+from bridge.server.inflation import Inflation
 from bridge.server.limits import Limits
 from bridge.server.listeners import UnixListener, listen_tcp
 from bridge.transport.sockets import has_hung_up, prepare
@@ -36,10 +38,13 @@ _LINGER = 1.0
 _LONG_LINGER = 30.0
 # Connections without a call at a time, at least, where nothing else is said.
 _MAX_IDLE = 256
-# Seconds between two looks for clients that went without a word.
+# Seconds between two checks for clients that vanished without closing their connection.
 _KEEPALIVE = 5.0
 # Seconds between two looks whether the client of a connection that is read later is still there.
 _PROBE = 0.5
+# The fewest seconds for which a connection is not read that has used too much: what a turn of the loop costs by itself
+# is not measured, so that there should be few of them.
+_LEAST_PAUSE = 0.01
 # How often a connection is read, unheard, before it is closed.
 _LAST_READS = 64
 
@@ -91,7 +96,9 @@ class Connections:
         self._keepalive: Timer | None = None
         self._share = FairShare()
         self.helper = HelperThread(loop.scheduler)
-        """Does what takes processor time."""
+        """The thread for work that takes processor time, such as compression."""
+        self.inflations: deque[Inflation] = deque()
+        """Compressed requests that are being inflated, one after the other."""
         self._tls = tls
         if unix_path is not None:
             unix = UnixListener(unix_path)
@@ -102,7 +109,7 @@ class Connections:
         charged = {f"charged_{role}": seconds for role, seconds in self._share.charged.items()}
         return {"sockets": len(self.all), "throttled": self._share.waiting, **charged}
 
-    # What the protocols ask
+    # Called by the protocols
 
     def open(self, client: Connection, version: str, *, may_act: bool = True) -> Call:
         """Admit a call."""
@@ -219,8 +226,11 @@ class Connections:
     # Processor time
 
     def charge_request(self, connection: Connection, seconds: float) -> None:
-        """Count processor time in which a request was served, and what was not charged when it was received."""
-        self._charge(connection, seconds + min(self._share.worth, seconds))
+        """Count processor time in which a request was served.
+
+        Receiving it was not charged, and sending the answer, which takes about as long, is not measured.
+        """
+        self._charge(connection, seconds + 2 * min(self._share.worth, seconds))
         # So that no more of them come with the next read than are soon served: those of others wait behind them.
         connection.account.productive = False
 
@@ -233,7 +243,8 @@ class Connections:
             return
         if account.timer is None:  # else of requests that came together another one was served
             self._share.waiting += 1
-            account.timer = self.call_later(min(wait, _PROBE), lambda: self._read_again(connection))
+            pause = min(max(wait, _LEAST_PAUSE), _PROBE)
+            account.timer = self.call_later(pause, lambda: self._read_again(connection))
             connection.flush()  # before it may be closed, which `arrange` does where all is said
             if not connection.closed:
                 self.arrange(connection)
@@ -306,23 +317,22 @@ class Connections:
     # Reading and writing
 
     def _on_events(self, connection: Connection, events: int) -> None:
-        """Read and write what a socket has and takes."""
+        """Read and write what a socket has and takes, and charge the processor time beside requests."""
         if connection.closed:
             return
+        account = connection.account
+        # Asking the system for the processor time would cost each request more than a hundredth of its time. A clock is
+        # cheap, and tells which turns are worth it.
+        measured = not account.productive or connection.ending
+        if measured:
+            before, at, began = connection.unserved, time.monotonic(), time.thread_time()
         try:
             if events & WRITE:
                 connection.drain()
             # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
             if events & READ and not connection.unserved:
-                account = connection.account
-                if account.productive and not connection.ending:
-                    # Asking the system for the processor time would cost each request more than a hundredth of its
-                    # time. A clock is cheap, and tells which turns are worth it.
-                    count = connection.receive()
-                    if not account.productive:
-                        self._charge(connection, account.excess)
-                else:
-                    count = self._measure(connection)
+                # Of one that was refused, what it had sent before it knew is dropped.
+                count = len(connection.sock.recv(CHUNK)) if connection.ending else connection.receive()
                 if not count:
                     self.close(connection)
             if connection.blocked_calls and not connection.unsent:
@@ -347,20 +357,13 @@ class Connections:
             self.close(connection)
         if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
             connection.flush()
-
-    def _measure(self, connection: Connection) -> int:
-        """Receive once, and charge the processor time beside its requests; return the number of bytes.
-
-        Of a connection that was refused, what it had sent before it knew is dropped.
-        """
-        before, at, began = connection.unserved, time.monotonic(), time.thread_time()
-        try:
-            return len(connection.sock.recv(CHUNK)) if connection.ending else connection.receive()
-        finally:
+        if measured:
             seconds = time.thread_time() - began
             self._share.note_turn(seconds, time.monotonic() - at)
             served = max(0, connection.unserved - before) * self._share.worth
             self._charge(connection, max(0.0, seconds - served))
+        elif not account.productive:
+            self._charge(connection, account.excess)
 
     def arrange(self, connection: Connection) -> None:
         """Watch for what the connection needs: room to send, or else the next request."""
@@ -374,8 +377,10 @@ class Connections:
                 self.close(connection)
                 return
             # Whoever was refused is read on for a moment: closing on unread bytes would take our last words away.
-            with contextlib.suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_WR)
+            if not connection.shut:
+                connection.shut = True
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_WR)
         # No new request is read while answers wait: a client that does not read cannot make us keep without end.
         reads = connection.account.timer is None and not connection.paused
         events = WRITE if connection.unsent else READ if reads else 0

@@ -64,6 +64,8 @@ class EventLoop:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
+        # Asking the selector for a file that it does not know takes it longer than all else of a turn.
+        self._files: set[Any] = set()
         self._selector.register(self._woken, READ, self._on_wake)
 
     # Files
@@ -71,18 +73,20 @@ class EventLoop:
     def register(self, file: Any, events: int, callback: Callable[[int], None]) -> None:
         """Call a function with what a file is ready for (READ, WRITE). It must stand being called for nothing."""
         self._selector.register(file, events, callback)
+        self._files.add(file)
 
     def modify(self, file: Any, events: int, callback: Callable[[int], None]) -> None:
         """Watch a file for something else; for nothing, where `events` is 0."""
         if not events:
             self.unregister(file)
-        elif file in self._selector.get_map():
+        elif file in self._files:
             self._selector.modify(file, events, callback)
         else:
-            self._selector.register(file, events, callback)
+            self.register(file, events, callback)
 
     def unregister(self, file: Any) -> None:
         """Watch a file no longer; again: nothing."""
+        self._files.discard(file)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(file)
 

@@ -18,9 +18,9 @@ __all__ = ["FairShare", "ProcessorAccount"]
 
 BURST = 0.01
 """Seconds that a connection may use at once."""
-REFILL = 0.1
+REFILL = 0.05
 """Seconds that all connections together may use a second, beyond those, in equal parts."""
-SHARE = 0.15
+SHARE = 0.1
 """The share of the time that all connections together may use which have used more than that."""
 # What a turn may take for each request, or page of a large one, without a closer look: so often the fastest request.
 _USUAL = 8

@@ -98,7 +98,7 @@ class GrpcProtocol(ConnectionProtocol):
         """True while a large request is being received; gRPC's own services, which need no token, take none."""
         return self.http.receives_large
 
-    # What comes
+    # Received data
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes; the requests that they complete go to the calls.
@@ -136,7 +136,7 @@ class GrpcProtocol(ConnectionProtocol):
         raise RequestError(Code.INVALID_ARGUMENT, f"it speaks no HTTP/2: {error}") from error
 
     def _handle(self, events: list[tuple[Stream, Event]]) -> None:
-        """Handle what happened on the connection."""
+        """Handle the events of the connection's streams."""
         receive, inflating = self._receive, self._inflating
         for stream, event in events:
             owner = stream.owner
@@ -210,7 +210,9 @@ class GrpcProtocol(ConnectionProtocol):
 
         connection = self._connection
         encoding, most = self._encodings[stream], self._limits.max_message_bytes
-        inflation = Inflation(message, encoding, most, connection.admit, self._handler.helper, done)
+        inflation = Inflation(
+            message, encoding, most, connection.admit, self._handler.helper, self._handler.inflations, done
+        )
         self._inflating[stream] = inflation, deque()
         connection.unserved += 1  # so that no more is read meanwhile
         inflation.start()
@@ -338,7 +340,7 @@ class GrpcProtocol(ConnectionProtocol):
             self._cancel_inflation(stream)
         stream.discard()
 
-    # What goes
+    # Data to send
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer with the next flush; return whether the client has a window for all of it.

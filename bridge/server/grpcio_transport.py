@@ -56,7 +56,7 @@ class GrpcioTransport:
         self._gate, self._security = Gate(security.token, security.watch_token), security
         self.calls: Calls
         self.helper = HelperThread(scheduler)
-        """Does what takes processor time."""
+        """The thread for work that takes processor time, such as compression."""
         self.all: set[Call] = set()
         """The calls that are open."""
         self._threads = ThreadPoolExecutor(limits.max_connections + limits.max_viewers + _SPARE_THREADS, "grpcio")

@@ -1,8 +1,12 @@
-"""Compressed requests: inflated step by step in the helper thread, each step admitted by the event loop."""
+"""Compressed requests: inflated step by step in the helper thread, each step admitted by the event loop.
+
+One message of a server is inflated at a time: many that grow would else all be in memory, each half done.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from bridge.errors import Code, RequestError
@@ -27,6 +31,7 @@ class Inflation:
         admit: Called by the event loop with the bytes of each step before memory is taken for it, and with as many
             less than none where they are given up. Raises RequestError.
         helper: Does the work.
+        turns: Those of the server that are not done; the first one is at work.
         done: Called by the event loop at the end: with the request (a bytearray that was admitted as a whole), with a
             RefusedMessage where it was not admitted, or with a RequestError where it cannot be read.
     """
@@ -38,6 +43,7 @@ class Inflation:
         max_message_bytes: int,
         admit: Callable[[int], None],
         helper: HelperThread,
+        turns: deque[Inflation],
         done: Callable[[bytearray | RefusedMessage | RequestError], None],
     ) -> None:
         self._data: bytes | bytearray = message.data
@@ -45,6 +51,7 @@ class Inflation:
         self._most = max(_STEP, MAX_RATIO * len(message.data))
         self._admit = admit
         self._helper = helper
+        self._turns = turns
         self._done = done
         self._inflater = Inflater(encoding)
         self._rest: bytes | bytearray = self._data
@@ -55,13 +62,24 @@ class Inflation:
         """The processor time that it took so far."""
 
     def start(self) -> None:
-        """Begin."""
-        self._go_on()
+        """Begin, once it is its turn."""
+        self._turns.append(self)
+        if self._turns[0] is self:
+            self.go_on()
 
     def cancel(self) -> None:
         """Give it up; `done` is not called."""
         self._cancelled = True
         self._give_back()
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._turns[0] is not self:
+            self._turns.remove(self)
+            return
+        self._turns.popleft()
+        if self._turns:
+            self._turns[0].go_on()
 
     def _give_back(self) -> None:
         self._admit(-self._admitted)
@@ -69,7 +87,8 @@ class Inflation:
             self._admit(-len(self._data))
         self._data, self._admitted = b"", 0
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Inflate the next step: of the first one of `turns`."""
         try:
             self._admit(_STEP)
         except RequestError as error:
@@ -108,11 +127,12 @@ class Inflation:
         elif not result:
             self._finish(_unreadable("it is cut off"))
         else:
-            self._go_on()
+            self.go_on()
 
     def _finish(self, result: bytearray | RefusedMessage | RequestError) -> None:
         self._give_back()
         self._plain, self._rest = bytearray(), b""
+        self._end_turn()
         self._done(result)
 
 

@@ -50,13 +50,13 @@ SWITCH_INTERVAL = 0.0005
 
 
 class Sessions(Protocol):
-    """Makes what answers calls, in place of sessions with the server's own worlds."""
+    """Makes the sessions of calls, in place of those with the server's own worlds."""
 
     def attach(self, loop: EventLoop, runtime: Runtime) -> None:
-        """Take the event loop in which everything happens, and what worlds run on. Called once, before it runs."""
+        """Keep the server's event loop, and the runtime of its worlds. Called once, before the loop runs."""
 
     def open(self, hub: Registry, version: str, may_act: bool) -> ServedSession:
-        """Make what answers a call.
+        """Make the session of a call.
 
         Args:
             hub: The server's worlds.
@@ -169,7 +169,7 @@ class Server:
         return found
 
     def _connect(self, transport: Transport, limits: Limits, security: Security, web: WebSite | None) -> Any:
-        """Make what receives and answers calls."""
+        """Make the transport's end that receives and answers calls."""
         if transport == "grpcio":
             if web is not None:
                 raise SettingError(
@@ -193,7 +193,7 @@ class Server:
     def _make_calls(
         self, limits: Limits, open_session: Callable[[Registry, str, bool], ServedSession] | None = None
     ) -> Calls:
-        """Make what serves the requests of calls."""
+        """Make the object that serves the requests of calls."""
         calls = self._connections.calls = Calls(
             self._registry,
             limits,
@@ -243,7 +243,7 @@ class Server:
         self._stopped = threading.Event()
         self._stopped.set()
 
-    # What there is
+    # Properties
 
     @property
     def url(self) -> str:

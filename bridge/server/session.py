@@ -18,6 +18,7 @@ from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.encoding.step_codec import StepCodec
 from bridge.encoding.tensors import Array
+from bridge.encoding.values import check_count
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -244,7 +245,7 @@ class Session:
         world.resets.end(agent)
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
-        """Make what reads the next Steps like this one, as our own client sends them."""
+        """Make the fast reader of further Steps like this one, as our own client sends them."""
         self._wanted = wanted
         self._known.clear()
         specs = agent.observations
@@ -460,6 +461,7 @@ class Session:
             elif url == CALL_REQUEST_URL:
                 if self._agent is None:
                     raise RequestError(Code.FAILED_PRECONDITION, "a method call needs a world; send JoinWorld first")
+                check_count(data, bridge_pb2.CallRequest)
                 called = await self._agent.call(bridge_pb2.CallRequest.FromString(data))
                 answer = called.SerializeToString()
                 response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
@@ -468,7 +470,7 @@ class Session:
                     Code.UNIMPLEMENTED,
                     f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_REQUEST_URL}",
                 )
-        except DecodeError as error:
+        except (DecodeError, TensorError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error
 
     _SERVE: Mapping[str, Callable[[Session, pb.EnvironmentRequest, pb.EnvironmentResponse], Awaitable[None]]] = {

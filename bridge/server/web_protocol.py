@@ -75,7 +75,7 @@ class WebProtocol(ConnectionProtocol):
         self._site = site
         self._outgoing = connection.outgoing
         self._head: bytes | None = b""
-        """What has come of the request's head; None: that was answered."""
+        """The received bytes of the request's head; None: it was answered."""
         self._websocket: Protocol = ServerProtocol(
             subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=limits.max_message_bytes, logger=LOGGER
         )
@@ -91,7 +91,7 @@ class WebProtocol(ConnectionProtocol):
         """True if a large request is being received."""
         return self._admitted > 0
 
-    # What comes
+    # Received data
 
     def receive_data(self, data: bytes) -> None:
         """Take bytes; the requests that they complete go to the call.
@@ -213,7 +213,7 @@ class WebProtocol(ConnectionProtocol):
         self._say_goodbye(code, text)
         return RequestError(code if isinstance(code, Code) else Code.INVALID_ARGUMENT, text)
 
-    # What counts for `max_queued_bytes`
+    # The bytes that count for `max_queued_bytes`
 
     def _admit(self, incomplete: int) -> None:
         """Count the bytes of a request that is not complete; raise RequestError where they are too many."""
@@ -230,7 +230,7 @@ class WebProtocol(ConnectionProtocol):
         self._connection.hold(-self._admitted)
         self._admitted = 0
 
-    # What goes
+    # Data to send
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
         """Send an answer with the next flush; a client that has closed gets none. There are no windows: True."""

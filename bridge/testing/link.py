@@ -190,6 +190,26 @@ class Duplex(Generic[T]):
         conditions: What happens to packets from `a` to `b`.
         generator: Where chance comes from; the directions get children of it.
         back: What happens to packets from `b` to `a`; None: the same.
+
+    Examples:
+        A hundred packets that are sent again until they are acknowledged:
+
+        >>> from bridge.testing import VirtualClock
+        >>> clock = VirtualClock()
+        >>> conditions = Conditions(delay=0.02, jitter=0.03, loss=0.3, duplicate=0.1)
+        >>> duplex = Duplex(conditions, np.random.default_rng(0))
+        >>> unacknowledged, delivered = set(range(100)), set()
+        >>> while unacknowledged:
+        ...     for number in sorted(unacknowledged):
+        ...         duplex.a.send(clock.now(), number)
+        ...     now = clock.advance(0.1)
+        ...     for number in duplex.b.receive(clock.now()):
+        ...         delivered.add(number)
+        ...         duplex.b.send(clock.now(), number)
+        ...     now = clock.advance(0.1)
+        ...     unacknowledged -= set(duplex.a.receive(clock.now()))
+        >>> delivered == set(range(100))
+        True
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class Http2Sender:
         """Send WINDOW_UPDATE."""
         self.frame(FrameType.WINDOW_UPDATE, 0, number, more.to_bytes(4, "big"))
 
-    # What the peer says of its windows
+    # The peer's windows
 
     def on_settings(self, payload: bytes) -> None:
         """Note the peer's settings, of valid values, and acknowledge them."""

@@ -112,7 +112,8 @@ class Gallery(Observer):
             refuse_unknown(rest, ("role", "wait"), "JoinWorld")
             world.refuse_if_over()
             waits = ("now", "next_frame")[:: -1 if view is None else 1]  # with pictures it waits for those
-            return WatchingAgent(world, self, view, Spectator(world, read_choice(rest, "wait", waits)))
+            wait = read_choice(rest, "wait", waits)
+            return WatchingAgent(world, self, view, Spectator(world, self.watch(world), wait))
         if spectates:
             rest.pop("role")
         inner = join(rest)
@@ -174,8 +175,7 @@ class WatchingAgent(Agent):
         self._figures = np.full(len(WATCH), np.nan)
         self._gone = False
         self._left = False
-        self._tap = inner.tap if isinstance(inner, Spectator) else None
-        self._watch.add(self, self._tap)
+        self._watch.add(self)
 
     @property
     def unwrapped(self) -> Agent:
@@ -265,6 +265,6 @@ class WatchingAgent(Agent):
         if self._left:
             return
         self._left = True
-        if self._watch.remove(self, self._tap):
+        if self._watch.remove(self):
             self._gallery.forget(self._world)
         self._inner.leave()

@@ -149,7 +149,7 @@ class Match:
         self.result: dict[str, Any] | None = None
         """The result of the last round, as `describe` shows it; None: there was none."""
         self.standings: dict[str, Standing] = {}
-        """What players have got in all rounds, by name, in the order in which they played last."""
+        """The totals of players over all rounds, by name, in the order in which they played last."""
         self._waits_since = math.inf
         self._start_at = math.inf
         self._not_before = -math.inf

@@ -7,7 +7,7 @@ returned to somebody else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +15,14 @@ from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.watching.shared_steps import SharedSteps, Stretch
 from bridge.worlds.base import Agent
 from bridge.worlds.environment import EnvironmentProxy, Result
-from bridge.worlds.observers import Listener
 from bridge.worlds.scheduling import PendingResult
 from bridge.worlds.single import EnvAgent, EnvWorld
+
+if TYPE_CHECKING:
+    from bridge.watching.watch import Watch
 
 __all__ = ["Mirror", "Spectator"]
 
@@ -49,62 +52,47 @@ class _MirroredWorld:
         """Nothing: it has no seat in the world."""
 
 
-class Mirror(Listener, EnvironmentProxy):
+class Mirror(EnvironmentProxy):
     """Returns what a world's environment returned to somebody else; rewards that were not seen are added up.
 
     Args:
         world: The world.
+        steps: What its environment returns.
         waits: Whether `step` waits for something new.
     """
 
-    def __init__(self, world: EnvWorld, waits: bool) -> None:
+    def __init__(self, world: EnvWorld, steps: SharedSteps, waits: bool) -> None:
         self._world = world
+        self._steps = steps
         self._waits = waits
         EnvironmentProxy.__init__(self, world.env)
         self._lanes = self.facts.num_envs
-        self._newest = world.newest
-        """Observation and info of the world's running episode; None: it has none yet."""
-        self._running = self._newest is not None
-        self._entered = False
-        self._transition: list[Any] | None = None
-        """The steps to tell: observation, reward, terminated, truncated, info."""
-        self._changed: PendingResult[None] = PendingResult()
+        self._unseen: Stretch | None = None
+        """The first steps that it has not told; None: it is in no episode."""
         self._error: RequestError | None = None
         self.notes = []
 
-    # What the environment does
-
-    def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
-        """Take what `reset` returned."""
-        self._newest, self._running = result, True
-        self._wake()
-
-    def stepped(self, lane: int | None, action: object, result: Result) -> Result:
-        """Take what `step` returned."""
-        observation, reward, terminated, truncated, info = result
-        self._newest = observation, info
-        self._running = self._lanes is not None or not (terminated or truncated)
-        told = self._transition
-        if self._entered and not (told is not None and self._lanes is None and (told[2] or told[3])):
-            if told is not None:
-                reward = told[1] + reward
-                terminated, truncated = np.logical_or(told[2], terminated), np.logical_or(told[3], truncated)
-            self._transition = [observation, reward, terminated, truncated, info]
-        self._wake()
-        return result
-
-    def over(self, error: RequestError) -> None:
-        """Note that the world has ended, or that nobody waits any longer."""
+    def hang_up(self, error: RequestError) -> None:
+        """Let nobody wait any longer."""
         self._error = self._error or error
-        self._wake()
+        if (pending := self._steps.waiting.pop(self, None)) is not None:
+            pending.set_result(None)
 
-    def _wake(self) -> None:
-        pending, self._changed = self._changed, PendingResult()
-        pending.set_result(None)
+    def leave(self) -> None:
+        """Look no more. Again: nothing."""
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None:
+            self._steps.leave(unseen)
+
+    def _refuse_if_over(self) -> None:
+        error = self._error or self._steps.error
+        if error is not None:
+            raise error
 
     async def _wait(self, seconds: float) -> bool:
         """Wait for a change; return whether there was one."""
-        pending, expired = self._changed, list[bool]()
+        pending = self._steps.waiting[self] = PendingResult[None]()
+        expired = list[bool]()
 
         def expire() -> None:
             expired.append(True)
@@ -115,40 +103,49 @@ class Mirror(Listener, EnvironmentProxy):
             await pending
         finally:
             timer.cancel()
-        if self._error is not None:
-            raise self._error
+            self._steps.waiting.pop(self, None)
+        self._refuse_if_over()
         return not expired
 
     # What the agent asks for
 
     async def reset(self, *, seed: object = None, options: object = None) -> Result:
         """Wait until an episode runs, and return its newest observation and info."""
-        self._transition, self._entered = None, False
-        if self._error is not None:
-            raise self._error
-        while self._newest is None or not self._running:
+        self.leave()
+        self._refuse_if_over()
+        while self._steps.newest is None or not self._steps.running:
             if not await self._wait(BEGIN_TIMEOUT):
                 raise RequestError(
                     Code.DEADLINE_EXCEEDED,
                     f"nobody began an episode in this world within {BEGIN_TIMEOUT:g} s; Step again once somebody plays",
                 )
-        self._entered = True
-        return self._newest
+        self._unseen = self._steps.begin()
+        return self._steps.newest
 
     async def step(self, action: object) -> Result:
         """Return what happened since the last call; the action is dropped."""
-        if self._error is not None:
-            raise self._error
-        if self._transition is None and self._waits:
+        self._refuse_if_over()
+        transition = self._look()
+        if transition is None and self._waits:
             await self._wait(STEP_TIMEOUT)
-        transition, self._transition = self._transition, None
+            transition = self._look()
         if transition is not None:
-            return tuple(transition)
-        observation = None if self._newest is None else self._newest[0]
+            return transition
+        observation = None if self._steps.newest is None else self._steps.newest[0]
         if self._lanes is None:
             return observation, 0.0, False, False, {}
         nothing = np.zeros(self._lanes, np.bool_)
         return observation, np.zeros(self._lanes), nothing, nothing, {}
+
+    def _look(self) -> Result | None:
+        """Return the steps that it has not told, as one; None: there are none."""
+        if self._unseen is None:
+            return None
+        transition: Result | None = self._steps.look(self._unseen)
+        if transition is not None:
+            self.leave()
+            self._unseen = self._steps.begin()
+        return transition
 
 
 class Spectator(Agent):
@@ -158,18 +155,19 @@ class Spectator(Agent):
 
     Args:
         world: What it looks at.
+        watch: Has what the world's environment returns.
         wait: What its Steps wait for: `next_frame` for the next step of the world, `now` for nothing.
     """
 
-    def __init__(self, world: EnvWorld, wait: str) -> None:
+    def __init__(self, world: EnvWorld, watch: Watch, wait: str) -> None:
         self._world = world
         self._agent: EnvAgent | None = None
-        self.tap: Mirror | None = None
-        """The news of the environment; None: there is none."""
+        self._mirror: Mirror | None = None
+        """What it sees of the environment; None: the world has several agents."""
         self.actions, self.observations = {}, {}
         if not world.env.facts.agents:
-            self.tap = Mirror(world, wait != "now")
-            self._agent = world.make_agent(_MirroredWorld(world, self.tap))
+            self._mirror = Mirror(world, watch.shared_steps, wait != "now")
+            self._agent = world.make_agent(_MirroredWorld(world, self._mirror))
             self.actions, self.observations = self._agent.actions, self._agent.observations
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
@@ -202,8 +200,10 @@ class Spectator(Agent):
 
     def hang_up(self) -> None:
         """End its wait."""
-        if self.tap is not None:
-            self.tap.over(RequestError(Code.CANCELLED, "the client hung up while it waited"))
+        if self._mirror is not None:
+            self._mirror.hang_up(RequestError(Code.CANCELLED, "the client hung up while it waited"))
 
     def leave(self) -> None:
-        """Nothing: it has no seat in the world."""
+        """Look no more; it has no seat in the world."""
+        if self._mirror is not None:
+            self._mirror.leave()

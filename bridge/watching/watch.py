@@ -14,6 +14,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.watching.pictures import View, encode
+from bridge.watching.shared_steps import SharedSteps
 from bridge.watching.takeovers import Takeover, Takeovers, mark
 from bridge.worlds.environment import EnvFacts, Result
 from bridge.worlds.observers import Background, Episode, Episodes, Listener, ObservedEnv
@@ -65,14 +66,15 @@ class Returns:
         self.episodes = 0
         """How many those are."""
         self.values: deque[float] = deque(maxlen=MAX_RETURNS)
-        """Those of the last ones, the oldest first; of several agents the sum of theirs."""
+        """Those of the last ones, the oldest first; none where several agents act, whose sum says nothing."""
         self.of_agents: dict[str, deque[float]] = {}
-        """The same for each of several agents."""
+        """The same for each agent of a group."""
 
     def add(self, episode: Episode) -> None:
         """Take an episode that ended."""
         self.episodes += 1
-        self.values.append(episode.reward)
+        if len(episode.agents) <= 1:
+            self.values.append(episode.reward)
         for agent, total in episode.agents.items():
             self.of_agents.setdefault(agent, deque(maxlen=MAX_RETURNS)).append(total)
 
@@ -101,7 +103,7 @@ class Watch(Listener):
         self._encoder = encoder
         self._share = share
         self._viewers: set[object] = set()
-        self._taps: list[Listener] = []
+        self._shared_steps: SharedSteps | None = None
         self._waiting: dict[View, list[PendingResult[Picture | None]]] = {}
         self._pending: dict[object, PendingResult[Picture | None]] = {}
         self._newest: dict[View, Picture] = {}
@@ -133,19 +135,22 @@ class Watch(Listener):
 
     # Viewers
 
-    def add(self, viewer: object, tap: Listener | None = None) -> None:
-        """Note a viewer; `tap` gets what the environment returns."""
+    @property
+    def shared_steps(self) -> SharedSteps:
+        """What the environment returns, for spectators; made for the first one."""
+        if self._shared_steps is None:
+            self._shared_steps = SharedSteps(self._world.newest, self._world.env.facts.num_envs is not None)
+        return self._shared_steps
+
+    def add(self, viewer: object) -> None:
+        """Note a viewer."""
         if not self._viewers:
             self._world.env = ObservedEnv(self._world.env, self)
             self._changes += 1
         self._viewers.add(viewer)
-        if tap is not None:
-            self._taps.append(tap)
 
-    def remove(self, viewer: object, tap: Listener | None = None) -> bool:
+    def remove(self, viewer: object) -> bool:
         """Forget a viewer; return whether it was the last one. Again: nothing."""
-        if tap in self._taps:
-            self._taps.remove(tap)
         if viewer not in self._viewers:
             return False
         self._viewers.discard(viewer)
@@ -157,6 +162,7 @@ class Watch(Listener):
             self._timer.cancel()
             self._timer = None
         self._newest.clear()
+        self._shared_steps = None
         return True
 
     @property
@@ -220,8 +226,8 @@ class Watch(Listener):
         """Take what `reset` returned."""
         self._episodes.began(lane, result, mask)
         self._change()
-        for tap in self._taps:
-            tap.began(lane, result, mask)
+        if self._shared_steps is not None:
+            self._shared_steps.began(lane, result, mask)
 
     async def acting(self, lane: int | None, action: object) -> object:
         """Return the action of whoever acts: the agent's, or a person's in its place."""
@@ -245,8 +251,8 @@ class Watch(Listener):
         self.steps += 1
         self._episodes.stepped(lane, action, result)
         self._change()
-        for tap in self._taps:
-            tap.stepped(lane, action, result)
+        if self._shared_steps is not None:
+            self._shared_steps.stepped(lane, action, result)
         return result
 
     def _facts(self, lane: int | None) -> EnvFacts:
@@ -291,8 +297,8 @@ class Watch(Listener):
         for waiting in list(self._waiting.values()):
             for pending in list(waiting):
                 pending.set_error(error)
-        for tap in self._taps:
-            tap.over(error)
+        if self._shared_steps is not None:
+            self._shared_steps.over(error)
 
     def _change(self) -> None:
         self._changes += 1

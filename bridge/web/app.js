@@ -53,7 +53,7 @@ async function lobby() {
   }
 }
 
-// After a connection was made: look at what was looked at before, or at the first world.
+// After a connection was made: watch the world that was watched before, or the first one.
 async function arrive() {
   const known = state.server.worlds.some((world) => world.name === state.selected);
   if (!known) state.selected = firstWorld()?.name ?? null;
@@ -70,7 +70,7 @@ function comeBack() {
   state.wanted.takesOver ? takeOver(state.wanted.seat) : play(state.wanted.seat);
 }
 
-// Whether the server of the world that was looked at is lost; its worlds come back with it, and others go on.
+// True while the server of the watched world is lost; its worlds come back with it, and others go on.
 function isLost() {
   const home = state.server.servers?.find(({name}) => name === state.selectedServer);
   if (home?.problem && !worldOf(state.selected)) {

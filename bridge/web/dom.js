@@ -13,7 +13,7 @@ export function replaceKeepingFocus(list, attribute, made) {
   if (focused !== undefined) list.querySelector(`[data-${attribute}="${CSS.escape(focused)}"]`)?.focus();
 }
 
-// Whether somebody types, or works a button, where a key is pressed.
+// True if somebody types, or works a button, where a key is pressed.
 export function works(event, ...kinds) {
   return event.target instanceof HTMLElement && ["INPUT", "SELECT", "TEXTAREA", ...kinds].includes(event.target.tagName);
 }

@@ -49,7 +49,7 @@ function chip(text, on) {
   return element;
 }
 
-// Whether a list is shown already as the text of it says; it is not replaced then, under somebody's finger.
+// True if a list is shown already as its text says; it is not replaced then, under somebody's finger.
 function isShown(list, text) {
   const same = list.dataset.shown === text;
   list.dataset.shown = text;

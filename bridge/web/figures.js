@@ -12,8 +12,6 @@ function seatReturns() {
   $("returns-graph").hidden = several;
   $("seat-returns").hidden = !several;
   if (!several) return;
-  $("last-return").textContent = "";
-  $("episodes").textContent = $("episodes").textContent.replace(/, mean.*/, "");
   $("seat-returns-rows").replaceChildren(...found.map(([seat, [last, mean]]) => {
     const row = document.createElement("tr");
     row.append(Object.assign(document.createElement("th"), {scope: "row", textContent: seat}));

@@ -66,7 +66,7 @@ export class Keyboard {
     return controls.kind === "box" ? `no key: ${controls.neutral.map((value) => Number(value.toFixed(3))).join(", ")}` : "";
   }
 
-  // Whether an environment that can wait for a key is to: no action is known to do nothing.
+  // True if an environment that can wait for a key is to: no action is known to do nothing.
   get needsKey() {
     return this.controls.kind === "discrete" && this.controls.idle === false;
   }
@@ -116,7 +116,7 @@ export class Keyboard {
     return [];
   }
 
-  // What a key does alone, in words; empty: it does nothing alone.
+  // The effect of a key alone, in words; empty: it does nothing alone.
   word(name) {
     return this.legend().find(([keys]) => keys.length === 1 && keys[0] === name)?.[1] ?? "";
   }

@@ -95,7 +95,9 @@ export class Lobby {
       const read = (name) => values(answer.observations.get(uid[name]))[0];
       const state = JSON.parse(read("lobby"));
       this.#show(state, {observation: read("observation"), step: read("step"), total: read("return"), over: Boolean(read("over"))});
-      const wait = this.#playing ? 1000 / Math.min(state.fps ?? 30, 30) : 300;
+      // Who is ready sees the start at once, not after a third of a second of the run.
+      const soon = this.#playing || state.slots.some(({key, ready}) => ready && key === state.mine);
+      const wait = soon ? 1000 / Math.min(state.fps ?? 30, 30) : 300;
       const woken = new Promise((resolve) => {
         this.#wake = resolve;
         if (this.#playing) this.#playing.wake = resolve;

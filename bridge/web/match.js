@@ -25,7 +25,7 @@ function called(one, all) {
   return all.filter(({name}) => name === one.name).length > 1 ? `${one.seat} (${one.name})` : one.name;
 }
 
-// What to press, where there are keys.
+// The key to press, where there are keys.
 function press(why) {
   return matchMedia("(pointer: coarse)").matches ? "" : `Press Enter ${why}.`;
 }
@@ -143,7 +143,7 @@ export class MatchView {
     }));
   }
 
-  // What stands below a name: whether it is ready, or a button that takes the seat.
+  // The text below a name: that it is ready, or a button that takes the seat.
   #mark(seat) {
     const {state} = this.#match;
     if (!seat.taken_by && this.#seat === null) {
@@ -162,7 +162,7 @@ export class MatchView {
 
   // The panel over the picture
 
-  // Whether the person at this page had a seat in the round of the result: others may sit there now.
+  // True if the person at this page had a seat in the round of the result: others may sit there now.
   #isMine(seat) {
     return this.#played?.round === this.#match.result.round && this.#played.seat === seat;
   }

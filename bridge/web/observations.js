@@ -1,4 +1,4 @@
-// What a world without pictures shows: observations that are images, and the numbers of others.
+// The view of a world without pictures: observations that are images, and the numbers of others.
 
 import {values} from "./wire.js";
 
@@ -8,12 +8,12 @@ const MOST = 64; // numbers that are drawn one by one
 export const NO_PICTURES = "This world draws no pictures. Start its server with --web, or with " +
   "--env-kwargs render_mode=rgb_array, to see it.";
 
-// Whether an error says that the environment does not render.
+// True if an error says that the environment does not render.
 export function drawsNothing(error) {
   return error.code === 9 && /frames to render|render\(\)|render_mode/.test(error.message);
 }
 
-// Whether it says that the server has no encoder for JPEG: it has one for PNG.
+// True if it says that the server has no encoder for JPEG: it has one for PNG.
 export function lacksJpeg(error) {
   return error.code === 9 && error.message.includes("frame=png");
 }

@@ -75,7 +75,7 @@ export async function takeOver(chosen) {
   }
 }
 
-// Whether a seat that is taken may be the person's own, whose lost connection the server has not noticed yet.
+// True if a seat that is taken may be the person's own, whose lost connection the server has not noticed yet.
 function isComingBack() {
   return state.wanted !== null && performance.now() < state.comingBackUntil;
 }
@@ -178,7 +178,7 @@ async function nextPress(play) {
   return null;
 }
 
-// Whether the environment's `action_mask`, as board games have it, allows an action.
+// True if the environment's `action_mask`, as board games have it, allows an action.
 function isAllowed(play, [action]) {
   const allowed = !play.allowed || Boolean(play.allowed[action - play.keyboard.controls.start]);
   announce(allowed ? "" : "That is not allowed now.");

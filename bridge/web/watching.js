@@ -135,10 +135,10 @@ export function show(pictureBytes, figureBytes) {
   const [number, steps, age, cost, viewers, episodes, last, mean] = values(figureBytes);
   $("viewers").textContent = String(viewers);
   if (episodes > 0) {
-    if (!state.returns.length || state.episodes !== episodes) state.returns.push(last);
+    const several = Number.isNaN(last); // each agent has a return of its own, in a table
+    if (!several && (!state.returns.length || state.episodes !== episodes)) state.returns.push(last);
     state.episodes = episodes;
     if (state.returns.length > 200) state.returns.shift();
-    const several = Object.keys(worldOf(state.selected)?.returns ?? {}).length > 1; // each has a return of its own
     $("last-return").textContent = several ? "" : last.toFixed(Math.abs(last) < 100 ? 2 : 0);
     $("episodes").textContent = `${episodes} episode${episodes === 1 ? "" : "s"}${several ? "" : `, mean ${mean.toFixed(2)}`}`;
   }

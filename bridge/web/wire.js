@@ -191,7 +191,7 @@ function specs(bytes, which) {
   return found;
 }
 
-// What a response says: {kind, ...}.
+// A response as an object: {kind, ...}.
 export function response(bytes) {
   for (const [number, body] of fields(bytes)) {
     if (number === 1) return {kind: "create", world: untext.decode(get(body, 1) ?? new Uint8Array())};

@@ -1,4 +1,4 @@
-// What the page says: its status, problems and announcements.
+// The texts of the page: its status, problems and announcements.
 
 import {$} from "./dom.js";
 import {draw} from "./draw.js";

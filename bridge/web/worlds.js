@@ -1,4 +1,4 @@
-// Which world is looked at.
+// The world that is watched.
 
 import {$} from "./dom.js";
 import {draw} from "./draw.js";

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["DEFAULT", "allowed_choices", "default_action", "is_allowed", "neutral_action"]
+from bridge.errors import SettingError
+
+__all__ = ["DEFAULT", "allowed_choices", "check_default_action", "default_action", "is_allowed", "neutral_action"]
 
 
 class _Default:
@@ -58,6 +60,12 @@ def default_action(agent: object, observation: object, space: spaces.Space[Any])
     if mask is None or not isinstance(space, spaces.Discrete):
         return neutral_action(space)
     return space.dtype.type(int(space.start) + int(np.argmax(mask)))
+
+
+def check_default_action(function: object) -> None:
+    """Raise SettingError for what gives no default actions."""
+    if function is not None and not callable(function):
+        raise SettingError(f"expected default_action to be a callable (agent, observation, space), got {function!r}")
 
 
 def is_allowed(action: Any, observation: object, space: spaces.Space[Any]) -> bool:

@@ -155,7 +155,6 @@ class Host(abc.ABC, Generic[E]):
         """Call a public method, or read a public attribute, on the lanes that the request names."""
         refuse_private(request.name)
         try:
-            values.check_count([*request.args.items, *request.kwargs.values])
             args = [values.from_value(item) for item in request.args.items]
             kwargs = {
                 key: values.from_value(item)

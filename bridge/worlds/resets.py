@@ -63,10 +63,6 @@ class ResetBook:
         self._running.discard(agent)
         self._cross_off(agent)
 
-    def is_running(self, agent: object) -> bool:
-        """True if an agent is in a sequence."""
-        return agent in self._running
-
     def is_due(self, agent: object) -> bool:
         """True if an agent's next Step is to be answered INTERRUPTED."""
         return any(agent in order.agents for order in self.orders)

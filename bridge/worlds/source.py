@@ -92,7 +92,7 @@ class Source(abc.ABC, Generic[Request]):
         self._thread_safe = thread_safe
         self._isolation = isolation
         self.traits = traits
-        """What a page shows of all its worlds."""
+        """The part of the page that is the same for all its worlds."""
         self._making: PendingResult[None] | None = None
         """Done once an environment has been made ahead, or could not be."""
         self._made: tuple[Request, Environment] | None = None

@@ -36,20 +36,20 @@ def pytest_runtest_logreport(report):
 def played(names: list[str], name: str, end: int) -> str:
     """Return how many environments an environment was played with, as the server (0) or the client (1)."""
     outcomes = Counter(pairs.get((name, other) if end == 0 else (other, name), "not run") for other in names)
-    return f"{outcomes['passed']} of {len(names)}"
+    return f"{outcomes['passed']}/{len(names)}"
 
 
 def table(names: list[str]) -> list[str]:
     """Write a row for each environment: its versions, the core tests, and the pairs of both ends."""
     lines = [
-        "| Python | Gymnasium | NumPy | Protobuf | grpcio | core tests | as the server | as the client |",
-        "|---|---|---|---|---|---|---|---|",
+        "| Python | Gymnasium | NumPy | Protobuf | grpcio | core tests | as server, client |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in names:
         found = versions_of(at_hand()[name])
         core = "run by `make test`" if name == "this" else outcome_of(name) or "not run"
         cells = [found["Python"], *(found[library] for library in LIBRARIES)]
-        cells += [core, *(played(names, name, end) for end in (0, 1))]
+        cells += [core, ", ".join(played(names, name, end) for end in (0, 1))]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -65,7 +65,7 @@ class VectorPool(MemberPool):
         """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
         self._closed = False
 
-    # What the policy decides
+    # Decisions of the policy
 
     def check_deadlines(self, now: float) -> None:
         """Try again what is due, and give up what is late."""
@@ -164,7 +164,7 @@ class VectorPool(MemberPool):
         member.handle(SlotEvent.RENEW)
         member.remote.begin(settings)
 
-    # What comes in
+    # Answers
 
     def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
         """Take one delivery; (None, None) once the deadline has passed."""

@@ -48,7 +48,7 @@ class WorldRequest:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """The largest request or answer, in bytes."""
     transport: str = "http2"
-    """What to connect by, as for `connect`."""
+    """How to connect, as for `connect`."""
     plain_spaces: bool = False
     """True if a space of a class of its own is read as the plain one that stands for it, without a warning."""
 
@@ -71,7 +71,7 @@ class WorldRequest:
 
     @property
     def kind(self) -> Any:
-        """What it asks for, wherever that is; None: a world that is there already, which is in one place."""
+        """The environment, settings and agent, on any server; None: a world that exists already, in one place."""
         address = self.address
         return None if address.world is not None else (self.env_id, address.settings, self.agent)
 

@@ -1,7 +1,8 @@
 """The profile of this package inside the draft's free fields, which a plain peer never notices.
 
     TAG      NAME+b1                             I have the profile: what is my token?
-             NAME+b1.TOKEN.SEQ.WORD[.FORMER]     I received it; WORD is `r` (ready), `w` (not ready) or `l` (I leave)
+             NAME+b1.TOKEN.SEQ.WORD[.FORMER]     I received it; WORD is `r` (ready), `p` (ready, a person),
+                                                                      `w` (not ready) or `l` (I leave)
     MESSAGE  bridge/1 {"token":"…"}                                                   the answer to the first
              bridge/1 {"token":"…","seq":N,"slot":KEY,"fps":30.0,"decimals":6,"observation":SPACE,"action":SPACE}
     ACTION   TOKEN,PORT,SEQ,VALUE
@@ -35,7 +36,7 @@ _MAX_ELEMENTS = 1200
 """Of an offered space: no observation of a datagram has more, and memory is taken for what came."""
 
 _TOKEN, _COUNT = "[0-9a-f]{12}", "[0-9]{1,15}"
-_TAG = re.compile(rf"(.*)\+b1(?:\.({_TOKEN})\.([0-9]{{1,9}})\.([rwl])(?:\.({_TOKEN}))?)?", re.DOTALL)
+_TAG = re.compile(rf"(.*)\+b1(?:\.({_TOKEN})\.([0-9]{{1,9}})\.([rpwl])(?:\.({_TOKEN}))?)?", re.DOTALL)
 _ACTION = re.compile(f"({_TOKEN}),({_COUNT}),({_COUNT}),(.*)", re.DOTALL)
 _EXTRA = re.compile(
     f"token:({_TOKEN}),ack:({_COUNT}),got:({_COUNT}),sent:({_COUNT}),ret:([^,]*)"

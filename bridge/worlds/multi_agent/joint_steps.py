@@ -19,7 +19,7 @@ from typing import Any
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent
-from bridge.worlds.default_actions import DEFAULT
+from bridge.worlds.default_actions import DEFAULT, check_default_action
 from bridge.worlds.environment import Job, Transition
 from bridge.worlds.resets import ResetBook
 from bridge.worlds.scheduling import PendingResult
@@ -59,10 +59,7 @@ class MultiAgentOptions:
             raise SettingError(f"expected missing_agent to be one of {known}, got {self.missing_agent!r}") from None
         if not isinstance(self.agent_timeout, (int, float)) or not self.agent_timeout > 0:
             raise SettingError(f"expected agent_timeout to be a positive number of seconds, got {self.agent_timeout!r}")
-        if self.default_action is not None and not callable(self.default_action):
-            raise SettingError(
-                f"expected default_action to be a callable (agent, observation, space), got {self.default_action!r}"
-            )
+        check_default_action(self.default_action)
 
 
 _NOTHING = Transition(None)
@@ -342,7 +339,7 @@ class JointStepTable:
             f"{', '.join(missing)}; send the Step again to go on waiting, or leave",
         )
 
-    # What came of a job
+    # The result of a job
 
     def seen(self, name: str) -> object:
         """Return the last observation of an agent in the sequence; None: there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
@@ -37,10 +37,6 @@ class Members:
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names, in the environment's order."""
         return iter(self.ids)
-
-    def named(self, part: Mapping[object, Any]) -> dict[str, Any]:
-        """Key what an environment returns by the agents' names."""
-        return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
 
     async def carry_out(
         self,
@@ -79,25 +75,20 @@ class Members:
             if unknown or (job.kind == "reset" and not living):
                 known = ", ".join(self)
                 raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
-            return self._transitions(keep(results), [*job.actions, *living], living, seen), living
+            told: dict[str, Transition] = {}
+            observations, rewards, terminations, truncations, infos = map(self._by_name, keep(results))
+            for name in dict.fromkeys((*job.actions, *living)):
+                observation = observations[name] if name in observations else seen(name)
+                terminated = bool(terminations.get(name, False))
+                # An agent that the environment drops without an end is truncated.
+                truncated = bool(truncations.get(name, False)) or (name not in living and not terminated)
+                reward, info = float(rewards.get(name, 0.0)), infos.get(name, {})
+                told[name] = Transition(observation, reward, terminated, truncated, info)
+            return told, living
 
-    def _transitions(
-        self,
-        results: Sequence[Mapping[object, Any]],
-        names: Iterable[str],
-        living: Collection[str],
-        seen: Callable[[str], object],
-    ) -> dict[str, Transition]:
-        observations, rewards, terminations, truncations, infos = map(self.named, results)
-        told: dict[str, Transition] = {}
-        for name in names:
-            observation = observations[name] if name in observations else seen(name)
-            terminated = bool(terminations.get(name, False))
-            # An agent that the environment drops without a word is truncated.
-            truncated = bool(truncations.get(name, False)) or (name not in living and not terminated)
-            reward, info = float(rewards.get(name, 0.0)), infos.get(name, {})
-            told[name] = Transition(observation, reward, terminated, truncated, info)
-        return told
+    def _by_name(self, part: Mapping[object, Any]) -> dict[str, Any]:
+        """Key what an environment returns by the agents' names."""
+        return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
 
     def read(self, settings: Mapping[str, pb.Tensor]) -> str | None:
         """Read the JoinWorld setting `agent`; None: it is not given.

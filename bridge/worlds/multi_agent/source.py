@@ -15,6 +15,7 @@ import gymnasium
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World
+from bridge.worlds.default_actions import check_default_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.kinds import ParallelEnv, as_parallel, is_parallel
@@ -22,7 +23,7 @@ from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.world import MultiAgentWorld
 from bridge.worlds.policies import by_name, check_policies
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld, check_default_action
+from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.worlds.recipe import constructed
 from bridge.worlds.scheduling import Runtime, Scheduler
 from bridge.worlds.settings import read_kwargs
@@ -121,7 +122,6 @@ class ParallelSource(Source[Mapping[str, object]]):
         traits: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         if realtime is not None:
-            realtime.check()
             check_default_action(realtime.default_action)
             check_policies("agents", realtime.agents)
         self._only: list[ParallelEnv] = []

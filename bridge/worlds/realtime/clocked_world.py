@@ -102,12 +102,10 @@ class RealtimeOptions(RealTime):
         options = cls(fps=fps, default_action=default_action, agents=agents, **vars(realtime or RealTime()))
         if options.rest_when_empty is None:
             options = dataclasses.replace(options, rest_when_empty=rests)
-        options.check()
         return options
 
-    def check(self) -> None:
-        """Raise SettingError where a number is out of its range."""
-        RealtimeLoop(1, self.fps, None, **self.timing())
+    def __post_init__(self) -> None:
+        RealtimeLoop(1, self.fps, None, **self.timing())  # it raises SettingError where a number is out of its range
 
     def timing(self) -> dict[str, Any]:
         """Return the keywords of a `RealtimeLoop`."""

@@ -77,7 +77,7 @@ class JointLoop(RealtimeLoop):
             chosen[name] = action
         return chosen
 
-    # What came of jobs
+    # Results of jobs
 
     def joint_began(self, job: Job, now: float, first: Mapping[str, Transition]) -> bool:
         """A reset returned: what each agent sees that is alive, in the environment's order; return whether it counts.

@@ -317,7 +317,7 @@ class RealtimeLoop:
             self.action_delays.add(lane.action_delay)
         return lane.action
 
-    # What came of jobs
+    # Results of jobs
 
     def _current(self, job: Job) -> LoopLane | None:
         lane = self.lanes[job.lane]

@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.encoding.tensors import unpack_tensor
-from bridge.errors import Code, RequestError, SettingError, TensorError
+from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, in_environment
@@ -152,7 +152,6 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
     loop: JointLoop
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
-        check_default_action(options.default_action)
         self.members = Members(env.facts.agents, env.facts.name)
         given = by_name("agents", options.agents, list(self.members), "agents")
         self._policies = {
@@ -346,9 +345,3 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         players = Property("world.players", ENCODED, "the names of the agents that somebody plays", self._taken)
         own = self.members.properties(name).merged(PropertyTree([players]))
         return self.properties().merged(own)
-
-
-def check_default_action(function: object) -> None:
-    """Raise SettingError for what gives no default actions."""
-    if function is not None and not callable(function):
-        raise SettingError(f"expected default_action to be a callable (agent, observation, space), got {function!r}")
