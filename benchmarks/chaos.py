@@ -155,7 +155,7 @@ class Player:
         if terminated or truncated:
             self._last[slot] = None
         elif row is None and was is not None:
-            report.problems.append(f"slot {slot} lost its observation in an episode without a word")
+            report.problems.append(f"slot {slot} lost its observation within an episode, unreported")
 
     def await_all(self, deadline: float = 120.0) -> None:
         """Step until every slot runs an episode."""

@@ -69,7 +69,7 @@ class Host:
         self.metrics_port = int(out.readline())
 
     def kill(self) -> None:
-        """End it without a word."""
+        """End it without closing its connections."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()

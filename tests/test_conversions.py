@@ -138,6 +138,7 @@ def test_an_observation_of_another_type_than_its_space_comes_as_the_space_says_a
             observation, _ = remote.reset()
         assert len(caught) == 1
         assert str(caught[0].message).startswith(server.url)
+        assert caught[0].filename == __file__, "the place of a warning is the user's line"
         assert_identical(observation, np.asarray(kind().observation(), np.float32))
         for _ in range(3):
             remote.step(0)  # a second warning would be an error

@@ -138,10 +138,10 @@ def test_a_client_slower_than_the_world_has_nothing_pile_up(network: Make) -> No
         observation, _, terminated, *_ = net.step(remote)
         if not terminated:  # the end of an episode is told, however old it is
             ages.append(net.clock.now() - observation[3])
-        feed = remote.feed
-        assert feed is not None
-        assert feed.in_flight <= 64
-        assert len(feed.lanes[0].queue) <= 2
+        answers = remote.answers
+        assert answers is not None
+        assert answers.in_flight <= 64
+        assert len(answers.lanes[0].queue) <= 2
     assert max(stream.most_waiting for stream in net.streams) <= 64
     assert np.median(ages) <= 0.04 + 1.5 * FRAME
 
@@ -151,9 +151,9 @@ def test_a_client_that_takes_nothing_is_sent_no_more_than_it_asked_for(network: 
     remote = net.remote()
     net.begin(remote)
     net.step(remote)
-    feed = remote.feed
-    assert feed is not None
-    asked = feed.in_flight
+    answers = remote.answers
+    assert answers is not None
+    asked = answers.in_flight
     net.taking = False
     net.run_for(5.0)
     assert len([number for _, number, _ in net.poller.items if number > 0]) == asked
@@ -202,9 +202,9 @@ def test_a_step_is_not_told_the_same_for_ever(network: Make) -> None:
     while net.clock.now() < end:
         net.step(remote)
     net.clock.advance(2.0)
-    feed = remote.feed
-    assert feed is not None
-    assert feed.wait(net.clock.now(), repeats=True) == float("inf")
+    answers = remote.answers
+    assert answers is not None
+    assert answers.wait(net.clock.now(), repeats=True) == float("inf")
 
 
 def test_an_action_for_an_episode_that_is_over_is_not_applied_to_the_next(network: Make) -> None:
@@ -267,7 +267,7 @@ def test_the_actions_go_on_when_their_stream_is_lost(network: Make) -> None:
 def test_what_a_step_waits_for_can_still_be_chosen(network: Make, wait: str) -> None:
     net = network()
     remote = net.remote(join_settings={"wait": wait})
-    assert remote.feed is None
+    assert remote.answers is None
     net.begin(remote)
     began = net.clock.now()
     for number in range(1, 11):
@@ -279,7 +279,7 @@ def test_what_a_step_waits_for_can_still_be_chosen(network: Make, wait: str) -> 
 
 def test_a_world_that_is_near_answers_each_step_by_itself(network: Make) -> None:
     net = network(conditions=type(STEADY)(delay=0.002))
-    assert net.remote().feed is None
+    assert net.remote().answers is None
     assert len(net.streams) == 1
 
 

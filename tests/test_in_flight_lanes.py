@@ -158,7 +158,7 @@ def books(net: Lanes) -> list[Book]:
 def test_each_frame_of_each_lane_is_told_once_and_as_soon_as_it_has_come(network: Make) -> None:
     net = network(10**6, skew=5000.0)
     remote = net.join()
-    assert remote.feed is not None
+    assert remote.answers is not None
     net.reset(remote)
     began, frames = net.clock.now(), []
     for _ in range(600):
@@ -234,12 +234,12 @@ def test_a_client_slower_than_the_world_has_nothing_pile_up(network: Make) -> No
     ages = []
     for _ in range(20):
         net.run_for(0.7)
-        kept = {id(part.message) for lane in remote.feed.lanes for part in lane.queue}
+        kept = {id(part.message) for lane in remote.answers.lanes for part in lane.queue}
         assert len(kept) <= 3, "two with ends, and the newest"
         rows, _, terminations, *_ = net.act(remote, [0] * 8)
         ages += (net.clock.now() - rows[~terminations, 3]).tolist()
-        assert remote.feed.in_flight <= 64
-        assert all(len(lane.queue) <= 2 for lane in remote.feed.lanes)
+        assert remote.answers.in_flight <= 64
+        assert all(len(lane.queue) <= 2 for lane in remote.answers.lanes)
     assert max(stream.most_waiting for stream in net.streams) <= 64
     assert np.median(ages) <= 0.04 + 1.5 * FRAME
 
@@ -452,7 +452,7 @@ def test_reset_world_truncates_all_lanes_and_their_next_episodes_follow(network:
 def test_what_a_step_of_lanes_waits_for_can_still_be_chosen(network: Make, wait: str) -> None:
     net = network(10**6)
     remote = net.join(join_settings={"wait": wait})
-    assert remote.feed is None
+    assert remote.answers is None
     net.reset(remote)
     began = net.clock.now()
     for number in range(1, 11):
@@ -468,7 +468,7 @@ def test_the_trajectory_of_each_lane_is_that_of_a_world_that_is_near(network: Ma
     for near in (True, False):
         net = network(conditions=type(STEADY)(delay=0.002) if near else STEADY)
         remote = net.join(join_settings={"wait": "next_frame"} if near else {})
-        assert (remote.feed is None) is near
+        assert (remote.answers is None) is near
         result, sums = net.reset(remote), np.zeros(LANES)
         found: dict[tuple[int, float, float], tuple[float, bool]] = {}
         for _ in range(250):

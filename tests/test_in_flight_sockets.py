@@ -50,7 +50,7 @@ def far() -> Iterator[Any]:
 
 
 def feeds(envs: Any) -> list[Any]:
-    return [remote.feed for remote in remotes_of(envs)]
+    return [remote.answers for remote in remotes_of(envs)]
 
 
 def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:
@@ -202,7 +202,7 @@ def test_without_diagnostics_there_are_no_times(far: Any) -> None:
 def test_several_agents_of_one_client(far: Any) -> None:
     url, _ = far(lambda: Relay(distances=(7, 12, 1000), horizon=200), bridge.serve_parallel)
     env = bridge.make_parallel_remote(url)
-    assert all(remote.feed for remote in env._remotes.values())
+    assert all(remote.answers for remote in env._remotes.values())
     env.reset(seed=0)
     totals = dict.fromkeys(env.agents, 0.0)
     for _ in range(60):

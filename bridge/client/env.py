@@ -218,7 +218,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             world = remote.session.world
             if world is None:
                 self._refuse_step()
-            if world.feed is not None:
+            if world.answers is not None:
                 return self._step_ahead(world, action)
             remote.send_step(world.write_action(action))
             message, reader = self._pool.wait(remote, StepAnswered, "to a step")

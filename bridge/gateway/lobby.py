@@ -41,7 +41,7 @@ from bridge.worlds.settings import refuse_unknown
 
 __all__ = ["LobbyAgent", "LobbyServer", "LobbyWorld", "resolved"]
 
-# Seconds without a word of the lobby after which it is taken for lost; it is asked every second.
+# Seconds without an answer of the lobby after which it counts as lost; it is asked every second.
 _SILENCE = 4.0
 # Seconds after which nobody is asked for the lobby whom no page shows.
 _UNSEEN = 10.0

@@ -38,7 +38,7 @@ _LINGER = 1.0
 _LONG_LINGER = 30.0
 # Connections without a call at a time, at least, where nothing else is said.
 _MAX_IDLE = 256
-# Seconds between two looks for clients that went without a word.
+# Seconds between two checks for clients that vanished without closing their connection.
 _KEEPALIVE = 5.0
 # Seconds between two looks whether the client of a connection that is read later is still there.
 _PROBE = 0.5

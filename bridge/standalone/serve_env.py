@@ -1322,7 +1322,7 @@ class StandaloneServer:
             "grpc.so_reuseport": 0,  # a port that is taken is an error
             "grpc.http2.min_recv_ping_interval_without_data_ms": 1000,  # clients ask for signs of life
             "grpc.http2.max_ping_strikes": 0,
-            "grpc.keepalive_time_ms": 20000,  # and one that is gone without a word is noticed
+            "grpc.keepalive_time_ms": 20000,  # and one that vanished is noticed
         }
         # A thread for each connection, and some to refuse those that are too many.
         pool = futures.ThreadPoolExecutor(self.limits.max_connections + 8)

@@ -72,7 +72,7 @@ class RealtimeReader:
         names = ["frames", "episodes"]
         if self._diagnostics or self.in_flight:
             names.append("timing")
-        if self._partial or self.in_flight:  # of Steps in flight the feed waits for the lanes
+        if self._partial or self.in_flight:  # of Steps in flight the AnswerBuffer waits for the lanes
             names.append("resetting")
         return [self._uids[name] for name in names if name in self._uids]
 

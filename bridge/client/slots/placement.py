@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -62,7 +61,7 @@ class Placement:
         kind: Kind | None,
         *,
         proven: bool = False,
-        emptiest: bool = False,
+        at_most: int | None = None,
     ) -> Endpoint | None:
         """Return where a world may go now, and count it in `load`; None: nowhere.
 
@@ -74,16 +73,19 @@ class Placement:
             kind: The kind of endpoint; None: any.
             proven: Whether to prefer endpoints that are up to untried ones. So who has met a dead one of many asks a
                 living one next, however many further dead ones the directory lists.
-            emptiest: Whether the number of slots comes first, whatever state an endpoint is in.
+            at_most: The most slots that are there already; their number then comes first, whatever state an endpoint is
+                in. None: any number.
         """
         records = self._records
 
         def order(endpoint: Endpoint) -> tuple[Any, ...]:
             record, count = records[endpoint.key], load.slots.get(endpoint.key, 0)
             untried = proven and record.state is EndpointState.UNTRIED
-            return (count, *record.rank) if emptiest else (*record.rank, untried, count)
+            return (count, *record.rank) if at_most is not None else (*record.rank, untried, count)
 
-        best = min(self._free(load, lanes, now, kind), key=order, default=None)
+        free = self._free(load, lanes, now, kind)
+        few = (each for each in free if at_most is None or load.slots.get(each.key, 0) <= at_most)
+        best = min(few, key=order, default=None)
         if best is not None:
             load.slots[best.key] += lanes
             records[best.key].tried(now, patience)
@@ -109,11 +111,6 @@ class Placement:
             if endpoint.key != but
         )
 
-    def fewest(self, load: Load, now: float, kind: Kind | None) -> float:
-        """Return the number of slots of the emptiest endpoint of a kind that may take one more; inf: none may."""
-        free = self._free(load, 1, now, kind)
-        return min((load.slots.get(endpoint.key, 0) for endpoint in free), default=math.inf)
-
     def kinds(self, worlds: int) -> list[Kind]:
         """Return the kinds of the first worlds: those of the endpoints in the directory's order, again and again."""
         kinds = [endpoint.kind for endpoint in self.watch.endpoints if not endpoint.draining]
@@ -132,10 +129,6 @@ class Placement:
                 continue
             if endpoint.slots is None or slots.get(key, 0) + lanes <= endpoint.slots:
                 yield endpoint
-
-    def is_draining(self, key: str | None) -> bool:
-        """Tell whether the directory says that an endpoint takes no further worlds."""
-        return key is not None and key in self.watch.draining
 
     def check_room(self, num_envs: int) -> None:
         """Raise SettingError where the endpoints say that they cannot carry so many slots."""

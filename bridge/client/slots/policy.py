@@ -310,7 +310,7 @@ class SlotPolicy:
     def is_leaving(self, member: Member) -> bool:
         """Tell whether a world is on a server that drains."""
         placement = self.placement
-        return member.remote.draining or (placement is not None and placement.is_draining(member.endpoint))
+        return member.remote.draining or (placement is not None and member.endpoint in placement.watch.draining)
 
     def _look_for_moves(self, now: float) -> Iterator[Decision]:
         """Look for servers that drain or always fail, and connect replacements for the worlds there."""
@@ -362,10 +362,8 @@ class SlotPolicy:
         for kind in set(kinds.values()):
             crowded = [key for key in kinds if key is not None and kinds[key] == kind]
             for _ in range(_MOST_RELIEFS - len(self.spares)):
-                most = max(crowded, key=lambda key: load.slots[key], default=None)
-                if most is None or placement.fewest(load, now, kind) > load.slots[most] - 2:
-                    break
-                endpoint = placement.choose(load, 1, now, self.timeout, kind, emptiest=True)
+                most = max(crowded, key=lambda key: load.slots[key])
+                endpoint = placement.choose(load, 1, now, self.timeout, kind, at_most=load.slots[most] - 2)
                 if endpoint is None:
                     break
                 load.slots[most] -= 1

@@ -16,12 +16,7 @@ from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.slots.waiting import OnLost, WaitLog, describe
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, pack_tensor
-from bridge.errors import (
-    AlreadyPendingError,
-    RemoteTimeoutError,
-    ResetNeededError,
-    SettingError,
-)
+from bridge.errors import AlreadyPendingError, RemoteTimeoutError, ResetNeededError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Received", "Stepper"]

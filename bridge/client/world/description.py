@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bridge.client.realtime.feed import pays
+from bridge.client.realtime.answer_buffer import pays
 from bridge.client.world.extensions import property_request, property_value, property_write
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import RefusedError

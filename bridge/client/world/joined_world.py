@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.realtime.feed import Feed
+from bridge.client.realtime.answer_buffer import AnswerBuffer
 from bridge.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.world.description import Description
@@ -69,7 +69,7 @@ class JoinedWorld:
             raise PeerError(url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
         self.realtime: RealtimeReader | None = None
         """Reads what only a real-time world answers; None: this is none."""
-        self.feed: Feed | None = None
+        self.answers: AnswerBuffer | None = None
         """The results of Steps in flight; None: each Step waits for its own answer."""
         if "frames" in self._uids:
             single = Layout(self.info.observation_space, "observation")
@@ -78,7 +78,7 @@ class JoinedWorld:
             if "round_trip" in properties:  # the server holds Steps until there is a new frame
                 self.realtime.in_flight = True
                 fps, round_trip = float(properties["fps"]), float(properties["round_trip"])
-                self.feed = Feed(self._uids, tensors, lanes, fps, round_trip, self.realtime.latency)
+                self.answers = AnswerBuffer(self._uids, tensors, lanes, fps, round_trip, self.realtime.latency)
             if before is not None and before.realtime is not None:
                 self.realtime.stale = before.realtime.stale
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
@@ -106,8 +106,8 @@ class JoinedWorld:
         """Of a real-time world of lanes: have answers wait until every lane has an observation."""
         if self.realtime is not None:
             self.realtime.wait_for_all()
-            if self.feed is not None:
-                self.feed.waits_for_all = True
+            if self.answers is not None:
+                self.answers.waits_for_all = True
             self.first_step = self._write_first_step()
             self._known.clear()
 

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from bridge.client.realtime.acting import ActingStream
+from bridge.client.realtime.answer_buffer import AnswerBuffer
 from bridge.client.realtime.far_session import FarSession
-from bridge.client.realtime.feed import Feed
 from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.slots.remote_record import RemoteRecord
 from bridge.client.wire.connect import AnyCall, close_all, connect
@@ -122,9 +122,9 @@ class Remote:
         return None if self.session.world is None else self.session.world.realtime
 
     @property
-    def feed(self) -> Feed | None:
+    def answers(self) -> AnswerBuffer | None:
         """The results of Steps in flight in a far real-time world; None: each Step waits for its own answer."""
-        return self.session.feed
+        return self.session.answers
 
     @property
     def slots(self) -> int:
@@ -182,8 +182,8 @@ class Remote:
         """Ask for the first Step of the next episode, as `ClientSession.begin`."""
         self.session.begin(settings, self.now(), reset=reset)
         self._flush()
-        if self.feed is not None:
-            self._expect(self.feed)
+        if self.answers is not None:
+            self._expect(self.answers)
 
     def step(self, action: Any) -> None:
         """Ask a single environment for a Step with an action.
@@ -214,7 +214,7 @@ class Remote:
     def _act(self, request: bytes) -> None:
         """Send the actions of a Step on the stream that they have; where there is none, behind the Steps in flight."""
         message = self.world.as_act(request)
-        if self._acting is None or self.feed is None or not self._acting.act(message.step, self.feed.episodes):
+        if self._acting is None or self.answers is None or not self._acting.act(message.step, self.answers.episodes):
             self.session.act(message.SerializeToString(), self.now())
             self._flush()
 
@@ -227,13 +227,13 @@ class Remote:
         if request != self.world.first_step:
             self._act(request)
         self._flush()
-        if self.feed is not None:
-            self._expect(self.feed)
+        if self.answers is not None:
+            self._expect(self.answers)
 
-    def _expect(self, feed: Feed) -> None:
+    def _expect(self, answers: AnswerBuffer) -> None:
         """Have `receive` called once there is something for a call that waits, whatever arrives."""
         put, due = self._poller.items.append, (self, _DUE, b"")
-        wait = feed.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
+        wait = answers.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
         if wait <= 0.0:
             put(due)
         elif wait < math.inf:
@@ -306,20 +306,20 @@ class Remote:
         if number == -self._number and self._acting is not None:
             self._acting.receive(what)
             return None
-        if number != _DUE or self._call is None or self.feed is None or self.session.state not in ONLINE:
+        if number != _DUE or self._call is None or self.answers is None or self.session.state not in ONLINE:
             self.session.stale += number != _DUE
             return None
         event = self.session.due(self.now())
         if isinstance(event, Lost):
             self._finish(0.0)
-        elif self.feed.asked:
-            self._expect(self.feed)
+        elif self.answers.asked:
+            self._expect(self.answers)
         return event
 
     def _open_acting(self) -> None:
         """Open the stream for actions, where Steps are to be in flight."""
-        world, feed, number = self.world, self.feed, -self._number
-        if feed is None or world.seat is None or self.session.world_name is None:
+        world, answers, number = self.world, self.answers, -self._number
+        if answers is None or world.seat is None or self.session.world_name is None:
             return
         settings = {"seat": pack_tensor(world.seat)}
         join = pb.JoinWorldRequest(world_name=self.session.world_name, settings=settings)
@@ -329,11 +329,11 @@ class Remote:
             pb.EnvironmentRequest(join_world=join).SerializeToString(),
             lambda what: items.append((self, number, what)),
             self.now,
-            feed.latency,
-            feed.note_round_trip,
+            answers.latency,
+            answers.note_round_trip,
         )
         self._acting.open()
-        self._poller.look_every(feed.frame / 2)
+        self._poller.look_every(answers.frame / 2)
 
     # The end
 

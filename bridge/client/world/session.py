@@ -9,13 +9,13 @@ oldest request without one.
 from __future__ import annotations
 
 import enum
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from bridge.client.warn import warn
 from bridge.client.world.description import Description
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world.extensions import refusal
@@ -438,7 +438,7 @@ class ClientSession:
         rewards = any(spec.name == "reward" for spec in found.specs.observations.values())
         if version is None and self.info is None and not rewards:
             text = f"{self._url} gives no observation named reward: every reward is 0.0"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warn(text)
         self.world = JoinedWorld(self.request, found, version, self.world, self._waits_for_all)
         self.info = self.world.info
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,6 +11,7 @@ import numpy as np
 from gymnasium import Space
 
 from bridge.client.realtime.reader import RealtimeReader
+from bridge.client.warn import warn
 from bridge.encoding import values
 from bridge.encoding.interventions import PACE
 from bridge.encoding.spaces import Column, Layout
@@ -171,7 +171,7 @@ class StepReader:
         if info:
             self.allowance = _allowance(info) or self.allowance
         for note in notes:
-            warnings.warn(f"{self.url}: {note}", RuntimeWarning, stacklevel=2)
+            warn(f"{self.url}: {note}")
         return info
 
     def _read_tensors(self, message: pb.EnvironmentResponse, now: float) -> tuple[list[Array], Any, Any, Any, Any]:

@@ -80,7 +80,7 @@ class Members:
             for name in dict.fromkeys((*job.actions, *living)):
                 observation = observations[name] if name in observations else seen(name)
                 terminated = bool(terminations.get(name, False))
-                # An agent that the environment drops without a word is truncated.
+                # An agent that the environment drops without an end is truncated.
                 truncated = bool(truncations.get(name, False)) or (name not in living and not terminated)
                 reward, info = float(rewards.get(name, 0.0)), infos.get(name, {})
                 told[name] = Transition(observation, reward, terminated, truncated, info)

@@ -1,8 +1,8 @@
 """Holds the answers of a real-time world whose Steps are in flight, until the next `step` takes them.
 
-The server answers a Step for each frame. `Feed` hands out the newest of what came, and of the answers before it the
-rewards, frames and ended episodes, and how many frames nobody saw. A single environment, and an agent of several, is a
-world of one lane. It does no I/O and has no clock; time is an argument.
+The server answers a Step for each frame. `AnswerBuffer` hands out the newest of what came, and of the answers before it
+the rewards, frames and ended episodes, and how many frames nobody saw. A single environment, and an agent of several,
+is a world of one lane. It does no I/O and has no clock; time is an argument.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.realtime.lane_feed import Gain, LaneFeed, Part
+from bridge.client.realtime.lane_answers import Gain, LaneAnswers, Part
 from bridge.client.realtime.latency import Latency
 from bridge.client.slots.infos import lane_info, pick_lanes, with_errors, with_interventions
 from bridge.encoding import values
@@ -25,7 +25,7 @@ from bridge.errors import RemoteError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["Feed", "pays"]
+__all__ = ["AnswerBuffer", "pays"]
 
 # Steps in flight beyond those that a round trip has frames, and at most.
 _SPARE, _MOST = 2, 64
@@ -42,7 +42,7 @@ def pays(round_trip: float, fps: float) -> bool:
     return round_trip * fps > 0.5
 
 
-class Feed:
+class AnswerBuffer:
     """The answers of one remote.
 
     Args:
@@ -72,7 +72,7 @@ class Feed:
         """Seconds of a frame."""
         self.waits_for_all = lanes is None
         """True if what is told has an observation of every lane."""
-        self.lanes = [LaneFeed(skips=lanes is not None) for _ in range(lanes or 1)]
+        self.lanes = [LaneAnswers(skips=lanes is not None) for _ in range(lanes or 1)]
         """The answers of each lane."""
         self._shape = () if lanes is None else (lanes,)
         self._uids = uids
@@ -104,7 +104,7 @@ class Feed:
         self._round_trip = max(seconds, _FADING * self._round_trip)
 
     @property
-    def room(self) -> int:
+    def may_send(self) -> int:
         """How many more Steps are to be sent."""
         wanted = min(_MOST, math.ceil(self._round_trip / self.frame) + _SPARE)
         return 0 if self._over else max(0, wanted - self.in_flight)

@@ -24,7 +24,7 @@ from bridge.encoding.names import TIMING
 from bridge.encoding.tensors import Array
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["Gain", "LaneFeed", "Part"]
+__all__ = ["Gain", "LaneAnswers", "Part"]
 
 _INDEX = {name: index for index, name in enumerate(TIMING)}
 # Ended episodes that wait for the next step, and those of them that keep their final observation.
@@ -81,7 +81,7 @@ class Part:
         return int(self.timing[_INDEX["episode"]])
 
 
-class LaneFeed:
+class LaneAnswers:
     """Holds the answers of one lane, of a single environment, or of one agent.
 
     Args:

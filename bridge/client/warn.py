@@ -1,0 +1,25 @@
+"""Warnings that name the user's own line."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+__all__ = ["warn"]
+
+_PASSED_THROUGH = ("bridge", "gymnasium")
+
+
+def warn(text: str) -> None:
+    """Issue a RuntimeWarning whose place is the nearest caller outside of this package and of Gymnasium.
+
+    A place of ours would show a line that its reader did not write and cannot change.
+    """
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_back is not None and _package(frame.f_globals) in _PASSED_THROUGH:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
+def _package(names: dict[str, object]) -> str:
+    return str(names.get("__name__")).partition(".")[0]
