@@ -124,8 +124,8 @@ class RemoteOptions:
         tls: Of `grpcs://` and `wss://`: the server's CA, `TLS(ca="ca.pem")`, and a certificate where it asks for one.
         compression: `zstd` (extra `zstd`, at both ends) or `gzip`, for slow networks: the server compresses its
             answers, without any loss.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns with a frame
-            that used its actions.
+        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns after the next
+            frame that is finished.
         player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
 

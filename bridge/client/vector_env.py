@@ -47,7 +47,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     that is connecting, resetting or lost. `reset` returns at once. A slot whose episode ended begins its next one by
     itself in the following `step`; until its observation is there it reads None, with reward 0, both flags False, and
     its action not applied. Slots that run are not held up by it. `bridge.wrappers.BlockingReset` waits for every slot
-    and gives batched arrays.
+    and gives batched arrays. A world of lanes whose simulator resets them itself stays in mode SAME_STEP: an ended
+    lane's observation is already the new episode's, and `infos["final_obs"]` has the last one.
 
     A remote that is lost ends its episode with `truncated=True` once, `infos["error"]` says why, and is connected
     again with growing pauses; the other slots go on.

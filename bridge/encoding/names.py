@@ -45,7 +45,10 @@ TIMING = (
     "frames_dropped",
     "frames_skipped",
 )
-"""The elements of the observation `timing` of a real-time world, float64: seconds of the server's clock, or counts."""
+"""The elements of the observation `timing` of a real-time world, float64: seconds of the server's clock, or counts.
+
+`frames_dropped` were never run, because the clock was late; `frames_skipped` were run, and in no answer to this agent.
+"""
 
 WATCH = (
     "picture",

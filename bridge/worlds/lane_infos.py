@@ -28,7 +28,8 @@ def collect_infos(env: Lanes) -> bool:
 
     def keep(infos: dict[Any, dict[str, object]], info: dict[str, object], lane: int) -> dict[Any, dict[str, object]]:
         if info:
-            # In SAME_STEP mode it is called twice for a lane that ended: with the end, and with the new beginning.
+            # In SAME_STEP mode it is called twice for a lane that ended: with the end, and with the new beginning. The
+            # later values win; the end has keys of its own, `final_obs` and `final_info`.
             infos[lane] = {**infos.get(lane, {}), **info}
         return infos
 
@@ -61,6 +62,7 @@ def _uniform(infos: list[Mapping[str, object]]) -> bool:
     nested: dict[str, list[Mapping[str, object]]] = {}
     for info in infos:
         for key, value in info.items():
+            # A final observation may be of any space, which a list of dicts carries as it is.
             if not isinstance(key, str) or key == "final_obs":
                 return False
             kind: object = (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)

@@ -173,7 +173,7 @@ class ResetRequest:
     mask: Array
     """True for each lane to reset, bool, shape `(lanes,)`; `(1,)` for a world without lanes."""
     restart: bool
-    """In real time, whether running episodes end."""
+    """In real time, whether running episodes end; a seed or options end them anyway."""
 
     @property
     def seeds(self) -> Sequence[int | None]:

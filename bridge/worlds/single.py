@@ -131,7 +131,7 @@ class EnvAgent(Agent):
 
     @property
     def ended_lanes(self) -> Array | None:
-        """Which lanes ended their episode in the last step, bools `(lanes,)`; None: there are no lanes."""
+        """Which lanes the next step resets in place of stepping them, bools `(lanes,)`; None: there are no lanes."""
         return None if self._lanes is None else self._terminated | self._truncated
 
     def interrupt(self) -> None:
@@ -295,7 +295,7 @@ class VectorAgent(EnvAgent):
 
     @property
     def ended_lanes(self) -> Array | None:
-        """Which lanes the next step resets, bools `(lanes,)`; None: it resets none."""
+        """As of `EnvAgent`; None also where lanes begin anew within the step that ends their episode (SAME_STEP)."""
         return super().ended_lanes if self._facts.autoreset is AutoresetMode.NEXT_STEP else None
 
     async def apply(self, action: object) -> int:
@@ -391,7 +391,7 @@ class EnvWorld(World):
 
     @property
     def ended_lanes(self) -> Array | None:
-        """Which lanes the next step resets, bools `(lanes,)`; None: nobody plays, or it has no lanes."""
+        """As of the agent that plays; None also where nobody does."""
         return None if self._agent is None else self._agent.ended_lanes
 
     def counts(self) -> WorldCounts:

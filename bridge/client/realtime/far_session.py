@@ -30,9 +30,10 @@ class FarSession(ClientSession):
         return None if self.world is None else self.world.answers
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
-        """Do as `ClientSession.begin`; of a single environment Steps in flight begin no episode, but a Reset alone.
+        """Do as `ClientSession.begin`.
 
-        Those of lanes do: what is asked for without a new episode has come, or is on its way.
+        A single environment enters a new episode only by a Reset, so that one is sent that restarts nothing. Lanes
+        enter theirs by themselves: nothing is sent, for the answer has come, or is on its way.
         """
         answers = self.answers
         if answers is not None and not reset:
@@ -85,7 +86,8 @@ class FarSession(ClientSession):
         if found is None or world.answers is None:
             return None
         answered = self._step_answered(world, found, found.step.state)
-        if self.state is ClientState.ENDED and (asked := world.answers.asked):  # for the next episode, as by a rollout
+        # A caller waits already for the next episode, as in a rollout.
+        if self.state is ClientState.ENDED and (asked := world.answers.asked):
             self.begin(None, now, reset=False)
             world.answers.asked = asked
         return answered

@@ -243,11 +243,12 @@ class Stepper:
             results = self._gather_all(timeout, on_lost)
             if not self._all_running:
                 results.fill_last()
-            # SAME_STEP is made of two round trips where an episode ended, since a served environment begins its next
-            # episode only in the Step after the end: the step itself, and a reset of the slots that ended. Gymnasium
-            # returns both at once: the new episode's observation, with the reward and flags of the old one's end, whose
-            # last observation and info are in `final_obs` and `final_info`. So both results are kept: `results` says
-            # how the step went, `results.begun` what the slots that ended begin with.
+            # For worlds that do not reset in the ending step, SAME_STEP is made of two round trips: the Step, then a
+            # begin or a Reset of the slots that ended (in real time only the entry into the episode that runs by then).
+            # Gymnasium returns both at once: the new episode's observation, with the reward and flags of the old one's
+            # end, whose last observation and info are in `final_obs` and `final_info`. So both results are kept:
+            # `results` says how the step went, `results.begun` what the slots that ended begin with. Nobody sets
+            # `same_step` for a world that is SAME_STEP by itself: its answer holds both already.
             if not same_step or not results.ended.any():
                 return results
             self._begin_next(results.ended)

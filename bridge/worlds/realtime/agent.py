@@ -30,7 +30,11 @@ __all__ = ["WAITS", "RealtimeAgent"]
 _FRAME_DEADLINE = 10.0
 _MOST_HELD = 2.0
 WAITS = ("now", "next_frame", "new_frame")
-"""The events that a Step may wait for; the first is the default."""
+"""The events that a Step may wait for; the first is the default.
+
+`now` is nothing. `next_frame` is one more finished frame of every lane. `new_frame` is a frame, an end or a new episode
+of any lane that was not told yet, for at most 2 s; clients with Steps in flight use it.
+"""
 
 
 class RealtimeAgent(EnvAgent):
@@ -121,7 +125,10 @@ class RealtimeAgent(EnvAgent):
         return pb.RUNNING
 
     def _take_first(self) -> list[Taken | None]:
-        """Enter the running episodes; lanes that it is in repeat their observation, reward 0."""
+        """Enter the running episodes; lanes that it is in repeat their observation, reward 0.
+
+        One whose end was not told gives its final observation, with both flags False: the end stays for the next Step.
+        """
         loop, loop_agent = self.world.loop, self._loop_agent
         taken: list[Taken | None] = []
         for index, (lane, buffer) in enumerate(zip(loop_agent.lanes, loop_agent.buffers, strict=True)):

@@ -33,9 +33,9 @@ __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
+"""The roles of an agent; the first is the default."""
 _IMMUTABLE = frozenset((int, float, bool, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_))
 """Types of values that need no copy."""
-"""The roles of an agent; the first is the default."""
 Outcome = TypeVar("Outcome")
 """The result of a reset or of a frame."""
 
@@ -52,7 +52,8 @@ class RealTime:
     Args:
         max_action_age: Seconds after which the default action replaces the agent's last action; None: the last action
             stays in force.
-        catch_up: Seconds of frames that are made up for when the server is late; later frames are dropped.
+        catch_up: Seconds by which the server may be late and still run each frame that was missed; where it is later,
+            they are dropped.
         reset_timeout: Seconds that the first Step of an agent waits for an episode to begin.
         rest_when_empty: Stand still while nobody is in the world, neither a player nor a spectator; None: where the
             server has a page (`web=True`) and the world is no match.
@@ -251,7 +252,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Carry out an agent's Reset: give up its episodes, and where it is a player see to new ones.
 
-        Without `restart`, lanes that run stay as they are, and the agent enters the episodes that run there.
+        Without `restart`, and without a seed or options, lanes that run stay as they are, and the agent enters the
+        episodes that run there.
         """
 
     def _withdraw(self) -> None:

@@ -1,7 +1,8 @@
 """A buffer between a lane of a real-time world and an agent that steps at its own pace.
 
 A `LaneBuffer` collects frames and ends of episodes with their episode's number, until the agent's next Step takes them.
-Rewards are never attributed to another episode, and each end is reported exactly once.
+Rewards are never attributed to another episode. Each finished episode gives one record; of one that the agent was in, a
+Step also returns the flags and the final observation, unless a Reset gives them up. At most 65536 records wait.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class LaneBuffer:
         self.error: str | None = None
         """Why the lane has no episode, not told yet."""
         self.frames_skipped = 0
-        """Frames since it first entered an episode whose observation the agent never saw, unseen episodes' too."""
+        """Frames since the agent first entered an episode whose observation no answer to it had; those of episodes that
+        it never entered count too."""
         self.unseen = 0
         """Frames since the newest observation that the agent saw."""
         self.unrecorded = 0
@@ -127,7 +129,7 @@ class LaneBuffer:
 
     def abandon(self) -> None:
         """Drop the episode that the agent was in: it asked for a new one."""
-        if self.closing is not None:
+        if self.closing is not None:  # its final observation will be in no answer either
             self.frames_skipped += self._closing_unseen
         self.reading, self.closing, self.error = 0, None, None
 
@@ -146,7 +148,7 @@ class LaneBuffer:
         """Give out what came since the last Step; the arguments are the running episode's."""
         if self.closing is not None:
             told, self.reading, self.closing = self.closing, 0, None
-            self.frames_skipped += max(0, self._closing_unseen - 1)
+            self.frames_skipped += max(0, self._closing_unseen - 1)  # the newest one is in this answer
             return told
         self.frames_skipped += max(0, self.unseen - 1)
         self.unseen = 0

@@ -175,8 +175,9 @@ class LoopAgent:
 class RealtimeLoop:
     """Decides when frames are due and which action each lane takes.
 
-    Frame n is due at `start + n / fps`, so rounding and lateness never add up. Frames that are late by at most
-    `catch_up` seconds are caught up on; older ones are dropped. Both are counted.
+    Frame n is due at `start + n / fps`, so rounding and lateness never add up. A clock that is at most `catch_up`
+    seconds late runs each frame that was missed. One that is later runs one frame, and counts all others that were due
+    as dropped.
 
     Args:
         lanes: The number of environments.
