@@ -99,6 +99,14 @@ def test_the_processes_of_a_server_dial_each_by_itself() -> None:
         envs.close()
 
 
+def test_all_slots_of_a_server_that_has_dialed_go_over_its_one_connection() -> None:
+    with listening() as listener, dialing(listener, "one", lambda: CountingEnv(5)):
+        envs = make_vec_remote(listener, num_envs=130, blocking=True)
+        envs.reset(seed=0)
+        assert envs.report()["slots/running"] == 130
+        envs.close()
+
+
 def test_a_url_is_enough() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -174,7 +174,9 @@ class GrpcClient:
         """True if a further call may be opened."""
         http = self.http
         calls = len(http.streams) + len(self._queued)
-        return not (self.draining or self.foreign) and calls < min(_MAX_CALLS, http.max_peer_streams)
+        # A server that has dialed in has this connection alone, which takes as many as it says.
+        most = http.max_peer_streams if self._address.dialed else min(_MAX_CALLS, http.max_peer_streams)
+        return not (self.draining or self.foreign) and calls < most
 
     def open(self, call: ClientCall) -> None:
         """Open a call, and send the requests that were made already.
