@@ -113,7 +113,7 @@ def over_one(kind: Attack, learned: list[Any], target: Target, rate: float, stop
             pieces = kind.pieces(*learned) if kind.request is None else iter(kind.request, None)
             send(sock, pieces, rate, stop)
             sock.shutdown(socket.SHUT_RDWR)
-        time.sleep(0.002)
+        stop.wait(_CONNECTION / rate if rate else 0.002)
 
 
 def over_many(kind: Attack, learned: list[Any], target: Target, rate: float, stop: Any) -> None:
