@@ -355,6 +355,20 @@ def test_keys_without_values_are_counted_too():
         values.decode_request(message.SerializeToString())
 
 
+def test_values_cannot_be_hidden_from_the_count():
+    """A group, which protobuf skips, would shift what a careless reader of the wire takes for fields."""
+    many = pb.Value(list=pb.Value.List(items=[pb.Value(boolean=True)] * 20_000)).SerializeToString()
+    hidden = [
+        bytes((100 << 3 & 0x7F | 3 | 0x80, 100 >> 4, 100 << 3 & 0x7F | 4 | 0x80, 100 >> 4)) + many,
+        b"\x0d" + bytes(4) + many,  # the field `none` as four bytes
+        b"\xc9\x06" + bytes(8) + many,  # an unknown field of eight bytes
+    ]
+    for data in hidden:
+        assert len(pb.Value.FromString(data).list.items) == 20_000
+        with pytest.raises(TensorError):
+            values.decode_request(data)
+
+
 def test_numbers_in_an_array_are_one_value():
     value = {"a": np.zeros(200_000), "b": list(range(9_900))}
     assert same(values.decode_request(values.encode(value)), value)

@@ -53,7 +53,8 @@ _MAX_WITHOUT_BYTES = 1 << 16
 _MAX_NOTES = 100
 _MOST_VALUES = 10_000
 # Kinds of fields on the wire.
-_VARINT, _WITH_LENGTH, _FOUR_BYTES = 0, 2, 5
+_VARINT, _WITH_LENGTH = 0, 2
+_FIXED_BYTES = {1: 8, 5: 4}
 UNCHANGED: Any = object()
 """The form of observations is as it was."""
 
@@ -167,7 +168,9 @@ def decode_request(data: bytes) -> Any:
 def check_count(data: bytes, kind: type[Message]) -> None:
     """Raise TensorError where a message of a client holds more than 10,000 values, before it is read.
 
-    Each value takes a server some microseconds, and a hundred bytes or more where it takes two on the wire.
+    Each value takes a server some microseconds, and a hundred bytes or more where it takes two on the wire. What no
+    writer of protobuf makes (groups, long forms of small integers, lengths past the end) is refused: a reader that
+    understood it in another way would find values that were not counted.
 
     Args:
         data: A message on the wire (https://protobuf.dev/programming-guides/encoding), which is not trusted.
@@ -179,33 +182,40 @@ def check_count(data: bytes, kind: type[Message]) -> None:
     while waiting:
         at, end, descriptor = waiting.pop()
         while at < end:
-            tag, at = _varint(data, at)
+            tag, at = _varint(data, at, 5)
             if tag & 7 == _WITH_LENGTH:
-                length, at = _varint(data, at)
+                length, at = _varint(data, at, 5)
+                if length > end - at:
+                    raise _malformed(data)
                 field = descriptor.fields_by_number.get(tag >> 3)
                 if field is not None and field.message_type is not None:
                     waiting.append((at, at + length, field.message_type))
                     values += field.message_type is pb.Value.DESCRIPTOR
                 at += length
             elif tag & 7 == _VARINT:
-                _, at = _varint(data, at)
-            else:  # of four or eight bytes; groups are not in use
-                at += 4 if tag & 7 == _FOUR_BYTES else 8
+                _, at = _varint(data, at, 10)
+            elif tag & 7 in _FIXED_BYTES:
+                at += _FIXED_BYTES[tag & 7]
+            else:
+                raise _malformed(data)
             fields += 1
             # A value is a field of a list or a dict, and has one or two of its own; a dict's key is a further one.
             if values > _MOST_VALUES or fields > 4 * _MOST_VALUES:
                 raise TensorError(f"expected at most {_MOST_VALUES} values, got more; send numbers as NumPy arrays")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an integer of seven bits a byte, and where it ends; past the end of the data, 0."""
-    value = shift = 0
-    for at in range(at, min(at + 10, len(data))):  # noqa: B020 - from there on
-        value |= (data[at] & 0x7F) << shift
-        if data[at] < 0x80:
-            return value, at + 1
-        shift += 7
-    return 0, len(data)
+def _varint(data: bytes, at: int, most: int) -> tuple[int, int]:
+    """Return an integer of seven bits a byte, and where it ends; raise TensorError where it has more than `most`."""
+    value = 0
+    for index, byte in enumerate(data[at : at + most]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, at + index + 1
+    raise _malformed(data)
+
+
+def _malformed(data: bytes) -> TensorError:
+    return TensorError(f"expected an encoded value, got {len(data)} bytes that are none")
 
 
 def _parse(data: bytes) -> pb.Value:
