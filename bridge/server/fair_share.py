@@ -31,9 +31,9 @@ _PER_BYTE = 1e-6
 # The seconds of turns over which the server's speed is averaged, and the least that is assumed.
 _MEMORY = 0.2
 _LEAST_SPEED = 0.1
-# Seconds that a request is taken to need before one has come: as many as on a slow machine. Were there no bound, all
+# Seconds that a request is taken to need before one has come: a few times those of a fast machine. Were it more, all
 # that comes before the first request would be free.
-_FIRST = 1e-3
+_FIRST = 5e-5
 # Below this a clock is not to be believed.
 _LEAST = 2e-6
 _PAGE = 4096
