@@ -201,9 +201,10 @@ def with_digests(folder: Path, data: bytes) -> None:
     end = min(filter(None, (chunk.data_page_offset, chunk.dictionary_page_offset))) + chunk.total_compressed_size
     digests = [hashlib.sha256(part).hexdigest() for part in (data[:end], data[end:])]
     copy = base64.b64encode(zlib.compress(data[end:])).decode()
+    sum_of_copy = hashlib.sha256(copy.encode()).hexdigest()
     path = strange(folder, data)
     path.with_name(path.name + ".sums").write_text(
-        f"0 {end} {digests[0]}\n{end} {len(data) - end} {digests[1]}\nfooter {copy}\n"
+        f"0 {end} {digests[0]}\n{end} {len(data) - end} {digests[1]}\nfooter {sum_of_copy} {copy}\n"
     )
 
 
