@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from bridge.client.vector_env import slots_of
 from bridge.client.wire.connect import connect
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import StepAnswered
-from bridge.server import connection_protocol, connections, serving
+from bridge.server import connection_protocol, serving
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate
 from bridge.server.connection import Connection
@@ -222,14 +221,6 @@ def read_soon(server: Any) -> None:
 def linger(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have servers hear out for so long whom they have refused."""
     monkeypatch.setattr("bridge.server.connections._LINGER", seconds)
-
-
-def accept_later(monkeypatch: pytest.MonkeyPatch, server: Any, seconds: float) -> None:
-    """Have a server accept nobody for so many seconds once a connection was closed without a call."""
-    monkeypatch.setattr(connections, "_LEAST_PAUSE", seconds)
-    monkeypatch.setattr(connections, "_PROBE", seconds)
-    visits = server._connections._share.visits
-    visits._credit, visits._seen = -1.0, time.monotonic()
 
 
 def list_recordings_again_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
