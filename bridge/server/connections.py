@@ -195,7 +195,8 @@ class Connections:
         connection.speak(self._speak(connection))
         if tls is None:
             connection.flush()
-        connection.account.spent = time.thread_time() - began
+        connection.account.spent = seconds = time.thread_time() - began
+        self._share.charged["stranger"] += seconds
 
     def serve_on(
         self,
