@@ -76,15 +76,19 @@ class WebProtocol(ConnectionProtocol):
         self._outgoing = connection.outgoing
         self._head: bytes | None = b""
         """The received bytes of the request's head; None: it was answered."""
-        self._websocket: Protocol = ServerProtocol(
-            subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=limits.max_message_bytes, logger=LOGGER
-        )
-        self._joiner = MessageJoiner()
+        self._websocket: Protocol
+        self._expect(Opcode.BINARY, Subprotocol(SUBPROTOCOL))
         self._call: Call | None = None
         self._reply: bytes | None = None
         """The answer to the client's close frame, until its requests are served."""
         self._admitted = 0
         self._waiting = 0
+
+    def _expect(self, kind: Opcode, *subprotocols: Subprotocol) -> None:
+        """Before a handshake: say of what kind messages are, and which subprotocols there are."""
+        self._kind, self._joiner = kind, MessageJoiner(kind)
+        size = self._limits.max_message_bytes
+        self._websocket = ServerProtocol(subprotocols=subprotocols or None, max_size=size, logger=LOGGER)
 
     @property
     def receives_large(self) -> bool:
@@ -241,7 +245,7 @@ class WebProtocol(ConnectionProtocol):
         return True
 
     def _send(self, data: bytes | memoryview) -> None:
-        self._websocket.send_binary(data)
+        (self._websocket.send_text if self._kind is Opcode.TEXT else self._websocket.send_binary)(data)
 
     def defer(self, call: Call, size: int) -> None:
         """Read nothing more from a client of which much waits."""
