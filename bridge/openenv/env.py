@@ -28,17 +28,15 @@ from bridge.errors import (
     SettingError,
     shown_url,
 )
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.facade.serve import serve_gym
 from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to_bytes, to_json
 from bridge.server.limits import Limits
 from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials, TokenLike
 
-try:
+with needed("openenv:// needs the package websockets", "web"):
     from bridge.transport.message_socket import MessageSocket
-except ImportError as error:
-    raise SettingError(f"openenv:// needs the package websockets: {install_command('web')}") from error
 
 __all__ = ["OpenEnvEnv", "OpenEnvVectorEnv"]
 

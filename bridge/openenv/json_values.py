@@ -19,6 +19,7 @@ from gymnasium import Space, spaces
 from bridge.encoding.space_json import check_space_bytes, plain_space_from_json, space_to_json
 from bridge.encoding.spaces import bounds_of, is_picture
 from bridge.errors import SettingError
+from bridge.extras import needed
 from bridge.watching.pictures import encode_png
 
 __all__ = ["SPACE", "expecting", "from_json", "schema_of", "space_of", "to_bytes", "to_json"]
@@ -86,8 +87,8 @@ def from_json(space: Space[Any], value: Any) -> Any:
 
 
 def _read_picture(text: str, shape: tuple[int, ...]) -> Any:
-    from PIL import Image
-
+    with needed("pictures as PNG need the package pillow", "web"):
+        from PIL import Image
     picture = Image.open(io.BytesIO(base64.b64decode(text.removeprefix(_PNG))), formats=("PNG",))
     if (picture.height, picture.width) != shape[:2]:  # before it is decoded: a few bytes may stand for gigabytes
         raise ValueError(f"the picture is of {picture.height} x {picture.width} pixels")
