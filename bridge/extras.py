@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from bridge.errors import SettingError
-
 __all__ = ["install_command", "is_installed", "needed"]
 
 
@@ -30,6 +28,8 @@ def needed(problem: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
+        from bridge.errors import SettingError  # here: it imports Gymnasium, and packages are to be imported quickly
+
         raise SettingError(f"{problem}: {install_command(extra)}") from error
 
 
