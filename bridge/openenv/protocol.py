@@ -215,20 +215,15 @@ class OpenEnvProtocol(WebProtocol):
         super()._receive_head(head)
 
     def _serve_file(self, request: Request) -> None:
-        if self._route is None:
+        self._over_http = self._route is not None
+        if isinstance(self._route, str):
+            self._begin_call(request, request.headers["Host"])
+            self._receive_rest(b"")
+        elif self._route is None:
             super()._serve_file(request)
-            return
-        self._over_http = True
-        if isinstance(self._route, dict):
+        else:
             name = self._site.openenv.name  # type: ignore[union-attr] # else there is another protocol
             self._send(self._write("", self._route or {"name": name, "description": f"{name} of Gymnasium Bridge"}))
-            return
-        try:
-            self._call = self._open_call(request, request.headers["Host"])
-        except RequestError as error:
-            self._say_goodbye(error.code, error.message)
-        else:
-            self._receive_frames(self._call, b"")
 
     def _receive_frames(self, call: Call, data: bytes) -> None:
         """Take frames, or of a request over HTTP the body, which is one message."""
@@ -288,11 +283,8 @@ class OpenEnvProtocol(WebProtocol):
         else:  # it was asked to close: the connection ends with its call
             self._handler.calls.receive(self._call, None)
 
-    def _say_goodbye(self, code: Code | CloseCode, reason: str) -> None:
-        if not self._over_http:
-            super()._say_goodbye(code, reason)
-        elif not self.finished:
-            self._send(self._write("error", reason, Code(code)))
+    def _last_words(self, code: Code | CloseCode, reason: str) -> bytes:
+        return self._write("error", reason, Code(code)) if self._over_http else super()._last_words(code, reason)
 
 
 def _token_in(header: str | None) -> str | None:

@@ -165,6 +165,10 @@ class WebProtocol(ConnectionProtocol):
         response.headers[HELLO] = __version__
         websocket.send_response(response)
         self._outgoing.extend(websocket.data_to_send())
+        self._begin_call(request, host)
+
+    def _begin_call(self, request: Request, host: str) -> None:
+        """Admit a client, or say why it may not."""
         try:
             self._call = self._open_call(request, host)
         except RequestError as error:
@@ -273,8 +277,11 @@ class WebProtocol(ConnectionProtocol):
 
     def _say_goodbye(self, code: Code | CloseCode, reason: str) -> None:
         if not self.finished:
-            self._outgoing.append(close_frame(code, reason, mask=self._websocket.side is Side.CLIENT))
+            self._outgoing.append(self._last_words(code, reason))
             self.finished = True
+
+    def _last_words(self, code: Code | CloseCode, reason: str) -> bytes:
+        return close_frame(code, reason, mask=self._websocket.side is Side.CLIENT)
 
     def refuse(self, error: RequestError) -> None:
         """Say why the connection ends, where that was not said."""
