@@ -83,7 +83,9 @@ def from_json(space: Space[Any], value: Any) -> Any:
         return tuple(from_json(part, item) for part, item in zip(space.spaces, value, strict=True))
     if isinstance(value, str) and is_picture(space):
         return _read_picture(value, space.shape or ())
-    return space.from_jsonable([value])[0] if isinstance(space, _CONTAINERS) else value
+    if isinstance(space, _CONTAINERS) or getattr(space.dtype, "kind", "") == "f":  # which takes null, pydantic's NaN
+        return space.from_jsonable([value])[0]
+    return value
 
 
 def _read_picture(text: str, shape: tuple[int, ...]) -> Any:
