@@ -119,13 +119,13 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             ours = {name: field for name, field in given_fields if SPACE in field}  # of a server of this package
             fields = ours or {name: field for name, field in given_fields if name not in _NO_VALUES}
         alone = next(iter(fields)) if len(fields) == 1 else None
-        if given is None:
-            with expecting("the JSON Schema of an environment", schema):
-                given = space_of(fields[alone] if alone else {"type": "object", "properties": fields}, definitions)
-        if given is None:
+        described = fields[alone] if alone else {"type": "object", "properties": fields}
+        with expecting("the JSON Schema of an environment", schema):
+            space = space_of(described, definitions) if given is None else given
+        if space is None:
             text = f"the schema of {self.url} describes no space of its {side}s, only the fields {list(fields)}"
             raise SettingError(f"{text}: give {side}_space=")
-        return given, alone
+        return space, alone
 
     def _ask(self, kind: str, data: Any, seconds: float) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Ask, for at most so many seconds; return what the answer says, as `step` does."""
