@@ -86,7 +86,7 @@ class WebProtocol(ConnectionProtocol):
 
     def _expect(self, kind: Opcode, *subprotocols: Subprotocol) -> None:
         """Before a handshake: say of what kind messages are, and which subprotocols there are."""
-        self._kind, self._joiner = kind, MessageJoiner(kind)
+        self._texts, self._joiner = kind is Opcode.TEXT, MessageJoiner(kind)
         size = self._limits.max_message_bytes
         self._websocket = ServerProtocol(subprotocols=subprotocols or None, max_size=size, logger=LOGGER)
 
@@ -249,7 +249,7 @@ class WebProtocol(ConnectionProtocol):
         return True
 
     def _send(self, data: bytes | memoryview) -> None:
-        (self._websocket.send_text if self._kind is Opcode.TEXT else self._websocket.send_binary)(data)
+        (self._websocket.send_text if self._texts else self._websocket.send_binary)(data)
 
     def defer(self, call: Call, size: int) -> None:
         """Read nothing more from a client of which much waits."""
