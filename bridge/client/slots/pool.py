@@ -98,7 +98,7 @@ class Pool:
         while missing:
             left = deadline - time.monotonic()
             try:
-                source, number, what = self.poller.get(min(left, LOOK) if kind is Joined else left)
+                source, number, what, arrived = self.poller.get(min(left, LOOK) if kind is Joined else left)
             except queue.Empty:
                 if kind is Joined and left > LOOK:
                     # Of one, the time that is left says more than a count.
@@ -113,7 +113,7 @@ class Pool:
                 urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
                 reason = next(iter(missing)).late(purpose, self.timeout).reason
                 raise RemoteTimeoutError(urls, reason) from None
-            event = source.receive(number, what)
+            event = source.receive(number, what, arrived)
             if event is None or source not in missing:
                 continue
             if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
@@ -157,9 +157,9 @@ class Pool:
         items = self.poller.items
         self.poller.poll_nowait()
         while items and not isinstance(items[0][2], RemoteError):
-            source, number, what = items.popleft()
+            source, number, what, arrived = items.popleft()
             try:
-                source.receive(number, what)
+                source.receive(number, what, arrived)
             except RemoteError as error:
                 source.give_up(error)
 

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,7 +33,7 @@ from bridge.transport.tls import Tls, client_context, explain
 if TYPE_CHECKING:
     from bridge.client.wire.websocket_client import WebSocketClient
 
-__all__ = ["ClientCall", "ClientConnection", "Deliver", "close_calls", "connection_to"]
+__all__ = ["ClientCall", "ClientConnection", "Deliver", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CHUNK = 65536
@@ -137,7 +137,16 @@ class ClientCall:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
-        close_calls([self], timeout)
+        if self.connection.inherited:
+            return
+        self.finish()
+        self.deliver = lambda what: None  # nobody waits for what comes after the last request
+        poller = self.connection.poller
+        with poller.lock:
+            if timeout > 0 and not sys.is_finalizing():
+                # A call that has no connection yet is not waited for: nothing could end it.
+                poller.poll_until(lambda: self.ended or not self.connection.connected, time.monotonic() + timeout)
+            self.connection.remove(self)
 
 
 class ClientConnection:
@@ -538,28 +547,3 @@ def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int,
     if shared:
         poller.connections[key] = connection
     return connection
-
-
-def close_calls(calls: Sequence[ClientCall], timeout: float) -> None:
-    """End several streams. Waits for their servers at most `timeout` seconds in all, then cuts what has not ended."""
-    calls = [call for call in calls if not call.connection.inherited]
-    for call in calls:
-        call.finish()
-        call.deliver = _ignore
-    deadline = time.monotonic() + timeout
-    for poller in {call.connection.poller for call in calls}:
-        mine = [call for call in calls if call.connection.poller is poller]
-        with poller.lock:
-            if timeout > 0 and not sys.is_finalizing():
-                poller.poll_until(partial(_all_over, mine), deadline)
-            for call in mine:
-                call.connection.remove(call)
-
-
-def _all_over(calls: Sequence[ClientCall]) -> bool:
-    """True if nothing more can come of these calls: they have ended, or have no connection yet that could end them."""
-    return all(call.ended or not call.connection.connected for call in calls)
-
-
-def _ignore(what: bytes | bytearray | RemoteError) -> None:
-    """Take what comes after the last request that anybody waits for."""
