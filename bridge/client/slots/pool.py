@@ -75,6 +75,15 @@ class Pool:
                 raise
             raise ConnectionLostError(lost.url, f"{lost.reason}. Call reset() to connect again") from lost.__cause__
 
+    def join(self, remote: Remote) -> None:
+        """Connect a remote, and wait until its world is joined; raises as `wait`, without a connection then."""
+        remote.open()
+        try:
+            self.wait(remote, Joined, "to join a world")
+        except RemoteError:
+            remote.close(0.5)
+            raise
+
     def wait_for_all(
         self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
     ) -> dict[Remote, _Awaited]:

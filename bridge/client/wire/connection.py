@@ -187,6 +187,8 @@ class ClientConnection:
         """When the server was asked last for a sign of life."""
         self.silent = True
         """True if not a byte has come yet."""
+        self._error: OSError | None = None
+        """The first error of the socket, after which what is here is still received."""
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
         if address.tls:
@@ -418,7 +420,7 @@ class ClientConnection:
                 protocol.receive_data(b"")
             except RemoteError as error:
                 self._end(error.at)
-        if not count and not self.ended:
+        if not count and not self.ended and self._error is None:
             why = protocol.cut_off()
             self._end((lambda url: ConnectionLostError(url, why)) if protocol.answered else self._connect_error(why))
 
@@ -439,10 +441,14 @@ class ClientConnection:
     # The end
 
     def _lost(self, error: OSError) -> None:
-        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.protocol.answered:
-            error = self._read_refusal() or error
+        first, self._error = self._error is None, self._error or error
+        if first and isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.protocol.answered:
+            # A server that refuses us closes before it takes our first request: what it said by then may be here.
+            self._receive()
         if self.ended:
             return
+        if not isinstance(error, ssl.SSLError):
+            error = self._error
         reason = error.strerror or str(error)
         if isinstance(error, ssl.SSLError):
             reason = explain(error)
@@ -453,26 +459,6 @@ class ClientConnection:
         self._end(
             (lambda url: ConnectionLostError(url, text)) if self.protocol.answered else self._connect_error(reason)
         )
-
-    def _read_refusal(self) -> ssl.SSLError | None:
-        """Read why a server refused that closed before it took our first request."""
-        sock = self._sock
-        if sock is None:
-            return None
-        came: Iterable[Received] = ()
-        try:
-            data = sock.recv(_CHUNK, AT_ONCE)
-            came = self._opened(self._tls, data) if self._tls is not None else self.protocol.receive_data(data)
-        except ssl.SSLError as error:
-            return error
-        except RemoteError as error:
-            self._end(error.at)
-        except OSError:
-            return None
-        for call, what in came:
-            if isinstance(what, (RemoteError, CallRefused)):
-                self._end_call(call, what)
-        return None
 
     def _end_call(self, call: ClientCall, ending: RemoteError | CallRefused) -> None:
         """Say how a call ended, once, or open it elsewhere where it was refused; with the last one the socket goes."""
