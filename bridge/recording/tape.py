@@ -33,8 +33,6 @@ __all__ = ["RecordedEnv", "Tape", "attach", "size_of"]
 _log = SafeLog(__name__)
 _OVERHEAD = 400
 """Bytes of a row beside its observation and frame, about."""
-_new_row: Any = tuple.__new__
-"""Makes a `Row` of a tuple with all its fields, without a call of Python."""
 
 
 class Tape:
@@ -58,14 +56,14 @@ class Tape:
         self.on = True
         """True if resets and steps are recorded; calls are in any case, for what follows depends on them."""
 
-    def add(self, row: Row, size: int = 0) -> None:
-        """Hand over a row of about so many bytes."""
-        number, is_note = self._next, row.kind >= Kind.CALL
+    def add(self, row: Sequence[Any], size: int = 0) -> None:
+        """Hand over a `Row`, or its fields in order, of about so many bytes."""
+        number, is_note = self._next, row[0] >= Kind.CALL
         if not is_note:
             self._next += 1
             if not self.on:
                 return
-        before, self._fits = self._fits, self._journal.offer(self._encoder, (number, row), size + _OVERHEAD)
+        before, self._fits = self._fits, self._journal.offer(self._encoder, row, size + _OVERHEAD, number)
         if not self._fits:
             self._next += is_note  # a gap tells of this one, too
             if before:
@@ -219,11 +217,12 @@ class _RecordedLane:
             self.tape.skip()
             return
         seen, told = kept(observation), kept(info) if self._keeps_infos else None
-        flags = kept(terminated), kept(truncated)
-        # A call of `Row` with its fields by name takes longer than all of this.
-        row = _new_row(Row, (kind, time.time(), by, action, seen, kept(reward), *flags, alive, seed, options, "",
-                             moment, frames, told))  # fmt: skip
-        self.tape.add(row, size_of(seen) + size_of(frames))
+        size = seen.nbytes if type(seen) is np.ndarray else size_of(seen)
+        if frames:
+            size += size_of(frames)
+        # The fields of a `Row`: to make one takes longer than all of this.
+        self.tape.add((kind, time.time(), by, action, seen, kept(reward), kept(terminated), kept(truncated), alive,
+                       seed, options, "", moment, frames, told), size)  # fmt: skip
 
 
 def _no_moment() -> None:

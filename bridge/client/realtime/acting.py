@@ -44,7 +44,6 @@ class ActingStream:
     note: Callable[[float], None]
     """Told each round trip, seconds."""
     _call: AnyCall | None = None
-    _arrivals: deque[float] = dataclasses.field(default_factory=deque)
     _sent: deque[float] = dataclasses.field(default_factory=deque)
     _episode_uid: int = 0
     _waiting: bytes | None = None
@@ -52,15 +51,9 @@ class ActingStream:
 
     def open(self) -> None:
         """Connect, and join."""
-        arrivals = deque[float]()
-        self._arrivals, self._sent, self._episode_uid, self._waiting = arrivals, deque(), 0, None
+        self._sent, self._episode_uid, self._waiting = deque(), 0, None
         self._retry_at = self.now() + _PAUSE
-
-        def deliver(what: bytes | bytearray | RemoteError) -> None:
-            arrivals.append(self.now())
-            self.deliver(what)
-
-        self._call = self.connect(deliver)
+        self._call = self.connect(self.deliver)
         self._send(self.join)
 
     def _send(self, data: bytes) -> None:
@@ -91,9 +84,8 @@ class ActingStream:
             self._waiting = data
         return True
 
-    def receive(self, what: bytes | bytearray | RemoteError) -> None:
+    def receive(self, what: bytes | bytearray | RemoteError, arrived: float) -> None:
         """Take an answer, or the end of the stream. A stream that is refused is not opened again."""
-        arrived = self._arrivals.popleft() if self._arrivals else self.now()
         if self._call is None:
             return
         if isinstance(what, RemoteError):

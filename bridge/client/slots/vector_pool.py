@@ -169,18 +169,18 @@ class VectorPool(MemberPool):
     def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
         """Take one delivery; (None, None) once the deadline has passed."""
         while items := self.poller.ready(max(0.0, deadline - time.monotonic())):
-            remote, number, what = items.popleft()
+            remote, number, what, arrived = items.popleft()
             member = self.member_of.get(remote)
             if member is not None:  # else its remote was moved away from, and it means nothing
-                return remote.receive(number, what), member
+                return remote.receive(number, what, arrived), member
         return None, None
 
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""
         member_of = self.member_of
         while items:
-            remote, number, what = items.popleft()
-            event = remote.receive(number, what)
+            remote, number, what, arrived = items.popleft()
+            event = remote.receive(number, what, arrived)
             member = member_of.get(remote)
             if event is None or member is None:
                 continue  # it means nothing, or its remote was moved away from

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -40,8 +39,8 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 __all__ = ["Delivery", "Remote", "close_remotes"]
 
 
-Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError]"
-"""An event in a poller: for whom, the number of the connection, and the data."""
+Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError, float]"
+"""An event in a poller: for whom, the number of the connection, the data, and when it came."""
 # In place of a connection's number: something is due by the clock.
 _DUE = 0
 _SILENT = "nothing has come from there at all: are host and port right, and does a firewall stand between?"
@@ -79,7 +78,6 @@ class Remote:
         self._shared, self._together = shared, together
         self._call: AnyCall | None = None
         self._number = 0
-        self._arrivals: deque[float] = deque()
         self._acting: ActingStream | None = None
 
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -156,17 +154,14 @@ class Remote:
     def open(self) -> None:
         """Start to connect; `receive` returns `Joined` when the world is joined."""
         self._number += 1
-        number = self._number
-        arrivals = self._arrivals = deque()
-        now, put = self.now, self._poller.items.append
-
-        def deliver(what: bytes | bytearray | RemoteError) -> None:
-            arrivals.append(now())
-            put((self, number, what))
-
-        self._call = self._connect(deliver, shared=self._shared, together=self._together)
+        self._call = self._connect(self._deliver(self._number), shared=self._shared, together=self._together)
         self.session.connect(self.now())
         self._flush()
+
+    def _deliver(self, number: int) -> Deliver:
+        """Return what puts into the poller what comes over a connection."""
+        now, put = self.now, self._poller.items.append
+        return lambda what: put((self, number, what, now()))
 
     def _connect(self, deliver: Deliver, *, shared: bool = False, together: bool = False) -> AnyCall:
         address, most, transport = self.request.address, self.request.max_message_bytes, self.request.transport
@@ -232,7 +227,7 @@ class Remote:
 
     def _expect(self, answers: AnswerBuffer) -> None:
         """Have `receive` called once there is something for a call that waits, whatever arrives."""
-        put, due = self._poller.items.append, (self, _DUE, b"")
+        put, due = self._poller.items.append, (self, _DUE, b"", 0.0)
         wait = answers.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
         if wait <= 0.0:
             put(due)
@@ -278,12 +273,11 @@ class Remote:
 
     # Answers
 
-    def receive(self, number: int, what: bytes | bytearray | RemoteError) -> Event | None:
+    def receive(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
         """Take what was delivered; return what it means, or None where it means nothing any more."""
         call = self._call
         if number != self._number or call is None:
-            return self._receive_other(number, what)
-        arrived = self._arrivals.popleft() if self._arrivals else self.now()
+            return self._receive_other(number, what, arrived)
         if isinstance(what, RemoteError):
             lost = self.session.connection_lost(what)
             self._finish(0.0)
@@ -301,10 +295,10 @@ class Remote:
             self._finish(0.5 if joining else 0.0)
         return event
 
-    def _receive_other(self, number: int, what: bytes | bytearray | RemoteError) -> Event | None:
+    def _receive_other(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
         """Take what came of another connection than the stream's."""
         if number == -self._number and self._acting is not None:
-            self._acting.receive(what)
+            self._acting.receive(what, arrived)
             return None
         if number != _DUE or self._call is None or self.answers is None or self.session.state not in ONLINE:
             self.session.stale += number != _DUE
@@ -318,16 +312,15 @@ class Remote:
 
     def _open_acting(self) -> None:
         """Open the stream for actions, where Steps are to be in flight."""
-        world, answers, number = self.world, self.answers, -self._number
+        world, answers = self.world, self.answers
         if answers is None or world.seat is None or self.session.world_name is None:
             return
         settings = {"seat": pack_tensor(world.seat)}
         join = pb.JoinWorldRequest(world_name=self.session.world_name, settings=settings)
-        items = self._poller.items
         self._acting = ActingStream(
             self._connect,
             pb.EnvironmentRequest(join_world=join).SerializeToString(),
-            lambda what: items.append((self, number, what)),
+            self._deliver(-self._number),
             self.now,
             answers.latency,
             answers.note_round_trip,
