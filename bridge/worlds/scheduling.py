@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Executor", "PendingResult", "Runtime", "Scheduler", "Task", "Timer", "gather"]
+__all__ = ["Executor", "PendingResult", "Runtime", "Scheduler", "Timer", "gather"]
 
 T = TypeVar("T")
 # Cancelled timers that may wait until they are due, however few timers there are.
@@ -47,7 +47,7 @@ class PendingResult(Generic[T]):
             self._finish()
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Take a result, or an error where there is one: what a `Task` calls at its end."""
+        """Take a result, or an error where there is one: what `Scheduler.start` calls at the end."""
         if error is not None:
             self.set_error(error)
         else:
@@ -88,48 +88,6 @@ class Timer:
         if self.callback is not None:
             self.callback = None
             self._scheduler.timer_cancelled()
-
-
-class Task:
-    """A coroutine that a scheduler runs to its end.
-
-    Args:
-        scheduler: Goes on with it.
-        coroutine: What to run.
-        done: Called with the result and None, or with None and the exception.
-    """
-
-    __slots__ = ("_coroutine", "_done", "_scheduler")
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        coroutine: Coroutine[PendingResult[Any], None, T],
-        done: Callable[[T | None, BaseException | None], None],
-    ) -> None:
-        self._scheduler = scheduler
-        self._coroutine = coroutine
-        self._done = done
-
-    def step(self) -> bool:
-        """Run until it waits or ends; return whether it ended."""
-        try:
-            pending = self._coroutine.send(None)
-        except StopIteration as stop:
-            self._done(stop.value, None)
-        except Exception as error:
-            self._done(None, error)
-        else:
-            self.wait_for(pending)
-            return False
-        return True
-
-    def wait_for(self, pending: PendingResult[object]) -> None:
-        """Go on once a result is there."""
-        pending.add_done_callback(self._resume)
-
-    def _resume(self) -> None:
-        self._scheduler.call_soon(self.step)
 
 
 async def gather(scheduler: Scheduler, coroutines: Iterable[Coroutine[PendingResult[Any], None, T]]) -> list[T]:
@@ -212,8 +170,29 @@ class Scheduler:
         coroutine: Coroutine[PendingResult[Any], None, T],
         done: Callable[[T | None, BaseException | None], None],
     ) -> None:
-        """Run a coroutine, at once until it waits for the first time; `done` gets its result or its exception."""
-        Task(self, coroutine, done).step()
+        """Run a coroutine to its end, at once until it waits for the first time.
+
+        Args:
+            coroutine: What to run.
+            done: Called with the result and None, or with None and the exception.
+        """
+        try:
+            pending = coroutine.send(None)
+        except StopIteration as stop:
+            done(stop.value, None)
+        except Exception as error:
+            done(None, error)
+        else:
+            self.start_after(pending, coroutine, done)
+
+    def start_after(
+        self,
+        pending: PendingResult[Any],
+        coroutine: Coroutine[PendingResult[Any], None, T],
+        done: Callable[[T | None, BaseException | None], None],
+    ) -> None:
+        """Go on with a coroutine, as `start`, once the result is there that it waits for."""
+        pending.add_done_callback(lambda: self.call_soon(lambda: self.start(coroutine, done)))
 
     def next_due(self) -> float | None:
         """Return when the next timer is due; None: there is none."""
