@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -31,30 +31,11 @@ from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
 
-__all__ = ["AgentsWorld", "EnvAgent", "EnvWorld", "GymAgent", "GymWorld", "VectorAgent"]
+__all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld", "VectorAgent"]
 
 
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
-
-
-class AgentsWorld(Protocol):
-    """The world, as an agent uses it."""
-
-    episodes: int
-
-    @property
-    def env(self) -> Environment:
-        """The environment that is stepped."""
-
-    def properties(self) -> PropertyTree:
-        """Return the tree below `world`."""
-
-    def refuse_if_over(self) -> None:
-        """Raise RequestError where the world has ended."""
-
-    def vacate(self, agent: EnvAgent) -> None:
-        """Make room for another agent."""
 
 
 class EnvAgent(Agent):
@@ -63,7 +44,7 @@ class EnvAgent(Agent):
     SETTINGS: tuple[str, ...] = ("seed", "options")
 
     def __init__(
-        self, world: AgentsWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
+        self, world: EnvWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
     ) -> None:
         self._world = world
         self._lanes = lanes
@@ -429,8 +410,8 @@ class EnvWorld(World):
 
         return undo
 
-    def make_agent(self, world: AgentsWorld | None = None) -> EnvAgent:
-        """Return an agent that is not in; `world` stands for this world where it is to see another environment."""
+    def make_agent(self) -> EnvAgent:
+        """Return an agent that is not in."""
         raise NotImplementedError
 
     def vacate(self, agent: EnvAgent) -> None:
@@ -469,8 +450,8 @@ class GymWorld(EnvWorld):
             )
         super().__init__(name, env, scheduler)
 
-    def make_agent(self, world: AgentsWorld | None = None) -> EnvAgent:
+    def make_agent(self) -> EnvAgent:
         """Return an agent that is not in."""
         facts = self.env.facts
         kind = GymAgent if facts.num_envs is None else VectorAgent
-        return kind(world or self, *facts.spaces, facts.num_envs)
+        return kind(self, *facts.spaces, facts.num_envs)
