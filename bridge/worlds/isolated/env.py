@@ -28,12 +28,13 @@ class IsolatedEnv:
 
     Args:
         process: Its process.
+        description: The environment, as `WorldProcess.start` returned it.
         executor: Runs what belongs to the environment in this process.
     """
 
-    def __init__(self, process: WorldProcess, executor: Executor) -> None:
+    def __init__(self, process: WorldProcess, description: list[Any], executor: Executor) -> None:
         self.process = process
-        told, leaves, families = process.description
+        told, leaves, families = description
         self.facts = facts = facts_from_values(told)
         self.executor = executor
         self.times = StepTimes()
@@ -124,9 +125,9 @@ async def start_isolated(
     Raises:
         RequestError: The environment could not be made, or not within `call_timeout`.
     """
-    process = await WorldProcess.start(name, recipe, factory, isolation, runtime)
+    process = WorldProcess(name, isolation, runtime)
     try:
-        return IsolatedEnv(process, runtime.executor)
+        return IsolatedEnv(process, await process.start(recipe, factory), runtime.executor)
     except BaseException:
         await process.close()
         raise

@@ -101,7 +101,7 @@ class _Ask:
 class WorldProcess:
     """A process that holds an environment, and answers one message after the other.
 
-    Its pipe is one of the files that the event loop watches: no thread waits for it. Made by `start`.
+    Its pipe is one of the files that the event loop watches: no thread waits for it.
 
     Args:
         name: The world's name.
@@ -125,59 +125,52 @@ class WorldProcess:
         """Why we killed it, until it is gone."""
         self._closing = False
         self._gone: PendingResult[None] = PendingResult()
-        self.description: list[Any] = []
-        """The environment as the process describes it: facts, and the leaves and families of its properties."""
 
-    @classmethod
-    async def start(
-        cls, name: str, recipe: bytes, factory: bytes | None, isolation: Isolation, runtime: Runtime
-    ) -> WorldProcess:
-        """Start a process and have it make its environment.
+    async def start(self, recipe: bytes, factory: bytes | None) -> list[Any]:
+        """Start the process, and have it make its environment.
 
         Args:
-            name: The world's name.
             recipe: What the process makes the environment of: a pickle of ours.
             factory: A client's own factory, which nobody unpickles but that process; None: there is none.
-            isolation: What the process may use.
-            runtime: Watches the pipe.
+
+        Returns:
+            The environment as the process describes it: facts, and the leaves and families of its properties.
 
         Raises:
             RequestError: The environment could not be made, or not within `call_timeout`.
         """
-        process = cls(name, isolation, runtime)
-        await runtime.executor.run(process._launch, recipe, factory)  # the first start imports much
-        runtime.add_reader(process._sock, process._on_readable)
+        runtime = self._runtime
+        await runtime.executor.run(self._launch, recipe, factory)  # the first start imports much
+        runtime.add_reader(self._sock, self._on_readable)
         if _WAITS_FOR_PROCESSES:
-            runtime.add_reader(process._process.sentinel, process._on_exit)
-        try:
-            await process.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
-            process.description = values.decode(await process.ask(b"?", b"", "its construction"))
-        except BaseException:
-            await process.close()
-            raise
-        return process
+            runtime.add_reader(self._process.sentinel, self._on_exit)
+        await self.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
+        description: list[Any] = values.decode(await self.ask(b"?", b"", "its construction"))
+        return description
 
     def _launch(self, recipe: bytes, factory: bytes | None) -> None:
-        method = "" if self._isolation.own_program else start_method()
         self._sock, theirs = socket.socketpair()
         self._sock.setblocking(False)
         try:
-            if not method:
-                self._process = Program(theirs, recipe)
-            else:
-                context: Any = multiprocessing.get_context(method)
-                arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
-                self._process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
             with _starting:
-                if method == "forkserver":
-                    context.set_forkserver_preload(["bridge.worlds.isolated.child", "bridge.worlds.source"])
-                self._process.start()
+                self._process = self._make_process(theirs, recipe, factory)
         except BaseException:
             self._sock.close()
             raise
         finally:
             theirs.close()
         self._runtime.processes.add(self)
+
+    def _make_process(self, theirs: socket.socket, recipe: bytes, factory: bytes | None) -> Any:
+        if self._isolation.own_program:
+            return Program(theirs, recipe)
+        context: Any = multiprocessing.get_context(start_method())
+        if context.get_start_method() == "forkserver":
+            context.set_forkserver_preload(["bridge.worlds.isolated.child", "bridge.worlds.source"])
+        arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
+        process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
+        process.start()
+        return process
 
     @property
     def pid(self) -> int | None:
