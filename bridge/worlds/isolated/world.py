@@ -16,7 +16,8 @@ import signal
 import socket
 import threading
 from collections import deque
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -29,6 +30,7 @@ from bridge.worlds.scheduling import PendingResult, Runtime, Timer
 
 __all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
 
+T = TypeVar("T")
 CALL_TIMEOUT = 300.0
 """Seconds that one call of an environment may take unless told otherwise."""
 _GRACE = 2.0
@@ -347,26 +349,24 @@ class WorldProcess:
         waiting, self._queue = self._queue, deque()
         for ask in waiting:
             ask.answer.set_error(self._over())
-        scheduler = self._runtime.scheduler
-        timer = scheduler.call_later(_GRACE, self._kill)
         failure: RequestError | None = None
-        try:
-            with contextlib.suppress(RequestError):
-                if self._current is not None:
-                    await self._current.answer
-            timer.cancel()
-            timer = scheduler.call_later(_GRACE, self._kill)
+        with contextlib.suppress(RequestError):  # it is gone without an answer
+            if self._current is not None:
+                await self._within_grace(self._current.answer)
             if self._end is None:
-                with contextlib.suppress(RequestError):  # it is gone without an answer
-                    answer = await self._send(_Ask(b"x", "close", None))
-                    failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
-            timer.cancel()
-            timer = scheduler.call_later(_GRACE, self._kill)
-            await self._gone
-        finally:
-            timer.cancel()
+                answer = await self._within_grace(self._send(_Ask(b"x", "close", None)))
+                failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
+        await self._within_grace(self._gone)
         if failure is not None:
             raise failure
+
+    async def _within_grace(self, result: Awaitable[T]) -> T:
+        """Wait for a result; the process is killed where that takes too long."""
+        timer = self._runtime.scheduler.call_later(_GRACE, self._kill)
+        try:
+            return await result
+        finally:
+            timer.cancel()
 
 
 def _cause(code: int | None) -> str:
