@@ -27,7 +27,7 @@ from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.worlds.recipe import constructed
 from bridge.worlds.scheduling import Runtime, Scheduler
 from bridge.worlds.settings import read_kwargs
-from bridge.worlds.source import Recipe, Source
+from bridge.worlds.source import Order, Source
 
 __all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
 
@@ -159,14 +159,9 @@ class ParallelSource(Source[Mapping[str, object]]):
         super().__init__(recipe, make, realtime, thread_safe, isolation, traits)
 
     @property
-    def single(self) -> bool:
-        """True if there is one environment, and so at most one world."""
-        return self.recipe.factory is None
-
-    @property
     def offers_one(self) -> bool:
-        """False where there is one environment, which was made already."""
-        return not self.single
+        """False where there is one environment, which was made already, and so at most one world."""
+        return self.factory is not None
 
     def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
@@ -184,29 +179,14 @@ class ParallelSource(Source[Mapping[str, object]]):
             "kwargs": self.recipe.read(settings),
         }
 
-    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
-        """Build the world that CreateWorld settings ask for.
-
-        Raises:
-            RequestError: Settings that are unknown or invalid, or an environment that could not be made.
-        """
+    def read(self, settings: Mapping[str, pb.Tensor]) -> Order[Mapping[str, object]]:
+        """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
         kwargs = self.recipe.read(settings)
-        env = await self._take(kwargs)
-        if env is None:
-            recipe = self._hand_over(settings) if self.single else self.recipe
-            env = await self._make_env(name, recipe, kwargs, runtime)
-        return await self._world_of(name, env, runtime)
+        return Order(self.recipe if self.offers_one else self._hand_over(settings), kwargs)
 
-    async def _make_env(
-        self,
-        name: str,
-        recipe: Recipe[Mapping[str, object]],
-        request: Mapping[str, object],
-        runtime: Runtime,
-        factory: bytes | None = None,
-    ) -> Environment:
+    async def _make_env(self, name: str, order: Order[Mapping[str, object]], runtime: Runtime) -> Environment:
         """Make the environment of a world, which has all agents for which policies are given."""
-        env = await super()._make_env(name, recipe, request, runtime, factory)
+        env = await super()._make_env(name, order, runtime)
         try:
             if self._realtime is not None:
                 by_name("agents", self._realtime.agents, [str(agent) for agent in env.facts.agents], "agents")
