@@ -121,35 +121,20 @@ class RealtimeAgent(EnvAgent):
         self.world.start()
         await self.world.settled()
         await self._wait_for_lanes()
-        self._collect(self._take_first(), received)
+        self._collect(self._take(repeats=True), received)
         return pb.RUNNING
 
-    def _take_first(self) -> list[Taken | None]:
-        """Enter the running episodes; lanes that it is in repeat their observation, reward 0.
-
-        One whose end was not told gives its final observation, with both flags False: the end stays for the next Step.
-        """
-        loop, loop_agent = self.world.loop, self._loop_agent
-        taken: list[Taken | None] = []
-        for index, (lane, buffer) in enumerate(zip(loop_agent.lanes, loop_agent.buffers, strict=True)):
-            if not buffer.reading:
-                taken.append(loop.take(loop_agent, index))
-            elif buffer.closing is not None:
-                end = buffer.closing
-                taken.append(Taken(end.observation, end.info, end.observed_at, end.episode))
-            else:
-                buffer.see()
-                taken.append(Taken(lane.observation, lane.info, lane.observed_at, buffer.reading))
-        return taken
+    def _take(self, *, repeats: bool = False) -> list[Taken | None]:
+        """Give out what the agent is to be told of each lane, as `RealtimeLoop.take`."""
+        indices = range(len(self._loop_agent.buffers))
+        return [self.world.loop.take(self._loop_agent, index, repeats=repeats) for index in indices]
 
     async def _wait_for_lanes(self) -> None:
         """Return once the agent's lanes have something to tell: all of them, or one where it takes the rest later."""
         loop, buffers = self.world.loop, self._loop_agent.buffers
 
         def ready() -> bool:
-            there = [
-                bool(buffer.reading) or loop.may_enter(self._loop_agent, index) for index, buffer in enumerate(buffers)
-            ]
+            there = [bool(buffer.reading) or loop.may_enter(self._loop_agent, buffer) for buffer in buffers]
             if self._lanes is None and buffers[0].error is not None and not there[0]:
                 error, buffers[0].error = buffers[0].error, None
                 raise RequestError(Code.INTERNAL, error)
@@ -175,7 +160,6 @@ class RealtimeAgent(EnvAgent):
         """Leave the action for the next frames, and tell what happened since the last Step."""
         received = self.world.now()
         self.act(action, received, [buffer.reading for buffer in self._loop_agent.buffers])
-        loop = self.world.loop
         if self._acts_only:
             self._timing[..., :2] = received, self.world.now()
             return pb.RUNNING
@@ -189,7 +173,7 @@ class RealtimeAgent(EnvAgent):
         if self._lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
-        self._collect([loop.take(self._loop_agent, index) for index in range(len(self._loop_agent.lanes))], received)
+        self._collect(self._take(), received)
         if self._lanes is not None:
             return pb.RUNNING
         self._ended = bool(self._terminated or self._truncated)
@@ -235,8 +219,8 @@ class RealtimeAgent(EnvAgent):
 
     def rest(self) -> None:
         """Do nothing until the next Step: a default action stands in."""
-        for lane in self._loop_agent.lanes:
-            self.world.loop.drop_action(lane)
+        for buffer in self._loop_agent.buffers:
+            self.world.loop.drop_action(buffer.lane)
 
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
@@ -245,13 +229,11 @@ class RealtimeAgent(EnvAgent):
 
     async def _wait_for_frame(self) -> None:
         """Return once each lane that the agent is in has had a frame, or its episode ended."""
-        lanes, buffers = self._loop_agent.lanes, self._loop_agent.buffers
-        before = [lane.frames for lane in lanes]
+        before = [(buffer, buffer.lane.frames) for buffer in self._loop_agent.buffers]
 
         def passed() -> bool:
             return all(
-                not buffer.reading or buffer.closing is not None or lane.frames > had
-                for lane, buffer, had in zip(lanes, buffers, before, strict=True)
+                not buffer.reading or buffer.closing is not None or buffer.lane.frames > had for buffer, had in before
             )
 
         await self.world.wait_until(
@@ -263,13 +245,14 @@ class RealtimeAgent(EnvAgent):
         loop, loop_agent = self.world.loop, self._loop_agent
 
         def told() -> bool:
-            pairs = list(zip(loop_agent.lanes, loop_agent.buffers, strict=True))
-            if any(lane.busy and lane.phase is Phase.RUNNING for lane, _ in pairs):  # the frame is not complete
-                return any(buffer.unseen > 1 for _, buffer in pairs)
+            buffers = loop_agent.buffers
+            lanes = [buffer.lane for buffer in buffers]
+            if any(lane.busy and lane.phase is Phase.RUNNING for lane in lanes):  # the frame is not complete
+                return any(buffer.unseen > 1 for buffer in buffers)
             return any(
                 buffer.closing is not None
-                or (buffer.unseen > 0 if buffer.reading else loop.may_enter(loop_agent, index))
-                for index, (_, buffer) in enumerate(pairs)
+                or (buffer.unseen > 0 if buffer.reading else loop.may_enter(loop_agent, buffer))
+                for buffer in buffers
             )
 
         try:
@@ -285,7 +268,7 @@ class RealtimeAgent(EnvAgent):
         infos: dict[int, Mapping[str, object]] = {}
         for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
             at = () if self._lanes is None else (index,)
-            lane = self._loop_agent.lanes[index]
+            lane = buffer.lane
             told = item or Taken(None, {}, np.nan, lane.episode, error=buffer.error)
             self._resetting[at] = item is None
             self._reward[at], self._frames[at] = told.reward, told.frames  # U-5
@@ -322,7 +305,7 @@ class RealtimeAgent(EnvAgent):
 
     def _missing(self, index: int) -> object:
         """Return a placeholder for the observation of a resetting lane."""
-        last = self._loop_agent.lanes[index].observation
+        last = self._loop_agent.buffers[index].lane.observation
         if last is not None:
             return last
         if self._placeholder is None:

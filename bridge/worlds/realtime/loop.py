@@ -167,8 +167,7 @@ class LoopAgent:
         self.follows = follows
         self.asked = False
         """True if it asked for an episode that it has not entered yet."""
-        self.lanes = list(lanes)
-        self.buffers = [LaneBuffer() for _ in lanes]
+        self.buffers = [LaneBuffer(lane) for lane in lanes]
         """Its news, a buffer for each lane."""
 
 
@@ -385,15 +384,16 @@ class RealtimeLoop:
     def _admit(self, loop_agent: LoopAgent) -> LoopAgent:
         self.loop_agents.append(loop_agent)
         if not loop_agent.follows:
-            for lane, buffer in zip(loop_agent.lanes, loop_agent.buffers, strict=True):
-                lane.buffers.append(buffer)
+            for buffer in loop_agent.buffers:
+                buffer.lane.buffers.append(buffer)
         return loop_agent
 
     def leave(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; the actions of a player go with it."""
         if loop_agent in self.loop_agents:
             self.loop_agents.remove(loop_agent)
-            for lane, buffer in zip(loop_agent.lanes, loop_agent.buffers, strict=True):
+            for buffer in loop_agent.buffers:
+                lane = buffer.lane
                 if buffer in lane.buffers:
                     lane.buffers.remove(buffer)
                 if loop_agent.player:
@@ -423,10 +423,11 @@ class RealtimeLoop:
             now: When it came.
             episode: The number of the episode that it is for; None: the one that the player is in.
         """
-        lane = loop_agent.lanes[index]
+        buffer = loop_agent.buffers[index]
+        lane = buffer.lane
         if not loop_agent.player:
             return False
-        here = loop_agent.follows or loop_agent.buffers[index].reading == lane.episode
+        here = loop_agent.follows or buffer.reading == lane.episode
         if lane.phase is not Phase.RUNNING or not here or (episode is not None and episode != lane.episode):
             self.actions_dropped += 1
             return False
@@ -435,19 +436,25 @@ class RealtimeLoop:
         lane.action, lane.acted_at, lane.unused, lane.player = action, now, True, loop_agent.name
         return True
 
-    def may_enter(self, loop_agent: LoopAgent, index: int) -> bool:
-        """True if a lane has an episode for an agent that is in none."""
-        return loop_agent.lanes[index].phase is Phase.RUNNING
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
+        """True if the lane of one of an agent's buffers has an episode for it, where it is in none."""
+        return buffer.lane.phase is Phase.RUNNING
 
-    def take(self, loop_agent: LoopAgent, index: int) -> Taken | None:
-        """Give out what an agent is to be told of a lane; None: it is in no episode, and there is none for it."""
-        lane, buffer = loop_agent.lanes[index], loop_agent.buffers[index]
+    def take(self, loop_agent: LoopAgent, index: int, *, repeats: bool = False) -> Taken | None:
+        """Give out what an agent is to be told of a lane; None: it is in no episode, and there is none for it.
+
+        Args:
+            loop_agent: The agent.
+            index: Which of its lanes.
+            repeats: Whether it is told its newest observation alone, where it is in an episode.
+        """
+        buffer = loop_agent.buffers[index]
         if buffer.reading:
-            return buffer.take(lane.observation, lane.info, lane.observed_at)
-        if not self.may_enter(loop_agent, index):
+            return buffer.repeat() if repeats else buffer.take()
+        if not self.may_enter(loop_agent, buffer):
             return None
         loop_agent.asked = False
-        return buffer.take_first(lane.episode, lane.observation, lane.info, lane.observed_at)
+        return buffer.enter()
 
     def statistics(self) -> dict[str, object]:
         """Return counts, and percentiles of times in seconds."""
