@@ -420,10 +420,14 @@ class EnvWorld(World):
             self._agent = None
 
     async def close(self) -> None:
-        """Close the environment."""
+        """Close the environment; one that is in a call is closed when the call returns."""
         if not self._closed:
             self._closed = True
+            self.stop()
             await self.env.close(self._destroyed())
+
+    def stop(self) -> None:
+        """End what waits in a world that is closed from here on."""
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""

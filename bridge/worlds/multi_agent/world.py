@@ -17,7 +17,7 @@ from bridge.worlds.default_actions import default_action
 from bridge.worlds.environment import Environment, Job
 from bridge.worlds.multi_agent.joint_steps import JointStepTable, MissingAgent, MultiAgentOptions, Participant
 from bridge.worlds.multi_agent.members import Members
-from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
+from bridge.worlds.scheduling import Scheduler, Timer
 from bridge.worlds.settings import read_reset, refuse_unknown
 from bridge.worlds.single import EnvAgent, EnvWorld
 
@@ -47,14 +47,16 @@ class MultiAgent(EnvAgent):
 
     async def begin(self) -> int:
         """Wait for the next sequence, or enter the running one."""
-        return await self._answered(self._world.table.begin(self.participant, self._world.scheduler.now()))
+        return await self._wait(begins=True)
 
     async def apply(self, action: object) -> int:
         """Hand in an action and wait for the joint step."""
-        return await self._answered(self._world.table.act(self.participant, action, self._world.scheduler.now()))
+        return await self._wait(begins=False, action=action)
 
-    async def _answered(self, answer: PendingResult[int]) -> int:
+    async def _wait(self, *, begins: bool, action: object = None) -> int:
         """Wait for the table's answer, and take what it tells."""
+        now = self._world.scheduler.now()
+        answer = self._world.table.wait(self.participant, now, begins=begins, action=action)
         self._world.advance()
         state = await answer
         cut_off, self.participant.cut_off = self.participant.cut_off, False
@@ -134,12 +136,9 @@ class MultiAgentWorld(EnvWorld):
             self.table.leave(agent.participant)
             self.advance()
 
-    async def close(self) -> None:
-        """Close the environment; who waits for others hears that the world is gone."""
-        if not self._closed:
-            self._closed = True
-            self.advance()
-            await self.env.close(self._destroyed())
+    def stop(self) -> None:
+        """Tell those who wait for others that the world is gone."""
+        self.advance()
 
     def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""

@@ -458,15 +458,11 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     # The end
 
-    async def close(self) -> None:
-        """Stop the clock and close the environments; one that is in a call is closed when the call returns."""
-        if self._closed:
-            return
-        self._closed = True
+    def stop(self) -> None:
+        """Stop the clock; agents that wait hear that the world is gone."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         self._changed()
-        await self.env.close(self._destroyed())
 
     def dismiss(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; the world goes on (D-16)."""
