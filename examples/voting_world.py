@@ -73,7 +73,7 @@ class VotingWorld(EnvWorld):
 
     def make_agent(self) -> Voter:
         """Return a voter that is not in."""
-        return Voter(Booth(self), *self.env.facts.spaces, lanes=None)
+        return Voter(Booth(self))
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> EnvAgent:
         """Let a voter in."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
@@ -25,7 +24,7 @@ from bridge.worlds.base import (
     answer_to,
     failures_in,
 )
-from bridge.worlds.environment import Environment
+from bridge.worlds.environment import Environment, Spaces
 from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
@@ -39,18 +38,22 @@ NO_INFO = values.encode_info({}, values.Notes())
 
 
 class EnvAgent(Agent):
-    """The one agent of an environment; what one environment and many lanes have in common."""
+    """The one agent of an environment; what one environment and many lanes have in common.
+
+    Args:
+        world: Has the environment.
+        spaces: Of one environment; None: as its facts say, which of several agents are those of the first.
+    """
 
     SETTINGS: tuple[str, ...] = ("seed", "options")
 
-    def __init__(
-        self, world: EnvWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
-    ) -> None:
+    def __init__(self, world: EnvWorld, spaces: Spaces | None = None) -> None:
         self._world = world
-        self._lanes = lanes
+        self._facts = world.env.facts
+        self._lanes = lanes = self._facts.num_envs
+        observation_space, action_space = spaces or self._facts.spaces
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
-        self._facts = world.env.facts
         self._rewards = Rewards(self._facts.reward_space, lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # Integers, and not a dict of them, from which an environment may take what it has read.
@@ -456,6 +459,4 @@ class GymWorld(EnvWorld):
 
     def make_agent(self) -> EnvAgent:
         """Return an agent that is not in."""
-        facts = self.env.facts
-        kind = GymAgent if facts.num_envs is None else VectorAgent
-        return kind(self, *facts.spaces, facts.num_envs)
+        return GymAgent(self) if self.env.facts.num_envs is None else VectorAgent(self)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gymnasium import Space
-
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -29,10 +27,8 @@ class MultiAgent(EnvAgent):
 
     _world: MultiAgentWorld
 
-    def __init__(
-        self, world: MultiAgentWorld, name: str, observation_space: Space[object], action_space: Space[object]
-    ) -> None:
-        super().__init__(world, observation_space, action_space, None)
+    def __init__(self, world: MultiAgentWorld, name: str) -> None:
+        super().__init__(world, world.members.spaces[name])
         self.name = name
         self.participant = Participant(name, self)
 
@@ -102,8 +98,8 @@ class MultiAgentWorld(EnvWorld):
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: MultiAgentOptions) -> None:
         super().__init__(name, env, scheduler)
         self._options = options
-        self._members = Members(env.facts.agents, env.facts.name)
-        self.table = JointStepTable(name, list(self._members), options, self.resets)
+        self.members = Members(env.facts.agents, env.facts.name)
+        self.table = JointStepTable(name, list(self.members), options, self.resets)
         self._timer: Timer | None = None
 
     # Agents
@@ -116,16 +112,16 @@ class MultiAgentWorld(EnvWorld):
     @property
     def seats(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent of the environment."""
-        return {name: name in self.table.participants for name in self._members}
+        return {name: name in self.table.participants for name in self.members}
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let in the agent that the setting `agent` names, or the first that is free."""
         refuse_unknown(settings, ("agent",), "JoinWorld")
-        wanted = self._members.read(settings)
+        wanted = self.members.read(settings)
         self.refuse_if_over()
         taken = self.table.participants
-        name = self._members.choose(wanted, taken, self.name, f"wait until one is free, or {OTHER_WORLD}")
-        agent = MultiAgent(self, name, *self._members.spaces[name])
+        name = self.members.choose(wanted, taken, self.name, f"wait until one is free, or {OTHER_WORLD}")
+        agent = MultiAgent(self, name)
         self.table.join(agent.participant)
         self.advance()
         return agent
@@ -178,7 +174,7 @@ class MultiAgentWorld(EnvWorld):
 
     async def _carry_out(self, job: Job) -> None:
         """Reset or step the environment, and tell the table."""
-        seen, living = await self._members.carry_out(self.env, job, self.table.seen, self._default_action)
+        seen, living = await self.members.carry_out(self.env, job, self.table.seen, self._default_action)
         if job.kind == "reset":
             self.table.began(seen)
             return
@@ -186,7 +182,7 @@ class MultiAgentWorld(EnvWorld):
         self.table.stepped(seen, living)
 
     async def _default_action(self, name: str) -> object:
-        agent, space = self._members.ids[name], self._members.spaces[name][1]
+        agent, space = self.members.ids[name], self.members.spaces[name][1]
         choose = self._options.default_action or default_action
         return await self.env.executor.run(in_environment, "step", choose, agent, self.table.seen(name), space)
 
@@ -207,4 +203,4 @@ class MultiAgentWorld(EnvWorld):
             "what is done where an agent is missing: wait, default or end",
             lambda: MissingAgent(self._options.missing_agent).value,
         )
-        return self.properties().merged(self._members.properties(name)).merged(PropertyTree([policy]))
+        return self.properties().merged(self.members.properties(name)).merged(PropertyTree([policy]))

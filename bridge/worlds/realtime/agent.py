@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import Space
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from bridge.encoding import values
@@ -17,6 +16,7 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.default_actions import neutral_action
+from bridge.worlds.environment import Spaces
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
 from bridge.worlds.realtime.loop import LoopAgent, Phase
@@ -44,21 +44,14 @@ class RealtimeAgent(EnvAgent):
         world: What it is in.
         loop_agent: What it is to be told.
         wait: What its Steps wait for: `now`, `next_frame` or `new_frame`.
-        observation_space: Of one environment.
-        action_space: Of one environment.
-        lanes: The number of lanes; None: it is of a single environment, or one agent of several.
+        spaces: Of one agent of several; None: the world has one player.
     """
 
     def __init__(
-        self,
-        world: ClockedWorld[Any],
-        loop_agent: LoopAgent,
-        wait: str,
-        observation_space: Space[Any],
-        action_space: Space[Any],
-        lanes: int | None,
+        self, world: ClockedWorld[Any], loop_agent: LoopAgent, wait: str, spaces: Spaces | None = None
     ) -> None:
-        super().__init__(world, observation_space, action_space, lanes)
+        super().__init__(world, spaces)
+        lanes = self._lanes
         self.world = world
         """Where it is."""
         self._loop_agent = loop_agent
@@ -81,8 +74,8 @@ class RealtimeAgent(EnvAgent):
         self._timing = np.zeros((*shape, len(TIMING)))
         self._resetting = np.zeros(shape, np.bool_)
         self._episodes: list[tuple[int, Ended]] = []
-        self._space = observation_space
-        self._finals = self._observation_layout if lanes is None else Layout(observation_space, "observation")
+        self._space, action_space = spaces or self._facts.spaces
+        self._finals = self._observation_layout if lanes is None else Layout(self._space, "observation")
         self._batched_actions = action_space if lanes is None else batch_space(action_space, lanes)
 
     @property

@@ -75,8 +75,7 @@ class RealtimeMultiAgent(RealtimeAgent):
     world: RealtimeMultiAgentWorld
 
     def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent, wait: str) -> None:
-        observation_space, action_space = world.members.spaces[name]
-        super().__init__(world, loop_agent, wait, observation_space, action_space, None)
+        super().__init__(world, loop_agent, wait, world.members.spaces[name])
         self.name = name
         self._absent_from = 0
 

@@ -63,8 +63,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
                 f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
                 f"or {OTHER_WORLD}",
             )
-        facts = self.env.facts
-        return RealtimeAgent(self, self.loop.join(player), wait, *facts.spaces, facts.num_envs)
+        return RealtimeAgent(self, self.loop.join(player), wait)
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Give up an agent's episodes, and where it is the player have the lanes begin new ones."""
