@@ -114,7 +114,7 @@ class Executor(Protocol):
         """Call a function in that thread, after those that were asked for before; return what it returns."""
 
     def close(self) -> None:
-        """Take no more calls; a thread of its own ends."""
+        """Take note that an environment is closed: a thread of its own ends, one that others have too goes on."""
 
 
 class Scheduler:

@@ -185,9 +185,8 @@ class Source(abc.ABC, Generic[Request]):
         if self._isolation is not None:
             return await start_isolated(name, recipe.pickled(request), order.factory, self._isolation, runtime)
         make = partial(recipe.make_env, request)
-        if not self._thread_safe:
-            return await adopt(make, runtime.executor)
-        return await adopt(make, runtime.start_thread(f"bridge-world {name or 'default'}"), own_executor=True)
+        thread = f"bridge-world {name or 'default'}"
+        return await adopt(make, runtime.start_thread(thread) if self._thread_safe else runtime.executor)
 
     @abc.abstractmethod
     def read(self, settings: Mapping[str, pb.Tensor]) -> Order[Request]:
