@@ -21,7 +21,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.resets import ResetBook, ResetOrder
 from bridge.worlds.rewards import explain_lane_failure
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.settings import read_bool, read_text, refuse_unknown
+from bridge.worlds.settings import Settings, read_bool, read_text, refuse_unknown
 
 __all__ = [
     "DEFAULT_PLAYER",
@@ -82,7 +82,7 @@ class Agent(abc.ABC):
         }
 
     @abc.abstractmethod
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Take the settings of the next sequence, and end the running one (D-14)."""
 
     @abc.abstractmethod
@@ -178,7 +178,7 @@ class World(abc.ABC):
     """Its name, as a person reads it; None: the name of the source of the server's worlds."""
 
     @abc.abstractmethod
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Let an agent in.
 
         Raises:
@@ -187,8 +187,8 @@ class World(abc.ABC):
 
     def admit(
         self,
-        settings: Mapping[str, pb.Tensor],
-        join: Callable[[Mapping[str, pb.Tensor]], Agent] | None = None,
+        settings: Settings,
+        join: Callable[[Settings], Agent] | None = None,
         *,
         ours: bool = True,
     ) -> Agent:
@@ -249,7 +249,7 @@ class World(abc.ABC):
     async def close(self) -> None:
         """End the world; agents that are still in get an error on their next Step. Again: nothing."""
 
-    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """Store the settings of the sequence that a ResetWorld begins; return a function that withdraws them.
 
         Raises:
@@ -260,7 +260,7 @@ class World(abc.ABC):
 
     async def reset(
         self,
-        settings: Mapping[str, pb.Tensor],
+        settings: Settings,
         caller: Agent | None,
         timeout: float,
         waiting: Callable[[ResetOrder], None] = lambda order: None,

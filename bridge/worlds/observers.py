@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode
 
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Lane, Result
+from bridge.worlds.settings import Settings
 
 if TYPE_CHECKING:
     from bridge.worlds.base import Agent, World
@@ -42,9 +42,7 @@ class Observer:
         """Note a new world; return what is told of each reset and step of its environment, None: nothing is."""
         return None
 
-    def join(
-        self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
-    ) -> Agent:
+    def join(self, world: World, settings: Settings, join: Callable[[Settings], Agent]) -> Agent:
         """Let an agent into a world; `join` lets in the agent of other settings, such as those that are not its own."""
         return join(settings)
 

@@ -15,7 +15,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import answer_to
 from bridge.worlds.isolated.world import start_method
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
@@ -130,7 +129,7 @@ class EnvRecipe:
         data: bytes = cloudpickle.dumps((recipe, request))
         return data
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> WorldSettings:
+    def read(self, settings: Settings) -> WorldSettings:
         """Read CreateWorld settings.
 
         Raises:

@@ -84,13 +84,13 @@ class EnvAgent(Agent):
         self._truncated: Array = np.zeros(shape, np.bool_)
         self._info: Any = {}
 
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
         pending = self.read_settings(settings)
         if settings or running:
             self.pending = pending
 
-    def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[object, object]:
+    def read_settings(self, settings: Settings) -> tuple[object, object]:
         """Return the seed and the options that Reset settings give."""
         asked = read_reset(settings, self.SETTINGS, None)
         return asked.seed, asked.options
@@ -329,7 +329,7 @@ class EnvWorld(World):
         """1 while an agent is in, else 0."""
         return int(self._agent is not None)
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Let the one agent in."""
         refuse_unknown(settings, (), "JoinWorld")
         self.refuse_if_over()
@@ -403,7 +403,7 @@ class EnvWorld(World):
         text = f"the world {self.name!r} was destroyed; leave, and create or join another"
         return RequestError(Code.FAILED_PRECONDITION, text)
 
-    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
         holder: EnvAgent | EnvWorld = self._agent or self
         before, holder.pending = holder.pending, self.make_agent().read_settings(settings)

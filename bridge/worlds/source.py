@@ -13,7 +13,6 @@ import gymnasium
 
 from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError, SettingError, TensorError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import start_isolated
@@ -24,6 +23,7 @@ from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, WorldSettings, lanes_already
 from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler, gather
+from bridge.worlds.settings import Settings
 from bridge.worlds.single import GymWorld
 
 __all__ = ["EnvSource", "Order", "Recipe", "Source", "WorldKind"]
@@ -48,7 +48,7 @@ class Recipe(Protocol[Request]):
     def pickled(self, request: Request | None) -> bytes:
         """Pickle what another process makes an environment of."""
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> Request:
+    def read(self, settings: Settings) -> Request:
         """Read CreateWorld settings; raises RequestError."""
 
     def make_env(self, request: Request) -> Known:
@@ -189,10 +189,10 @@ class Source(abc.ABC, Generic[Request]):
         return await adopt(make, runtime.start_thread(thread) if self._thread_safe else runtime.executor)
 
     @abc.abstractmethod
-    def read(self, settings: Mapping[str, pb.Tensor]) -> Order[Request]:
+    def read(self, settings: Settings) -> Order[Request]:
         """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
 
-    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
+    async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for; none of them: the default one.
 
         Raises:
@@ -296,7 +296,7 @@ class EnvSource(Source[WorldSettings]):
         """False where there are several environments to choose from."""
         return len(self.env_ids) <= 1
 
-    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
+    def made_by(self, settings: Settings) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
         recipe, request = self._chosen(settings)
         spec = recipe.spec or (gymnasium.spec(request.env_id) if request.env_id and recipe.factory is None else None)
@@ -314,11 +314,11 @@ class EnvSource(Source[WorldSettings]):
             **{name: value for adapter in recipe.adapters for name, value in adapter.describe().items()},
         }
 
-    def _chosen(self, settings: Mapping[str, pb.Tensor]) -> tuple[EnvRecipe, WorldSettings]:
+    def _chosen(self, settings: Settings) -> tuple[EnvRecipe, WorldSettings]:
         recipe = self.recipe if "env_factory" not in settings else self.recipe.of_factory(_factory_of_client)
         return recipe, recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> Order[WorldSettings]:
+    def read(self, settings: Settings) -> Order[WorldSettings]:
         """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
         factory = self._read_factory(settings)
         recipe, request = self._chosen(settings)
@@ -348,7 +348,7 @@ class EnvSource(Source[WorldSettings]):
             raise
         return LaneGroup(lanes, runtime.scheduler)
 
-    def _read_factory(self, settings: Mapping[str, pb.Tensor]) -> bytes | None:
+    def _read_factory(self, settings: Settings) -> bytes | None:
         """Return a client's factory, still pickled."""
         if "env_factory" not in settings:
             return None

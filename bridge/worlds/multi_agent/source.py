@@ -13,7 +13,6 @@ import cloudpickle
 import gymnasium
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World
 from bridge.worlds.default_actions import check_default_action
 from bridge.worlds.environment import Environment
@@ -26,7 +25,7 @@ from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.worlds.recipe import constructed
 from bridge.worlds.scheduling import Runtime, Scheduler
-from bridge.worlds.settings import read_kwargs
+from bridge.worlds.settings import Settings, read_kwargs
 from bridge.worlds.source import Order, Source
 
 __all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
@@ -67,7 +66,7 @@ class ParallelRecipe:
         data: bytes = cloudpickle.dumps((self, None if kwargs is None else dict(kwargs)))
         return data
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
+    def read(self, settings: Settings) -> dict[str, object]:
         """Read CreateWorld settings; return the keyword arguments of the environment.
 
         Raises:
@@ -163,7 +162,7 @@ class ParallelSource(Source[Mapping[str, object]]):
         """False where there is one environment, which was made already, and so at most one world."""
         return self.factory is not None
 
-    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
+    def made_by(self, settings: Settings) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
         factory, env_id = self.recipe.factory, self._env_id
         if isinstance(factory, partial) and factory.func is gymnasium.make:
@@ -179,7 +178,7 @@ class ParallelSource(Source[Mapping[str, object]]):
             "kwargs": self.recipe.read(settings),
         }
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> Order[Mapping[str, object]]:
+    def read(self, settings: Settings) -> Order[Mapping[str, object]]:
         """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
         kwargs = self.recipe.read(settings)
         return Order(self.recipe if self.offers_one else self._hand_over(settings), kwargs)
@@ -195,7 +194,7 @@ class ParallelSource(Source[Mapping[str, object]]):
             raise RequestError(Code.INVALID_ARGUMENT, str(error)) from error
         return env
 
-    def _hand_over(self, settings: Mapping[str, pb.Tensor]) -> ParallelRecipe:
+    def _hand_over(self, settings: Settings) -> ParallelRecipe:
         """Return what hands over the environment that was made already, and keeps no reference to it."""
         if settings or not self._only:
             raise RequestError(

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, Agent, in_environment
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.environment import Environment, Job
 from bridge.worlds.multi_agent.joint_steps import JointStepTable, MissingAgent, MultiAgentOptions, Participant
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.scheduling import Scheduler, Timer
-from bridge.worlds.settings import read_reset, refuse_unknown
+from bridge.worlds.settings import Settings, read_reset, refuse_unknown
 from bridge.worlds.single import EnvAgent, EnvWorld
 
 __all__ = ["MultiAgent", "MultiAgentWorld"]
@@ -32,7 +31,7 @@ class MultiAgent(EnvAgent):
         self.name = name
         self.participant = Participant(name, self)
 
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Give up the running sequence; seed and options are for the next one, which begins for all."""
         seed, options = self.read_settings(settings)
         if seed is not None or options is not None:
@@ -114,7 +113,7 @@ class MultiAgentWorld(EnvWorld):
         """True if somebody plays, for each agent of the environment."""
         return {name: name in self.table.participants for name in self.members}
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Let in the agent that the setting `agent` names, or the first that is free."""
         refuse_unknown(settings, ("agent",), "JoinWorld")
         wanted = self.members.read(settings)
@@ -142,7 +141,7 @@ class MultiAgentWorld(EnvWorld):
 
     # Sequences
 
-    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """End the sequence for all; the settings are for the next one."""
         asked = read_reset(settings, MultiAgent.SETTINGS, None)
         undo = self.table.prepare_reset((asked.seed, asked.options))

@@ -20,6 +20,7 @@ from bridge.worlds.environment import Spaces
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
 from bridge.worlds.realtime.loop import LoopAgent, Phase
+from bridge.worlds.settings import Settings
 from bridge.worlds.single import EnvAgent
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class RealtimeAgent(EnvAgent):
         self._partial = self._first_extra + 3 in uids
         self._acts_only = list(uids) == [self._first_extra + 2]
 
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
         self.world.ask_reset(self._loop_agent, self.world.read_reset(settings))
         self._ended = False

@@ -19,14 +19,13 @@ from bridge.clock import Clock
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
 from bridge.worlds.environment import Environment, Job
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
-from bridge.worlds.settings import ResetRequest, read_choice, read_reset, refuse_unknown
+from bridge.worlds.settings import ResetRequest, Settings, read_choice, read_reset, refuse_unknown
 from bridge.worlds.single import EnvWorld
 
 __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
@@ -196,7 +195,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     # Agents
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Join an agent; the settings are `role` (player, spectator) and `wait` (now, next_frame, new_frame)."""
         if "seat" in settings:
             return self.acting.join(settings)
@@ -205,7 +204,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         return self._let_in(settings, role == "player", wait)
 
     @abc.abstractmethod
-    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeAgent:
+    def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeAgent:
         """Let an agent in, by other settings than `role` and `wait` too."""
 
     @property
@@ -235,14 +234,14 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Return what a page shows of it."""
         return {**super().describe(), "fps": self.options.fps}
 
-    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
         asked = self.read_reset(settings)
         self.refuse_if_over()
         self._ordered = asked
         return self._withdraw
 
-    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> ResetRequest:
+    def read_reset(self, settings: Settings) -> ResetRequest:
         """Read the settings of a Reset or ResetWorld; raises RequestError."""
         lanes = self.env.facts.num_envs
         known = ("seed", "options", "restart", "reset_mask")
