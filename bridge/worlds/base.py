@@ -185,13 +185,7 @@ class World(abc.ABC):
             RequestError: RESOURCE_EXHAUSTED where the world is full, INVALID_ARGUMENT for settings it does not know.
         """
 
-    def admit(
-        self,
-        settings: Settings,
-        join: Callable[[Settings], Agent] | None = None,
-        *,
-        ours: bool = True,
-    ) -> Agent:
+    def admit(self, settings: Settings, join: Callable[[Settings], Agent] | None = None, *, ours: bool = True) -> Agent:
         """Let an agent in by the settings of a JoinWorld: `player` says who it is, `join` takes the others.
 
         Args:

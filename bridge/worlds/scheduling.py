@@ -13,7 +13,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 __all__ = ["Executor", "PendingResult", "Runtime", "Scheduler", "Timer", "gather"]
 
@@ -74,6 +74,12 @@ class PendingResult(Generic[T]):
         return self._result  # type: ignore[return-value]
 
 
+Waiting: TypeAlias = Coroutine[PendingResult[Any], None, T]
+"""A coroutine that waits for results."""
+Done: TypeAlias = Callable[[T | None, BaseException | None], None]
+"""Called at the end of a coroutine: with its result and None, or with None and its exception."""
+
+
 class Timer:
     """A call that is due at some time; `cancel` keeps it from being made."""
 
@@ -90,7 +96,7 @@ class Timer:
             self._scheduler.timer_cancelled()
 
 
-async def gather(scheduler: Scheduler, coroutines: Iterable[Coroutine[PendingResult[Any], None, T]]) -> list[T]:
+async def gather(scheduler: Scheduler, coroutines: Iterable[Waiting[T]]) -> list[T]:
     """Run coroutines side by side; return their results in order once all have ended, or raise the first error."""
     waiting: list[PendingResult[T]] = []
     for coroutine in coroutines:
@@ -165,17 +171,8 @@ class Scheduler:
         """Call a function after so many seconds."""
         return self.call_at(self.now() + seconds, callback)
 
-    def start(
-        self,
-        coroutine: Coroutine[PendingResult[Any], None, T],
-        done: Callable[[T | None, BaseException | None], None],
-    ) -> None:
-        """Run a coroutine to its end, at once until it waits for the first time.
-
-        Args:
-            coroutine: What to run.
-            done: Called with the result and None, or with None and the exception.
-        """
+    def start(self, coroutine: Waiting[T], done: Done[T]) -> None:
+        """Run a coroutine to its end, at once until it waits for the first time."""
         try:
             pending = coroutine.send(None)
         except StopIteration as stop:
@@ -185,12 +182,7 @@ class Scheduler:
         else:
             self.start_after(pending, coroutine, done)
 
-    def start_after(
-        self,
-        pending: PendingResult[Any],
-        coroutine: Coroutine[PendingResult[Any], None, T],
-        done: Callable[[T | None, BaseException | None], None],
-    ) -> None:
+    def start_after(self, pending: PendingResult[Any], coroutine: Waiting[T], done: Done[T]) -> None:
         """Go on with a coroutine, as `start`, once the result is there that it waits for."""
         pending.add_done_callback(lambda: self.call_soon(lambda: self.start(coroutine, done)))
 

@@ -15,15 +15,7 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import (
-    DEFAULT_PLAYER,
-    OTHER_WORLD,
-    Agent,
-    World,
-    WorldCounts,
-    answer_to,
-    failures_in,
-)
+from bridge.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
 from bridge.worlds.environment import Environment, Spaces
 from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
