@@ -177,7 +177,7 @@ class EnvRecipe:
     def _make(self, request: WorldSettings) -> GymEnv | Lanes:
         kwargs: dict[str, Any] = dict(request.kwargs)
         if self.factory is not None:
-            return self._make_by_factory(self.factory, request, kwargs)
+            return self._make_by_factory(self.factory, request)
         spec = self.spec if self.spec is not None else gymnasium.spec(str(request.env_id))
         if request.single:
             return self._adapted(gymnasium.make(spec, **kwargs))
@@ -215,10 +215,8 @@ class EnvRecipe:
             env = adapter.wrap_lanes(env) if isinstance(env, VectorEnv) else adapter.wrap(env)
         return env
 
-    def _make_by_factory(
-        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, object]
-    ) -> GymEnv | Lanes:
-        num_envs = request.num_envs
+    def _make_by_factory(self, factory: Callable[..., Any], request: WorldSettings) -> GymEnv | Lanes:
+        num_envs, kwargs = request.num_envs, request.kwargs
         if request.single:
             return self._adapted(factory(**kwargs))
         if request.vectorization_mode == "vector_entry_point":

@@ -146,7 +146,7 @@ class JointLoop(RealtimeLoop):
                 if part.phase is Phase.RUNNING:
                     part.move(LaneEvent.ENDED)
                 self.drop_action(part)
-                part.cut_off(lane.episode, error, finished)
+                part.end(lane.episode, error=error, finished=finished)
 
     def end(self) -> None:
         """Cut off the running episode, as if the environment had ended it for all agents."""

@@ -125,27 +125,27 @@ class LoopLane:
             buffer.frame(seen.reward, intervention)
         self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
         if seen.ended:
-            self._end(self.episode, seen.terminated, seen.truncated, self.info)
+            self.end(self.episode, terminated=seen.terminated, truncated=seen.truncated, finished=True)
 
-    def cut_off(self, episode: int, error: str | None, finished: bool) -> None:
-        """End what is left of an episode, whose number in its environment it is.
-
-        Args:
-            episode: The number.
-            error: Why, where the environment raised; None: a new episode was asked for.
-            finished: Whether it counts as one that came to its end.
-        """
-        self._end(episode, False, True, self.info if error is None else {}, error, finished)
-
-    def _end(
+    def end(
         self,
         episode: int,
-        terminated: bool,
-        truncated: bool,
-        info: Mapping[str, Any],
+        *,
+        terminated: bool = False,
+        truncated: bool = True,
         error: str | None = None,
-        finished: bool = True,
+        finished: bool = False,
     ) -> None:
+        """Tell of the end of an episode.
+
+        Args:
+            episode: Its number in its environment.
+            terminated: Whether the environment terminated it.
+            truncated: Whether it was truncated, or cut off.
+            error: Why it was cut off, where the environment raised; None: a new episode was asked for.
+            finished: Whether it counts as one that came to its end.
+        """
+        info = self.info if error is None else {}
         ended = Ended(episode, self.reward, self.length, terminated, truncated, self.observation, info, error, finished)
         for buffer in self.buffers:
             buffer.ended(ended, self.observed_at)
@@ -361,7 +361,7 @@ class RealtimeLoop:
 
     def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
         """End an episode: the environment raised, which finishes one that ran, or a new one was asked for."""
-        lane.cut_off(lane.episode, error, finished)
+        lane.end(lane.episode, error=error, finished=finished)
 
     def _renew(self, lane: LoopLane) -> None:
         """Turn from an episode that is over to the next one."""
