@@ -372,6 +372,16 @@ def test_the_command_makes_a_token_that_only_its_owner_can_read_and_overwrites_n
     assert len(Token(capsys.readouterr().out.strip()).reveal()) >= 32
 
 
+def test_a_token_that_is_made_can_follow_an_option(capsys: Any) -> None:
+    """One that began with a hyphen, as one of 64 in URL-safe Base64 does, would be taken for an option of its own."""
+    for _ in range(300):
+        assert main(["token"]) == 0
+    made = capsys.readouterr().out.split()
+    made += [Security().for_host("0.0.0.0", insecure=False).token.reveal() for _ in range(300)]
+    assert len(set(made)) == 600
+    assert all(token.isalnum() for token in made)
+
+
 def test_the_log_of_a_server_with_tls_says_that_a_client_speaks_none(
     certs: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -119,6 +119,25 @@ def test_who_was_refused_and_goes_on_is_not_read_without_end(no_share, monkeypat
             client.sendall(bytes(1 << 28))
 
 
+def test_connections_that_come_and_go_are_accepted_later_and_who_steps_goes_on(no_share):
+    with serve_gym(lambda: CountingEnv(5)) as server, make_remote(server.url) as env:
+        env.reset(seed=0)
+
+        def accepts_later():
+            for visitor in [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]:
+                visitor.close()
+            until(lambda: server.status()["sockets"] == 1)
+            with raw(server, HELLO) as newcomer:
+                for _ in range(20):  # in each of them the server looks who connects
+                    if env.step(env.action_space.sample())[2]:
+                        env.reset()
+                waits = server.status()["sockets"] == 1
+                assert newcomer.recv(9)
+            return waits
+
+        until(accepts_later, 60.0)
+
+
 HELLO = PREFACE + frame(SETTINGS, 0, 0, b"\0\4\x7f\xff\xff\xff") + frame(WINDOW_UPDATE, 0, 0, b"\x7f\xff\0\0")
 PINGS = frame(PING, 0, 0, bytes(8)) * 120
 # A WebSocket message of 70 kB of which all but the end has come.

@@ -38,7 +38,7 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a token, or write it."""
-    token = secrets.token_urlsafe(_BYTES)
+    token = secrets.token_hex(_BYTES)  # no "-" at its start, as an option has
     if arguments.out is None:
         print(token)
         return OK

@@ -225,6 +225,7 @@ class DialListener:
         if problem := handshake.problem_of_name(asked.name):
             raise RequestError(Code.INVALID_ARGUMENT, problem)
         connection.outgoing.append(asked.opening)
+        connection.role = "client"
         connection.flush()
         if not self._connections.detach(connection):
             return

@@ -133,7 +133,7 @@ class Security:
                     f"{'none' if self.token is None else 'the same'}; give token or token_file"
                 )
             return self
-        return dataclasses.replace(self, token=Token(secrets.token_urlsafe(32)), generated=True)
+        return dataclasses.replace(self, token=Token(secrets.token_hex(32)), generated=True)
 
     @property
     def query(self) -> str:

@@ -151,10 +151,18 @@ class Connections:
         sock.setblocking(False)
         listener = _Listener(sock, tls, closed)
         self._listeners.append(listener)
-        self._loop.register(sock, READ, lambda events: self._accept(listener))
+        if self._share.visits.timer is None:
+            self._accept_from(listener)
+
+    def _accept_from(self, listener: _Listener) -> None:
+        self._loop.register(listener.sock, READ, lambda events: self._accept(listener))
 
     def stop_listening(self) -> None:
         """Accept no more connections. Again: nothing."""
+        visits = self._share.visits
+        if visits.timer is not None:
+            visits.timer.cancel()
+            visits.timer = None
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             self._loop.unregister(listener.sock)
@@ -163,6 +171,7 @@ class Connections:
                 listener.closed()
 
     def _accept(self, listener: _Listener) -> None:
+        began = time.thread_time()
         try:
             sock, name = listener.sock.accept()
         except OSError as error:  # it went again, or there are no descriptors left for it
@@ -186,6 +195,8 @@ class Connections:
         connection.speak(self._speak(connection))
         if tls is None:
             connection.flush()
+        connection.account.spent = seconds = time.thread_time() - began
+        self._share.charged["stranger"] += seconds
 
     def serve_on(
         self,
@@ -239,6 +250,8 @@ class Connections:
         self._share.charged[connection.role] += seconds
         account = connection.account
         wait = account.charge(seconds, time.monotonic())
+        if connection.closed and connection.role == "stranger":
+            self._charge_visit(seconds)
         if not wait or connection.closed:
             return
         if account.timer is None:  # else of requests that came together another one was served
@@ -248,6 +261,26 @@ class Connections:
             connection.flush()  # before it may be closed, which `arrange` does where all is said
             if not connection.closed:
                 self.arrange(connection)
+
+    def _charge_visit(self, seconds: float) -> None:
+        """Count processor time of a connection that was closed without a call, and accept later where it was too much.
+
+        Those that come meanwhile wait in the system. Running calls do not pay for clients that connect without end.
+        """
+        visits = self._share.visits
+        wait = visits.charge(seconds, time.monotonic(), alone=True)
+        if wait and visits.timer is None and self._listeners:
+            for listener in self._listeners:
+                self._loop.unregister(listener.sock)
+            visits.timer = self.call_later(min(max(wait, _LEAST_PAUSE), _PROBE), self._accept_again)
+
+    def _accept_again(self) -> None:
+        visits = self._share.visits
+        visits.timer = None
+        # Thousands that are closed together delay nobody for longer than the pause that they have caused.
+        visits.until = min(visits.until, time.monotonic())
+        for listener in self._listeners:
+            self._accept_from(listener)
 
     def _read_again(self, connection: Connection) -> None:
         """Read a connection again if it is time, and its client is still there. Of one that is closed: wait no more."""
@@ -426,6 +459,8 @@ class Connections:
     def close(self, connection: Connection) -> None:
         """Close a connection at once; its calls end."""
         if self.detach(connection):
+            if connection.role == "stranger":
+                self._charge_visit(connection.account.spent)
             connection.sock.close()
             del connection.protocol, connection.answer  # which refer to it
             if connection.ended is not None:

@@ -55,6 +55,8 @@ class FairShare:
         """How many connections wait until they are read again."""
         self.speed = 1.0
         """The processor time that the server gets a second in which it has something to do."""
+        self.visits = ProcessorAccount(self, 0.0)
+        """Charged for all connections that came and went without a call: each by itself is too short to be slowed."""
 
     @property
     def worth(self) -> float:
@@ -80,7 +82,7 @@ class ProcessorAccount:
         now: The time.
     """
 
-    __slots__ = ("_credit", "_seen", "excess", "probed", "productive", "share", "timer", "until")
+    __slots__ = ("_credit", "_seen", "excess", "probed", "productive", "share", "spent", "timer", "until")
 
     def __init__(self, share: FairShare, now: float) -> None:
         self.share = share
@@ -90,6 +92,8 @@ class ProcessorAccount:
         """True if what the connection sent last was requests and little else: what follows is not measured."""
         self.excess = 0.0
         """Seconds to charge for a turn that was not measured, and showed to be more than its requests."""
+        self.spent = 0.0
+        """Seconds that it took since it was accepted, as far as they were measured."""
         self.timer: Timer | None = None
         """Has the connection read again, where it has used more than it may; None: it is read."""
         self.until = now
@@ -111,11 +115,17 @@ class ProcessorAccount:
         self.productive = requests + pages > 0 and seconds <= max(_SHORT, share.fastest * _USUAL * (requests + pages))
         self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
 
-    def charge(self, seconds: float, now: float) -> float:
+    def charge(self, seconds: float, now: float, *, alone: bool = False) -> float:
         """Count processor time that completed no request; return the seconds for which it is not to be read.
 
         What is charged while it is not read, as for requests that came together, adds to these seconds.
+
+        Args:
+            seconds: What it took.
+            now: The time.
+            alone: Whether the account has a `SHARE` of the time for itself, and divides none with others that wait.
         """
+        self.spent += seconds
         seconds /= self.share.speed
         refill = REFILL / max(2, self.share.connections)
         self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
@@ -123,5 +133,6 @@ class ProcessorAccount:
         if self._credit > 0:
             return 0.0
         self._credit = 0.0
-        self.until = max(self.until, now) + seconds * (self.share.waiting + 1) / SHARE
+        sharers = 1 if alone else self.share.waiting + 1
+        self.until = max(self.until, now) + seconds * sharers / SHARE
         return self.until - now

@@ -1425,7 +1425,7 @@ def main(arguments=None):
     read = lambda path: path and pathlib.Path(path).read_bytes()  # noqa: E731
     token = read(options.token_file).decode().strip() if options.token_file else options.token
     asks_for_one = not (token or local or options.insecure or options.tls_client_ca)
-    made, credentials = secrets.token_urlsafe(32) if asks_for_one else None, None
+    made, credentials = secrets.token_hex(32) if asks_for_one else None, None
     if options.tls_key:
         pair = (read(options.tls_key), read(options.tls_certificate))
         authority = read(options.tls_client_ca)

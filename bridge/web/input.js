@@ -54,10 +54,11 @@ function finger(event) {
 // strength: how far a stick or the mouse presses it, 0 to 1.
 export function hold(name, down, strength = 1) {
   if (!state.playing) return;
-  const {held, strength: strengths} = state.playing.keyboard;
+  const {held, pressed, strength: strengths} = state.playing.keyboard;
   down && strength < 1 ? strengths.set(name, strength) : strengths.delete(name);
   if (held.has(name) === down) return;
   down ? held.add(name) : held.delete(name);
+  if (down && strength === 1) pressed.add(name); // a stick at rest may stray for a moment
   if (down && state.playing.presses && state.playing.presses.length < MOST_PRESSES) state.playing.presses.push(state.playing.keyboard.action(new Set([name])));
   state.playing.changed ??= performance.now();
   state.playing.wake();

@@ -17,6 +17,7 @@ export class Keyboard {
     this.controls = controls;
     this.storedAs = `keys ${JSON.stringify(controls)}`; // before any of them is changed
     this.held = new Set();
+    this.pressed = new Set(); // keys that went down since take()
     this.strength = new Map(); // of held keys that a stick or the mouse presses in part: 0 to 1
     this.renamed = new Map(); // keys that a person chose: which they replace
   }
@@ -73,6 +74,15 @@ export class Keyboard {
 
   get holds() {
     return this.names.some((name) => this.held.has(name));
+  }
+
+  // The keys to act by: those that are held; if none is, those of a tap since the last call. A tap can be shorter than
+  // a frame, or than a request takes.
+  take() {
+    const held = this.names.filter((name) => this.held.has(name));
+    const keys = new Set(held.length ? held : this.pressed);
+    this.pressed.clear();
+    return keys;
   }
 
   #called(action) {

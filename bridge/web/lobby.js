@@ -11,7 +11,7 @@ const RUNS = ["joining", "playing"];
 
 // The text of an action, as PERLERT has it.
 function textOf(keyboard) {
-  return keyboard.action().map((value) => (Number.isInteger(value) ? String(value) : value.toFixed(6))).join(",");
+  return keyboard.action(keyboard.take()).map((value) => (Number.isInteger(value) ? String(value) : value.toFixed(6))).join(",");
 }
 
 function element(kind, text, more = {}) {

@@ -50,7 +50,8 @@ export async function takeOver(chosen) {
     const wanted = ["acting", "steps", "seconds_left"].map((name) => joined.observations.get(name).uid);
     await stream.ask(request.step([], wanted));
     while (state.playing === play) {
-      const actions = keyboard.holds ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard.action(), spec)]) : [];
+      const keys = keyboard.take();
+      const actions = keys.size ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard.action(keys), spec)]) : [];
       const changed = play.changed;
       play.changed = null;
       const sent = performance.now();
@@ -193,7 +194,7 @@ async function steps(play, joined, fps) {
   const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
   let total = 0, running = false, episode = 0, due = performance.now();
   while (state.playing === play) {
-    const action = running && play.presses ? await nextPress(play) : play.keyboard.action();
+    const action = running && play.presses ? await nextPress(play) : play.keyboard.action(play.keyboard.take());
     if (state.playing !== play) return;
     const actions = [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(action, spec)]);
     const changed = play.changed;
