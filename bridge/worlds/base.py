@@ -224,7 +224,7 @@ class World(abc.ABC):
     @property
     def seats(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
-        return {"agent": self.agents > 0}
+        return {"agent": self.has_players}
 
     def describe(self) -> dict[str, object]:
         """Return what a page shows of it beside its name, title and seats."""
@@ -273,7 +273,7 @@ class World(abc.ABC):
         undo = self.prepare_reset(settings, caller)
         order = self.resets.interrupt(caller)
         waiting(order)
-        timer = self.scheduler.call_later(timeout, order.expire)
+        timer = self.scheduler.call_later(timeout, lambda: order.finished.set_result(None))
         try:
             await order.finished
         finally:

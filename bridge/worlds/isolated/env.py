@@ -43,12 +43,13 @@ class IsolatedEnv:
             [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
             [_family(key, text) for key, text in families],
         )
-        self._codec = self._lane_codec = Codec(facts)
+        self._codecs = [Codec(facts)]
+        """Of the environment, and of a lane that is stepped by itself."""
         self.lanes: Sequence[Lane] = [self]
         """The parts that a world can step separately."""
         if facts.num_envs is not None:
             of_lane, count = facts.of_lane, facts.num_envs if facts.steps_lanes else 0
-            self._lane_codec = Codec(of_lane)
+            self._codecs.append(Codec(of_lane))
             self.lanes = [
                 LaneOf(of_lane, partial(self.reset, lane=lane), partial(self.step, lane=lane)) for lane in range(count)
             ]
@@ -87,12 +88,11 @@ class IsolatedEnv:
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
         """Reset the environment, or one lane by itself."""
-        codec = self._codec if lane is None else self._lane_codec
-        return self._ask(codec, b"r", [lane, seed, options], "reset", self.times.reset)
+        return self._ask(self._codecs[lane is not None], b"r", [lane, seed, options], "reset", self.times.reset)
 
     def step(self, action: object, lane: int | None = None) -> Call[Result]:
         """Step the environment, or one lane by itself."""
-        codec = self._codec if lane is None else self._lane_codec
+        codec = self._codecs[lane is not None]
         return self._ask(codec, b"s", [lane, codec.pack_action(action)], "step", self.times.step)
 
     async def _ask(self, codec: Codec, kind: bytes, payload: list[object], where: str, times: Samples) -> Result:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -216,11 +216,6 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def has_players(self) -> bool:
         """True if somebody plays."""
         return any(loop_agent.player for loop_agent in self.loop.loop_agents)
-
-    @property
-    def seats(self) -> Mapping[str, bool]:
-        """True if somebody plays."""
-        return {"agent": self.has_players}
 
     def counts(self) -> WorldCounts:
         """Return how much it has done; frames count as steps."""

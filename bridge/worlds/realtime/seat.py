@@ -35,10 +35,8 @@ class Seats:
 
     def key_of(self, agent: RealtimeAgent) -> str:
         """Return the key of an agent, always the same, which nobody can guess."""
-        for key, other in self._agents.items():
-            if other is agent:
-                return key
-        key = secrets.token_urlsafe(_KEY_BYTES)
+        known = next((key for key, other in self._agents.items() if other is agent), None)
+        key = known or secrets.token_urlsafe(_KEY_BYTES)
         self._agents[key] = agent
         return key
 
