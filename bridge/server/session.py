@@ -439,12 +439,10 @@ class Session:
         await self._hub.destroy_world(name)
         response.destroy_world.SetInParent()
 
-    def _properties(self) -> PropertyTree:
-        text = "the client's version, as the server knows it; empty for a client that is not of this package"
-        return PropertyTree([Property("connection.client_version", TEXT, text, lambda: self._client_version)])  # U-12
-
     async def _answer_property(self, request: properties_pb2.PropertyRequest) -> bytes:
-        tree = self._hub.properties().merged(self._properties())
+        text = "the client's version, as the server knows it; empty for a client that is not of this package"
+        own = Property("connection.client_version", TEXT, text, lambda: self._client_version)  # U-12
+        tree = self._hub.properties().merged(PropertyTree([own]))
         if self._agent is not None:
             tree = tree.merged(self._agent.properties())
             if tree.runs_environment(request):

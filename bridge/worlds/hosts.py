@@ -119,13 +119,25 @@ class Host(abc.ABC, Generic[E]):
     # Attributes and methods
 
     def _names(self) -> list[str]:
+        """Return the names of public attributes whose values can be sent, at most 100; runs no code of the environment.
+
+        Those of the outermost wrapper come first; of lanes the first is inspected, and none that runs elsewhere.
+        """
+        found: dict[str, object] = {}
         with failures_in("listing its attributes"):
-            return _list_attributes(self.env)
+            for layer in _layers(self.env):
+                for owner in (layer, *type(layer).__mro__):
+                    for name, value in getattr(owner, "__dict__", {}).items():
+                        found.setdefault(name, value)
+            return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
 
     def _look_for(self, name: str) -> None:
+        """Raise NOT_FOUND where the environment has no attribute or method of a name."""
         refuse_private(name)
         with failures_in(f"looking for {name}"):
-            _find_attribute(self.env, name)
+            layers = _layers(self.env)
+            if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
+                raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
     def _get_attr(self, name: str) -> list[object]:
         response = self.call(bridge_pb2.CallRequest(name=name))
@@ -476,30 +488,6 @@ def _refusal_of_broken_lanes(env: Lanes, where: str, error: BaseException) -> Re
 
 
 # Attributes
-
-
-def _list_attributes(env: Known) -> list[str]:
-    """Return the names of public attributes whose values can be sent, at most 100. Runs no code of the environment.
-
-    Args:
-        env: An environment, or a vector environment, whose first lane is inspected.
-
-    Returns:
-        The names, those of the outermost wrapper first; none if the lanes run in other processes.
-    """
-    found: dict[str, object] = {}
-    for layer in _layers(env):
-        for owner in (layer, *type(layer).__mro__):
-            for name, value in getattr(owner, "__dict__", {}).items():
-                found.setdefault(name, value)
-    return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
-
-
-def _find_attribute(env: Known, name: str) -> None:
-    """Raise NOT_FOUND where an environment has no attribute or method of a name."""
-    layers = _layers(env)
-    if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
-        raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
 
 def _layers(env: Known) -> Sequence[object]:

@@ -133,7 +133,7 @@ class _Child:
         self._codecs = [Codec(facts), Codec(facts.of_lane)] if facts.num_envs is not None else [Codec(facts)]
         self._properties = self._host.properties()
         leaves = [
-            [leaf.key, leaf.kind, leaf.description, leaf.in_environment, None if leaf.in_environment else _value(leaf)]
+            [leaf.key, leaf.kind, leaf.description, leaf.in_environment, _value(leaf)]
             for leaf in self._properties.leaves
         ]
         families = [[family.key, family.description] for family in self._properties.families]
@@ -182,7 +182,7 @@ class _Child:
 
 
 def _value(leaf: Property) -> object:
-    return None if leaf.read is None else leaf.read()
+    return None if leaf.in_environment or leaf.read is None else leaf.read()
 
 
 def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], Known]:
