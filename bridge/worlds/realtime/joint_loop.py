@@ -51,14 +51,11 @@ class JointLoop(RealtimeLoop):
     ) -> None:
         super().__init__(1, fps, DEFAULT, **options)
         self.parts: dict[str, LoopLane] = {name: LoopLane(Phase.RESETTING) for name in names}
+        self.environment = self.lanes[0]
+        """The environment's episode."""
         self.alive: list[str] = []
         """The agents that act in the next frame, in the environment's order."""
         self._may_repeat = may_repeat
-
-    @property
-    def environment(self) -> LoopLane:
-        """The environment's episode."""
-        return self.lanes[0]
 
     def next_due(self) -> float | None:
         """Return when the next frame is due; None: the clock has not started, or waits for `ask_reset`."""
@@ -166,11 +163,6 @@ class JointLoop(RealtimeLoop):
         """Return who plays an agent; None: nobody."""
         part = self.parts[name]
         return next((one for one in self.loop_agents if one.player and one.buffers[0].lane is part), None)
-
-    def has_part(self, name: str) -> bool:
-        """True if the running episode began with an agent, alive or not; True while none runs."""
-        lane = self.environment
-        return lane.phase is not Phase.RUNNING or self.parts[name].episode == lane.episode
 
     def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
         """True if an episode runs that the agent has a part in, and which this player has not left."""

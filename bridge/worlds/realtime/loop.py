@@ -241,11 +241,6 @@ class RealtimeLoop:
 
     # Time
 
-    @property
-    def started(self) -> bool:
-        """True if the clock runs."""
-        return self._start is not None
-
     def start(self, now: float) -> None:
         """Let the clock run from now on, and every lane that has no episode begin one. Again: nothing."""
         # A Reset of an agent that left since, or a ResetWorld of one that is not in: the next to come starts the clock.

@@ -90,10 +90,10 @@ class RealtimeMultiAgent(RealtimeAgent):
         return state
 
     def _refuse_absence(self) -> None:
-        environment = self.world.loop.environment
-        if self.world.loop.has_part(self.name) or self._absent_from == environment.episode:
+        lane, part = self.world.loop.environment, self.world.loop.parts[self.name]
+        if lane.phase is not Phase.RUNNING or lane.episode in (part.episode, self._absent_from):
             return
-        self._absent_from = environment.episode
+        self._absent_from = lane.episode
         raise RequestError(
             Code.FAILED_PRECONDITION,
             f"the environment began an episode without the agent {self.name!r}; Step again for the next one, or leave",
