@@ -26,7 +26,7 @@ from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler, gather
 from bridge.worlds.settings import Settings
 from bridge.worlds.single import GymWorld
 
-__all__ = ["EnvSource", "Order", "Recipe", "Source", "WorldKind"]
+__all__ = ["EnvSource", "Recipe", "Source", "WorldKind", "WorldOrder"]
 
 WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
 """Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
@@ -56,7 +56,7 @@ class Recipe(Protocol[Request]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Order(Generic[Request]):
+class WorldOrder(Generic[Request]):
     """What a CreateWorld asks for."""
 
     recipe: Recipe[Request]
@@ -179,7 +179,7 @@ class Source(abc.ABC, Generic[Request]):
         await self.close()
         return None
 
-    async def _make_env(self, name: str, order: Order[Request], runtime: Runtime) -> Environment:
+    async def _make_env(self, name: str, order: WorldOrder[Request], runtime: Runtime) -> Environment:
         """Make the environment of a world of this name, in this process or in one of its own."""
         recipe, request = order.recipe, order.request
         if self._isolation is not None:
@@ -189,7 +189,7 @@ class Source(abc.ABC, Generic[Request]):
         return await adopt(make, runtime.start_thread(thread) if self._thread_safe else runtime.executor)
 
     @abc.abstractmethod
-    def read(self, settings: Settings) -> Order[Request]:
+    def read(self, settings: Settings) -> WorldOrder[Request]:
         """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
 
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
@@ -318,13 +318,13 @@ class EnvSource(Source[WorldSettings]):
         recipe = self.recipe if "env_factory" not in settings else self.recipe.of_factory(_factory_of_client)
         return recipe, recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
 
-    def read(self, settings: Settings) -> Order[WorldSettings]:
+    def read(self, settings: Settings) -> WorldOrder[WorldSettings]:
         """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
         factory = self._read_factory(settings)
         recipe, request = self._chosen(settings)
-        return Order(recipe, request, factory, request.env_id)
+        return WorldOrder(recipe, request, factory, request.env_id)
 
-    async def _make_env(self, name: str, order: Order[WorldSettings], runtime: Runtime) -> Environment:
+    async def _make_env(self, name: str, order: WorldOrder[WorldSettings], runtime: Runtime) -> Environment:
         """Make the environment of a world; the lanes of a real-time world may have a thread or a process each."""
         request = order.request
         if self._realtime is None or not self._thread_safe or request.num_envs == 1:

@@ -26,7 +26,7 @@ from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.worlds.recipe import constructed
 from bridge.worlds.scheduling import Runtime, Scheduler
 from bridge.worlds.settings import Settings, read_kwargs
-from bridge.worlds.source import Order, Source
+from bridge.worlds.source import Source, WorldOrder
 
 __all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
 
@@ -178,12 +178,12 @@ class ParallelSource(Source[Mapping[str, object]]):
             "kwargs": self.recipe.read(settings),
         }
 
-    def read(self, settings: Settings) -> Order[Mapping[str, object]]:
+    def read(self, settings: Settings) -> WorldOrder[Mapping[str, object]]:
         """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
         kwargs = self.recipe.read(settings)
-        return Order(self.recipe if self.offers_one else self._hand_over(settings), kwargs)
+        return WorldOrder(self.recipe if self.offers_one else self._hand_over(settings), kwargs)
 
-    async def _make_env(self, name: str, order: Order[Mapping[str, object]], runtime: Runtime) -> Environment:
+    async def _make_env(self, name: str, order: WorldOrder[Mapping[str, object]], runtime: Runtime) -> Environment:
         """Make the environment of a world, which has all agents for which policies are given."""
         env = await super()._make_env(name, order, runtime)
         try:
