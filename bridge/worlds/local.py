@@ -16,7 +16,7 @@ from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, 
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
-from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Lane, LaneOf, Result, StepTimes
+from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes, lanes_of
 from bridge.worlds.hosts import AnyHost, checked_lanes, checked_values, host_of
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
@@ -41,17 +41,8 @@ class LocalEnv:
         self.times = StepTimes()
         self.notes = host.notes
         self.step = partial(executor.run, self._step)  # a method would be one call more in each step
-        self.lanes: Sequence[Lane] = [self]
+        self.lanes = lanes_of(self)
         """The parts that a world can step separately."""
-        if host.facts.num_envs is not None:
-            self.lanes = [
-                LaneOf(
-                    lane.facts,
-                    partial(self.reset, lane=number),
-                    partial(executor.run, partial(self._step, lane=number)),
-                )
-                for number, lane in enumerate(host.lanes)
-            ]
 
     ended: RequestError | None = None
 

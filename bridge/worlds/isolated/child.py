@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, parent_process
 
 from bridge.encoding import values
@@ -91,8 +91,8 @@ class _Child:
         self._load: Callable[[], Callable[[], Known]] = lambda: _load(recipe, factory, max_bytes)
         self._make: Callable[[], Known] | None = None
         self._host: AnyHost | None = None
-        self._codecs: list[Codec] = []
-        """Of the environment, and where it has lanes that are stepped one by one, of these."""
+        self._codecs: Sequence[Codec] = ()
+        """Of the environment, and of a lane that is stepped by itself."""
         self._properties = PropertyTree()
 
     def serve(self, pipe: Pipe) -> None:
@@ -130,7 +130,7 @@ class _Child:
         with failures_in("its construction"):
             self._host = host_of(env, self._make)
         facts = self._host.facts
-        self._codecs = [Codec(facts), Codec(facts.of_lane)] if facts.num_envs is not None else [Codec(facts)]
+        self._codecs = Codec(facts), Codec(facts.of_lane)
         self._properties = self._host.properties()
         leaves = [
             [leaf.key, leaf.kind, leaf.description, leaf.in_environment, _value(leaf)]

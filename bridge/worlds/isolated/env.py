@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from bridge.encoding import values
@@ -15,7 +14,7 @@ from bridge.encoding.properties import Family, Property, PropertyTree, read_enco
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
-from bridge.worlds.environment import Call, Lane, LaneOf, Result, StepTimes
+from bridge.worlds.environment import Call, Result, StepTimes, lanes_of
 from bridge.worlds.isolated.codec import Codec, facts_from_values
 from bridge.worlds.isolated.world import Isolation, WorldProcess
 from bridge.worlds.scheduling import Executor, Runtime
@@ -43,16 +42,10 @@ class IsolatedEnv:
             [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
             [_family(key, text) for key, text in families],
         )
-        self._codecs = [Codec(facts)]
+        self._codecs = Codec(facts), Codec(facts.of_lane)
         """Of the environment, and of a lane that is stepped by itself."""
-        self.lanes: Sequence[Lane] = [self]
+        self.lanes = lanes_of(self)
         """The parts that a world can step separately."""
-        if facts.num_envs is not None:
-            of_lane, count = facts.of_lane, facts.num_envs if facts.steps_lanes else 0
-            self._codecs.append(Codec(of_lane))
-            self.lanes = [
-                LaneOf(of_lane, partial(self.reset, lane=lane), partial(self.step, lane=lane)) for lane in range(count)
-            ]
 
     @property
     def ended(self) -> RequestError | None:
