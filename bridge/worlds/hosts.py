@@ -275,7 +275,13 @@ class LanesHost(Host[Lanes]):
         try:
             return function(*args)
         except BaseException as error:
-            self._broken = _refusal_of_broken_lanes(self.env, where, error)
+            vector = self.env.unwrapped
+            # A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole
+            # vector environment has to be made anew.
+            if isinstance(vector, AsyncVectorEnv) and None in vector.parent_pipes:
+                first = str(answer_to(where, error)).partition("\n")[0]
+                text = f"the lanes cannot be used since one of them failed, reset all of them: {first}"
+                self._broken = RequestError(Code.FAILED_PRECONDITION, text)
             raise
 
     def draw(self, lanes: Sequence[int]) -> list[object]:
@@ -465,26 +471,6 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
         "kwargs": _plain_dict(spec.kwargs),
     }
     return {key: value for key, value in facts.items() if _travels(value)}
-
-
-def _refusal_of_broken_lanes(env: Lanes, where: str, error: BaseException) -> RequestError | None:
-    """Return how to answer calls after a failure that left a vector environment of no use; None: it goes on.
-
-    A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole vector
-    environment has to be made anew.
-
-    Args:
-        env: The vector environment.
-        where: What it did.
-        error: What it raised.
-    """
-    vector = env.unwrapped
-    if not isinstance(vector, AsyncVectorEnv) or None not in vector.parent_pipes:
-        return None
-    first = str(answer_to(where, error)).partition("\n")[0]
-    return RequestError(
-        Code.FAILED_PRECONDITION, f"the lanes cannot be used since one of them failed, reset all of them: {first}"
-    )
 
 
 # Attributes

@@ -195,7 +195,8 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
                 Code.UNIMPLEMENTED, "max_world_bytes is not possible on this system: leave it out"
             ) from None
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
-    try:
+    what = "the environment factory" if factory is not None else "what makes the environment"
+    with failures_in(f"unpickling {what} on Python {'.'.join(map(str, sys.version_info[:3]))}"):
         source, request = pickle.loads(recipe)
         if factory is not None:
             made = pickle.loads(factory)
@@ -204,13 +205,6 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
                     Code.INVALID_ARGUMENT, f"expected env to be a function, got {made!r:.80}; not callable"
                 )
             source = source.of_factory(made)
-    except RequestError:
-        raise
-    except (Exception, SystemExit) as error:
-        version = ".".join(map(str, sys.version_info[:3]))
-        what = "the environment factory" if factory is not None else "what makes the environment"
-        problem = environment_failure(f"unpickling {what} on Python {version}", error)
-        raise problem from error
     return lambda: source.make_env(request)
 
 
