@@ -204,11 +204,10 @@ class Source(abc.ABC, Generic[Request]):
             env = await self._make_env(name, order, runtime)
         try:
             world = self._kind(name, env, runtime.scheduler)
-        except SettingError as error:
+        except BaseException as error:
             await env.close()
-            raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
-        except BaseException:
-            await env.close()
+            if isinstance(error, SettingError):
+                raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
             raise
         world.title = order.title
         return world

@@ -59,12 +59,7 @@ class Isolation:
 
     @classmethod
     def of(
-        cls,
-        isolation: str | None,
-        call_timeout: float | None,
-        max_world_bytes: int | None,
-        *,
-        always: bool = False,
+        cls, isolation: str | None, call_timeout: float | None, max_world_bytes: int | None, *, always: bool = False
     ) -> Isolation | None:
         """Read the keywords of a server; None: its worlds live in its own process.
 
