@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -294,29 +295,20 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         waiter = self._waiters[agent] = _Waiter(ready)
         try:
             while not ready():  # again: before the coroutine went on, another agent may have changed that
-                await self._wait_once(waiter, seconds, reason)
+                if waiter.cancelled is not None:
+                    raise waiter.cancelled
+                pending = waiter.pending = PendingResult()
+                timer = self.scheduler.call_later(seconds, partial(pending.set_result, None))
+                try:
+                    await pending
+                finally:
+                    expired = timer.callback is None
+                    timer.cancel()
                 self.refuse_if_over()
+                if expired and not ready() and (text := reason()) is not None:
+                    raise RequestError(Code.DEADLINE_EXCEEDED, text)
         finally:
             self._waiters.pop(agent, None)
-
-    async def _wait_once(self, waiter: _Waiter, seconds: float, reason: Callable[[], str | None]) -> None:
-        """Wait until a waiter was ready once."""
-        if waiter.cancelled is not None:
-            raise waiter.cancelled
-        pending = waiter.pending = PendingResult()
-
-        def expire() -> None:
-            text = reason()
-            if text is None:
-                timers.append(self.scheduler.call_later(seconds, expire))
-            else:
-                pending.set_error(RequestError(Code.DEADLINE_EXCEEDED, text))
-
-        timers = [self.scheduler.call_later(seconds, expire)]
-        try:
-            await pending
-        finally:
-            timers[-1].cancel()
 
     def cancel(self, agent: Agent) -> None:
         """End the wait of an agent whose client has gone."""
