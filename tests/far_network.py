@@ -227,10 +227,10 @@ class FarNetwork:
         """Take what the streams have brought, as a call of the client does."""
         while True:
             try:
-                remote, number, what = self.poller.get(0.0)
+                remote, number, what, arrived = self.poller.get(0.0)
             except queue.Empty:
                 return
-            event = remote.receive(number, what)
+            event = remote.receive(number, what, arrived)
             if event is not None:
                 self.answers.append(event)
 

@@ -94,10 +94,10 @@ class Network:
                 self._deliver(response)
             while True:
                 try:
-                    remote, number, what = self.poller.get(0.0)
+                    remote, number, what, arrived = self.poller.get(0.0)
                 except queue.Empty:
                     break
-                answer = remote.receive(number, what)
+                answer = remote.receive(number, what, arrived)
                 if answer is not None:
                     self.answers.append(answer)
         raise AssertionError("this takes too long")

@@ -51,6 +51,17 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bridge: interrupted\n")
 
 
+@pytest.mark.parametrize("command", ["runs", "replay", "export"])
+def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_install_it(command: str) -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; from bridge.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, command, "runs"], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("bridge: recordings need pyarrow: pip install 'gymnasium-bridge[record]'")
+    assert done.stderr.count("\n") == 1
+
+
 def test_another_module_adds_its_command_by_being_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

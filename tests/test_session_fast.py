@@ -12,12 +12,15 @@ from tests.test_session import Server
 
 
 class Failing(CountingEnv):
-    """Raises in its steps as long as it is told to."""
+    """Raises as long as it is told to."""
 
     failing = False
 
     def step(self, action):
         return broken() if self.failing else super().step(action)
+
+    def reset(self, **keywords):
+        return broken() if self.failing else super().reset(**keywords)
 
 
 @pytest.fixture
@@ -101,3 +104,28 @@ def test_fast_steps_hear_of_a_reset_and_of_the_end_of_their_world(server, peer):
     assert [fast.play() for _ in range(2)][-1] == ("RUNNING", [2, 1], 1.0, False, False)
     other.ask(destroy_world={"world_name": name})
     fast.refused(Code.FAILED_PRECONDITION, "was destroyed; send LeaveWorld, and create or join another")
+
+
+def test_the_step_that_begins_a_sequence_is_read_by_hand_and_refused_as_others_are(server, peer):
+    # D-1, D-9, D-17: after an end, where the environment raises in its reset, and in a world that has ended
+    other = server.connect()
+    name = other.ask(create_world={}).create_world.world_name
+    fast = Fast(peer, name)
+
+    def begin():
+        return peer.session.handle(fast.codec.first)
+
+    while fast.play()[0] == "RUNNING":
+        pass
+    ended = peer.state
+    server.envs[0].failing = True
+    assert pb.EnvironmentResponse.FromString(begin()).error.code == Code.INTERNAL
+    server.envs[0].failing = False
+    assert peer.state is ended
+    answer = fast.codec.read_response(begin())
+    observation, reward, terminated, truncated = answer.arrays()
+    assert (answer.state, observation.tolist()[1], reward, terminated, truncated) == (pb.RUNNING, 0, 0.0, False, False)
+    while fast.play()[0] == "RUNNING":
+        pass
+    other.ask(destroy_world={"world_name": name})
+    assert pb.EnvironmentResponse.FromString(begin()).error.code == Code.FAILED_PRECONDITION

@@ -140,6 +140,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = _parse(argv)
     except SystemExit as end:  # argparse has said what is wrong, or has shown the help
         return end.code if isinstance(end.code, int) else USAGE
+    except ImportError as error:
+        if error.name is not None:  # Python's own, of a module that is missing or broken
+            raise
+        _complain(str(error))  # ours, which says what to install
+        return USAGE
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -15,7 +15,7 @@ from bridge.client.options import EnvOptions
 from bridge.client.pool_owner import PoolOwner
 from bridge.client.slots.attributes import looked_up
 from bridge.client.slots.resets import reset_settings
-from bridge.client.world.events import Joined, StepAnswered
+from bridge.client.world.events import StepAnswered
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.remote import Remote
 from bridge.client.world.session import ONLINE, ClientState
@@ -25,7 +25,6 @@ from bridge.errors import (
     AlreadyPendingError,
     Code,
     RefusedError,
-    RemoteError,
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
@@ -148,12 +147,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         return self._remote.known_info().fps
 
     def _connect(self) -> None:
-        self._remote.open()
-        try:
-            self._pool.wait(self._remote, Joined, "to join a world")
-        except RemoteError:
-            self._remote.close(0.5)
-            raise
+        self._pool.join(self._remote)
         lanes = self._remote.known_info().lanes
         if lanes is not None:
             self._remote.close(0.5)

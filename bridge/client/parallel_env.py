@@ -101,20 +101,17 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
         first = self._pool.new_remote(self._world_request, together=True)
-        first.open()
+        self._pool.join(first)
         try:
-            self._pool.wait(first, Joined, "to join a world")
             name = self._read_property(first, "world.agent", "to a question", encoded=False)
             names = self._read_property(first, "world.agents", "to a question", encoded=True)
-        except RefusedError as error:
+        except RemoteError as error:
             first.close(0.5)
-            if error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED) and first.info is not None:
+            unknown = (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED)
+            if isinstance(error, RefusedError) and error.code in unknown:
                 raise SettingError(
                     f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
                 ) from None
-            raise
-        except RemoteError:
-            first.close(0.5)
             raise
         address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
         place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={})

@@ -27,7 +27,7 @@ from bridge.errors import RecordingError, RequestError, SettingError, TensorErro
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import package_versions
 from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode
-from bridge.recording.rows import Encoder, Kind, Row
+from bridge.recording.rows import Encoder, Kind, Row, flat_of
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment
 from bridge.worlds.local import adopt
@@ -470,7 +470,7 @@ class ReplayComparison:
     def difference(self, calls: list[tuple[int, Row]]) -> tuple[int, str] | None:
         """Return the number of the first call that differs, and how; None: none does."""
         try:
-            batches = self._encoder.encode(calls)
+            batches = self._encoder.encode(flat_of(calls))
         except (TensorError, TypeError, ValueError) as problem:
             self._encoder.rewind()
             if len(calls) == 1:

@@ -29,6 +29,7 @@ from bridge.errors import TensorError
 from bridge.worlds.rewards import Rewards
 
 __all__ = [
+    "FLAT",
     "Columns",
     "Encoder",
     "Group",
@@ -36,6 +37,7 @@ __all__ = [
     "LaneSamples",
     "Row",
     "as_text",
+    "flat_of",
     "hash_of",
     "is_fixed",
     "of_cell",
@@ -44,7 +46,8 @@ __all__ = [
 
 FORMAT = 2
 """The version of the format, in the metadata of each file."""
-_HASH_BYTES = 8
+# A copy of it takes half the time of a new one.
+_HASH = hashlib.blake2b(digest_size=8)
 # Tensors of more elements than this are bytes in their cells, for lists of numbers are slow to write and to read.
 _LARGEST_LIST = 1024
 
@@ -94,6 +97,18 @@ class Row(NamedTuple):
     """The info; of lanes a dict of arrays or a list of dicts, of several agents a dict by agent."""
 
 
+FLAT = len(Row._fields) + 2
+"""How many entries a call has in a flat list: about how many bytes of memory it takes, its number, and its fields.
+
+Python's garbage collector would look at each of a list of tuples; and of a flat list a slice is a column.
+"""
+
+
+def flat_of(calls: Iterable[tuple[int, Row]]) -> list[Any]:
+    """Return calls, each with its number, as a flat list."""
+    return [field for number, row in calls for field in (0, number, *row)]
+
+
 class LaneSamples(list[Any]):
     """Observations of lanes as a list, None where a lane has none."""
 
@@ -114,11 +129,12 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
     Raises:
         TensorError: It is not of the space.
     """
+    digest = _HASH.copy()
     if layout.single and type(sample) is np.ndarray and sample.flags.c_contiguous:
         spec = layout.specs[0]
         if sample.dtype == spec.dtype and sample.shape == spec.shape and spec.dtype.kind in "biuf":
-            return hashlib.blake2b(sample.data, digest_size=_HASH_BYTES).digest()
-    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+            digest.update(sample.data)
+            return digest.digest()
     for array, each in zip(layout.pack(sample, rounding=True), layout.specs, strict=True):
         little = array.dtype.newbyteorder("<")
         digest.update(np.ascontiguousarray(array, little).tobytes() if is_fixed(each) else values.encode(array))
@@ -163,6 +179,10 @@ class Columns:
         self.agents: list[str] = list(header.get("agents", ()))
         self.lanes = int(header["lanes"]) if self.kind == "lanes" else None
         self.width = len(self.agents) if self.kind == "agents" else self.lanes or 1
+        self.same_step = bool(header.get("same_step")) and self.kind == "lanes"
+        """True if lanes that end begin anew in the same step; otherwise they do in the next."""
+        self.splits = self.same_step or bool(self.agents)
+        """True if lanes, or agents, may have no part in a call."""
         self.spaces = [(space_from_json(one), space_from_json(two)) for one, two in header["spaces"]]
         self.groups: list[Group] = []
         texts = [json.dumps(pair) for pair in header["spaces"]]
@@ -265,8 +285,6 @@ class Encoder:
         self.columns = Columns(header)
         self.stream = int(header["stream"])
         width = self.columns.width
-        self._same_step = bool(header.get("same_step"))
-        """True if lanes that end begin anew in the same step; otherwise they do in the next."""
         self._call = 0
         self._begun = np.zeros(width, np.int64)
         self._t = np.zeros(width, np.int64)
@@ -282,30 +300,23 @@ class Encoder:
     def _state(self) -> tuple[Any, ...]:
         return self._call, self._begun, self._t, self._over, self._known
 
-    def encode(self, calls: Sequence[tuple[int, Row]]) -> list[pa.RecordBatch]:
-        """Return calls as record batches.
+    def encode(self, flat: list[Any]) -> list[pa.RecordBatch]:
+        """Return calls as record batches: one for each part without a gap, one for each call that is no reset or step.
 
         Args:
-            calls: The number of each, as in the column `call`, and its row. Where numbers are missing, calls were lost.
+            flat: A flat list of the calls. Where numbers are missing, calls were lost.
         """
         self._before = self._state()
+        numbers, notes = np.array(flat[1::FLAT]), np.array(flat[2::FLAT]) >= Kind.CALL
+        cuts = np.flatnonzero(notes[1:] | notes[:-1] | (np.diff(numbers) != 1)) + 1
         found: list[pa.RecordBatch] = []
-        run: list[Row] = []  # consecutive resets and steps
-        for number, row in calls:
-            is_note = row.kind >= Kind.CALL
-            if run and (is_note or number != self._call + len(run)):
-                found.append(self._encode(run))
-                run = []
-            if not run and number != self._call:
+        for first, last in itertools.pairwise([0, *cuts.tolist(), len(numbers)]):
+            if numbers[first] != self._call:
                 # How many episodes ended meanwhile is not known: rows are of none until the next one begins.
-                self._call = number
+                self._call = int(numbers[first])
                 self._known, self._over = np.zeros_like(self._known), np.zeros_like(self._over)
-            if is_note:
-                found.append(self._note(row))
-            else:
-                run.append(row)
-        if run:
-            found.append(self._encode(run))
+            part = flat[first * FLAT : last * FLAT]
+            found.append(self._note(Row(*part[2:])) if notes[first] else self._encode(part))
         return found
 
     def rewind(self) -> None:
@@ -319,14 +330,23 @@ class Encoder:
         cells.update(episode=0, t=0, terminated=False, truncated=False, event=json.dumps(event))
         return pa.RecordBatch.from_pylist([cells], self.schema)
 
-    def _encode(self, rows: list[Row]) -> pa.RecordBatch:
-        numbers = np.arange(self._call, self._call + len(rows))
-        self._call += len(rows)
-        if self._same_step and self.columns.lanes is not None:
-            parts = [split_autoreset(row, self.columns.lanes, self.columns.spaces[0][0]) for row in rows]
+    def _encode(self, flat: list[Any]) -> pa.RecordBatch:
+        count = len(flat) // FLAT
+        numbers = np.arange(self._call, self._call + count)
+        self._call += count
+        fields: dict[str, Sequence[Any]] = {name: flat[at::FLAT] for at, name in enumerate(Row._fields, 2)}
+        if self.columns.splits:
+            parts = [self._split(Row(*row)) for row in zip(*fields.values(), strict=True)]
             numbers = np.repeat(numbers, [len(part) for part in parts])
-            rows = [row for part in parts for row in part]
-        return _Batch(self.columns, rows, numbers).build(self)
+            rows = itertools.chain.from_iterable(parts)
+            fields = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
+        return _Batch(self.columns, fields, numbers).build(self)
+
+    def _split(self, row: Row) -> list[Row]:
+        """Return a call as those that have `LaneSamples` where lanes, or agents, have no part in it."""
+        if self.columns.agents:
+            return [_by_agent(row, self.columns.agents)]
+        return split_autoreset(row, self.columns.width, self.columns.spaces[0][0])
 
     def count(self, kinds: Array, masks: Array, ended: Array) -> tuple[Array, Array, Array]:
         """Follow the episodes of a batch.
@@ -341,7 +361,7 @@ class Encoder:
         """
         begins = masks & (kinds == Kind.RESET)[:, None]
         steps = kinds == Kind.STEP
-        if self.columns.lanes is not None and not self._same_step:
+        if self.columns.lanes is not None and not self.columns.same_step:
             # A lane that ended begins anew in the next step, unless it was reset before.
             over = self._over
             for at, is_step in enumerate(steps.tolist()):
@@ -362,12 +382,14 @@ class Encoder:
 class _Batch:
     """Rows as a grid of calls by lanes, or by agents."""
 
-    def __init__(self, columns: Columns, rows: list[Row], numbers: Array) -> None:
-        self.columns, self.numbers = columns, numbers
-        self.rows = [_by_agent(row, columns.agents) for row in rows] if columns.agents else rows
-        self.fields: dict[str, tuple[Any, ...]] = dict(zip(Row._fields, zip(*self.rows, strict=True), strict=True))
-        self.shape = (len(rows), columns.width)
-        self.kinds = np.array(self.fields["kind"], np.int8)
+    def __init__(self, columns: Columns, fields: dict[str, Sequence[Any]], numbers: Array) -> None:
+        self.columns, self.fields, self.numbers = columns, fields, numbers
+        self.shape = (len(numbers), columns.width)
+        self.kinds = np.array(fields["kind"], np.int8)
+        self._resets = (self.kinds == Kind.RESET) | (self.kinds == Kind.FAILED_RESET)
+
+    def _row(self, at: int) -> Row:
+        return Row(*(cells[at] for cells in self.fields.values()))
 
     def build(self, encoder: Encoder) -> pa.RecordBatch:
         """Return the record batch."""
@@ -411,7 +433,7 @@ class _Batch:
             cells["info"] = self._column(map(self._infos, self.fields["info"]), masks, pa.binary())
         if columns.header.get("frames"):
             cells["frame"] = self._column(map(_pictures, self.fields["frame"]), masks, pa.binary())
-        cells["event"] = self._column(self._events(), masks, pa.string())
+        cells["event"] = self._events()
         return pa.RecordBatch.from_arrays(
             [pa.array(cells[name]) for name in columns.schema.names], schema=columns.schema
         )
@@ -419,8 +441,8 @@ class _Batch:
     def _masks(self) -> Array:
         """Return which lanes each call concerns: all, or those that a reset names."""
         found = np.ones(self.shape, np.bool_)
-        for at in np.flatnonzero((self.kinds == Kind.RESET) | (self.kinds == Kind.FAILED_RESET)).tolist():
-            mask = mask_of(self.rows[at])
+        for at in np.flatnonzero(self._resets).tolist():
+            mask = mask_of(self._row(at))
             if mask is not None:
                 found[at] = mask
         return found
@@ -429,7 +451,7 @@ class _Batch:
         """Return which lanes have an action, an observation or a reward in each call."""
         found = np.zeros(self.shape, np.bool_)
         found[:] = np.array([value is not None for value in self.fields[name]])[:, None]
-        for at, value in enumerate(self.fields[name]):
+        for at, value in enumerate(self.fields[name] if self.columns.splits else ()):
             if type(value) is LaneSamples:
                 found[at] = [one is not None for one in value]
         return found
@@ -457,7 +479,7 @@ class _Batch:
             kind: The type of Arrow.
         """
         calls = list(each)
-        if not any(type(cells) is list for cells in calls):
+        if list not in set(map(type, calls)):
             return pa.array(calls, kind).take(pa.array(np.nonzero(present)[0]))
         lists = (cells if type(cells) is list else [cells] * self.shape[1] for cells in calls)
         return pa.array(list(itertools.compress(itertools.chain.from_iterable(lists), present.ravel().tolist())), kind)
@@ -501,35 +523,33 @@ class _Batch:
         shape = spec.shape if self.columns.lanes is None else (self.shape[1], *spec.shape)
         zero = np.zeros(shape, spec.dtype)
         try:
-            column = np.stack([zero if sample is None else sample for sample in self.fields[name]])
+            column = np.array([zero if sample is None else sample for sample in self.fields[name]])
         except ValueError:
             return None
-        fits = column.dtype == spec.dtype and column.shape == (len(self.rows), *shape)
+        fits = column.dtype == spec.dtype and column.shape == (self.shape[0], *shape)
         return column.reshape(*self.shape, *spec.shape) if fits else None
 
-    def _hashes(self) -> Iterator[Any]:
-        """Yield the hash of each agent's observation, or of those of all lanes, which their rows share."""
+    def _hashes(self) -> list[Any]:
+        """Return the hash of each agent's observation, or of those of all lanes, which their rows share."""
         if self.columns.agents:
             layouts = [self.columns.group_of(lane).layouts["observation"] for lane in range(self.shape[1])]
-            for each in self.fields["observation"]:
-                yield [None if one is None else hash_of(own, one) for own, one in zip(layouts, each, strict=True)]
-            return
+            return [[None if one is None else hash_of(own, one) for own, one in zip(layouts, each, strict=True)]
+                    for each in self.fields["observation"]]  # fmt: skip
         layout = self.columns.groups[0].batches["observation"]
-        for seen in self.fields["observation"]:  # of a step and a reset in one call, the reset has it
-            yield None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)
+        return [None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)
+                for seen in self.fields["observation"]]  # fmt: skip
 
     def _infos(self, info: Any) -> list[bytes | None]:
         infos = [info or {}] if self.columns.kind == "env" else lane_infos(info, self.shape[1])
         return [values.encode_info(one, values.Notes()) if one else None for one in infos]
 
-    def _events(self) -> Iterator[Any]:
-        """Yield what else there is to say of each call, which its first lane says."""
-        for at, row in enumerate(self.rows):
-            if row.error or row.kind in (Kind.RESET, Kind.FAILED_RESET):
-                first = int(self.masks[at].argmax())
-                yield [_event(row) if lane == first else None for lane in range(self.shape[1])]
-            else:
-                yield None
+    def _events(self) -> pa.Array:
+        """Return what else there is to say of some calls, which the first lane of each says."""
+        told = (self._resets | np.array(list(map(bool, self.fields["error"])))) & self.masks.any(axis=1)
+        rows = np.zeros_like(self.masks)
+        rows[told, self.masks[told].argmax(axis=1)] = True
+        texts = [_event(self._row(at)) for at in np.flatnonzero(told).tolist()]
+        return _nullable(pa.array(texts, pa.string()), rows[self.masks])
 
 
 _BY_AGENT = ("action", "observation", "reward", "terminated", "truncated")

@@ -11,9 +11,11 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from bridge.errors import SettingError
@@ -21,7 +23,7 @@ from bridge.facade.record import Recording
 from bridge.forks import forget_in_child
 from bridge.logs import SafeLog
 from bridge.recording.files import Segment
-from bridge.recording.rows import Encoder
+from bridge.recording.rows import FLAT, Encoder
 
 __all__ = ["Journal"]
 
@@ -34,7 +36,9 @@ _CLOSE = 10.0
 """Seconds that `close` waits for what is queued to be written."""
 _BATCH = 4096
 """The most calls that are encoded at once."""
-_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 4 << 20
+"""The most bytes of it, about. Memory of this size is used again; more comes from the system each time, which clears
+it: that took more time than to compress pictures."""
 _SEGMENT_ROWS = 1 << 18
 """Rows after which another segment is begun: where a byte of a sealed one is damaged, it is lost."""
 
@@ -73,11 +77,15 @@ class Journal:
         # With its first array pyarrow imports pandas, where that is installed: half a second that no step should wait.
         pa.array([0])
         self._files = _Files(self.folder, self.run, self.options.max_bytes, segment_bytes)
-        self._rows: deque[tuple[Encoder, Any, int]] = deque()
+        # A flat list for each source. Both sides change it only by `extend` and `del`, which nothing interrupts.
+        self._waiting: dict[Encoder, list[Any]] = {}
+        self._ended: deque[Encoder] = deque()
         self._offered = self._taken = 0  # bytes; each is changed by one side alone
         self._streams = 0
         self._wake = threading.Event()
         self._closing = threading.Event()
+        # As the events are set; to ask these would be a call in each step.
+        self._woken = self._closed = False
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         forget_in_child(self)
@@ -88,19 +96,26 @@ class Journal:
             self._streams += 1
             return self._streams
 
-    def offer(self, source: Encoder, row: Any, size: int) -> bool:
+    def offer(self, source: Encoder, row: Sequence[Any] | None, size: int, number: int = 0) -> bool:
         """Have a row written; return whether it fits into the queue. Never waits.
 
         Args:
             source: What the row is of.
-            row: What its `encode` takes; None: there will be no more, and its segment is sealed.
+            row: A `Row`, or a tuple of its fields; None: there will be no more, and its segment is sealed.
             size: About how many bytes of memory it holds.
+            number: The number of the call.
         """
-        if self._offered - self._taken + size > self._queue_bytes or self._closing.is_set():
+        if self._offered - self._taken + size > self._queue_bytes or self._closed:
             return False
         self._offered += size
-        self._rows.append((source, row, size))
-        if not self._wake.is_set():
+        if row is None:
+            self._ended.append(source)
+        else:
+            if source not in self._waiting:
+                self._waiting[source] = []
+            self._waiting[source].extend((size, number, *row))
+        if not self._woken:
+            self._woken = True
             self._wake.set()
             if self._thread is None:
                 self._start()
@@ -109,7 +124,7 @@ class Journal:
     @property
     def queued(self) -> int:
         """The rows that the thread has not taken yet."""
-        return len(self._rows)
+        return sum(map(len, list(self._waiting.values()))) // FLAT
 
     @property
     def queued_bytes(self) -> int:
@@ -126,11 +141,12 @@ class Journal:
         """In a forked process: record nothing; the files are the parent's."""
         self._closing, self._starting = threading.Event(), threading.Lock()
         self._closing.set()
-        self._thread = None
+        self._closed, self._thread = True, None
 
     def close(self) -> None:
         """Write what is queued, and end the thread; waits 10 seconds at most. May be called twice."""
         with self._starting:
+            self._closed = True
             self._closing.set()
             self._wake.set()
             thread = self._thread
@@ -146,38 +162,37 @@ class Journal:
                 # A server that is killed loses what was not written: at most these rows.
                 self._closing.wait(_GATHER)
                 self._wake.clear()
+                self._woken = False  # whose row came before this, it is written now; later ones wake the thread again
                 closing = self._closing.is_set()  # read after the clear: else close() may set both in between, unseen
                 # What comes while this is written waits for the next turn, or each turn would write a row or two: a
                 # batch costs as much as fifty rows, whatever its size.
-                waiting = len(self._rows)
-                while waiting > 0 or (closing and self._rows):
-                    waiting -= self._write()
+                self._write()
+                while closing and (self.queued or self._ended):
+                    self._write()
                 if closing:
                     return
         finally:
             self._files.close()
 
-    def _write(self) -> int:
-        """Write some of what waits; return how many rows. The order of each source's rows is kept."""
-        count, total, held = 0, 0, dict[Encoder, list[Any]]()
-        ended = []
-        while self._rows and count < _BATCH and total <= _BATCH_BYTES:
-            count += 1
-            source, row, size = self._rows.popleft()
-            total += size
-            if row is None:
-                ended.append(source)
-            else:
-                held.setdefault(source, []).append(row)
-        for source, rows in held.items():
-            self._store(source, rows)
-        for source in ended:
-            self._files.end(source)
-        self._taken += total
-        return count
+    def _write(self) -> None:
+        """Write what waits now, and seal the segments of sources that ended before that."""
+        ended = {self._ended.popleft() for _ in range(len(self._ended))}
+        for source, waiting in list(self._waiting.items()):
+            left = len(waiting)
+            while left > 0:
+                rows = waiting[: min(left, _BATCH * FLAT)]
+                sizes = np.cumsum(rows[::FLAT])
+                count = min(len(sizes), int(np.searchsorted(sizes, _BATCH_BYTES)) + 1)
+                del rows[count * FLAT :], waiting[: count * FLAT]
+                left -= count * FLAT
+                self._store(source, rows)
+                self._taken += int(sizes[count - 1])
+            if source in ended:
+                del self._waiting[source]
+                self._files.end(source)
 
     def _store(self, source: Encoder, rows: list[Any]) -> None:
-        """Encode and write rows of a source. Of those that do not fit on the disk, the first are written."""
+        """Encode and write a flat list of rows. Of those that do not fit on the disk, the first are written."""
         if self._files.is_paused:
             return
         try:
@@ -189,11 +204,11 @@ class Journal:
         if not batches or self._files.write(source, batches):
             return
         source.rewind()
-        if len(rows) == 1:
+        if len(rows) == FLAT:
             self._files.pause()
             return
         # How many rows come at once depends on the processor's speed, and what a disk holds of them must not.
-        half = len(rows) // 2
+        half = len(rows) // FLAT // 2 * FLAT
         self._store(source, rows[:half])
         self._store(source, rows[half:])
 

@@ -173,23 +173,30 @@ class Session:
         codec, agent, world = self._codec, self._agent, self._world
         action: Any = None
         arrays: list[Array] | None = None
-        if codec is not None and self._state is SessionState.RUNNING:
-            action = self._known.get(data) if type(data) is bytes else None
-            arrays = codec.read_request(data) if action is None else None
-        if codec is None or agent is None or world is None or (action is None and arrays is None):
+        begins = False
+        if codec is not None:
+            if self._state is not SessionState.RUNNING:
+                begins = data == codec.first
+            else:
+                action = self._known.get(data) if type(data) is bytes else None
+                arrays = codec.read_request(data) if action is None else None
+        if codec is None or agent is None or world is None or (action is None and arrays is None and not begins):
             return await self._handle_message(data)
         # What `_step` does, for a request that was read without protobuf.
         wanted = self._wanted or ()
         self.last_step, self.last_error = None, 0
         try:
-            if action is None:
-                action = self._decode(agent, data, arrays or [])
-            # For the same observations as the Step before. Each call that is left out here is left out of every step.
-            cut = (world.resets.orders or world.resets.closed) and self._is_cut_off(agent, world)
-            state = pb.INTERRUPTED if cut else await agent.apply(action)
-            self.last_step = world, agent, state
-            if state != pb.RUNNING:
-                self._end_sequence(agent, world, state)
+            if begins:
+                state = await self._begin_sequence(agent, world)
+            else:
+                if action is None:
+                    action = self._decode(agent, data, arrays or [])
+                # For the observations of the Step before. Each call that is left out here is left out of every step.
+                cut = (world.resets.orders or world.resets.closed) and self._is_cut_off(agent, world)
+                state = pb.INTERRUPTED if cut else await agent.apply(action)
+                self.last_step = world, agent, state
+                if state != pb.RUNNING:
+                    self._end_sequence(agent, world, state)
             values = agent.values(wanted)
         except Exception as error:  # D-1
             return [self._refused("step", error).SerializeToString()]
@@ -234,6 +241,21 @@ class Session:
             return False
         agent.interrupt()  # D-15: once, with its observations
         return True
+
+    async def _begin_sequence(self, agent: Agent, world: World) -> int:
+        """Begin a sequence; return its state."""
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        world.resets.start(agent)
+        try:
+            state = await agent.begin()
+        except RequestError:
+            world.resets.end(agent)
+            raise
+        self._move(SessionEvent.STEP_BEGAN)
+        if state != pb.RUNNING:
+            world.resets.end(agent)
+        return state
 
     def _end_sequence(self, agent: Agent, world: World, state: int) -> None:
         """Follow the end of a sequence; STEP_RAN leads from RUNNING to RUNNING."""
@@ -354,15 +376,7 @@ class Session:
                 self._end_sequence(agent, world, state)
             observed = agent.observe(wanted)
         else:
-            world.resets.start(agent)
-            try:
-                state = await agent.begin()  # D-9: whatever actions it came with
-            except RequestError:
-                world.resets.end(agent)
-                raise
-            self._move(SessionEvent.STEP_BEGAN)
-            if state != pb.RUNNING:
-                world.resets.end(agent)
+            state = await self._begin_sequence(agent, world)  # D-9: whatever actions it came with
             observed = agent.observe(wanted)
         response.step.state = state  # type: ignore[assignment]
         fill_observations(response.step, observed)

@@ -75,6 +75,15 @@ class Pool:
                 raise
             raise ConnectionLostError(lost.url, f"{lost.reason}. Call reset() to connect again") from lost.__cause__
 
+    def join(self, remote: Remote) -> None:
+        """Connect a remote, and wait until its world is joined; raises as `wait`, without a connection then."""
+        remote.open()
+        try:
+            self.wait(remote, Joined, "to join a world")
+        except RemoteError:
+            remote.close(0.5)
+            raise
+
     def wait_for_all(
         self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
     ) -> dict[Remote, _Awaited]:
@@ -98,7 +107,7 @@ class Pool:
         while missing:
             left = deadline - time.monotonic()
             try:
-                source, number, what = self.poller.get(min(left, LOOK) if kind is Joined else left)
+                source, number, what, arrived = self.poller.get(min(left, LOOK) if kind is Joined else left)
             except queue.Empty:
                 if kind is Joined and left > LOOK:
                     # Of one, the time that is left says more than a count.
@@ -113,7 +122,7 @@ class Pool:
                 urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
                 reason = next(iter(missing)).late(purpose, self.timeout).reason
                 raise RemoteTimeoutError(urls, reason) from None
-            event = source.receive(number, what)
+            event = source.receive(number, what, arrived)
             if event is None or source not in missing:
                 continue
             if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
@@ -157,9 +166,9 @@ class Pool:
         items = self.poller.items
         self.poller.poll_nowait()
         while items and not isinstance(items[0][2], RemoteError):
-            source, number, what = items.popleft()
+            source, number, what, arrived = items.popleft()
             try:
-                source.receive(number, what)
+                source.receive(number, what, arrived)
             except RemoteError as error:
                 source.give_up(error)
 

@@ -163,7 +163,8 @@ class Stepper:
                     acted = self.pacer is not None and world.realtime is not None
                     request = world.first_step if acted else world.write_columns(columns, position)
                 member.step(request, deadline)
-        if len(running) < len(pool.members) or pool.has_errors or now >= pool.policy.look_at:
+        # Whoever neither runs nor has just begun an episode may be due for something.
+        if len(running) + len(ended) < len(pool.members) or pool.has_errors or now >= pool.policy.look_at:
             pool.check_deadlines(now)
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bridge.client.wire.connection import ClientCall, Deliver, close_calls, connection_to
+from bridge.client.wire.connection import ClientCall, Deliver, connection_to
 from bridge.client.wire.directory import known_targets
 from bridge.client.wire.poller import Poller
 from bridge.errors import SettingError
@@ -85,7 +85,5 @@ def close_all(connections: Sequence[AnyCall], timeout: float) -> None:
     deadline = time.monotonic() + timeout
     for connection in connections:
         connection.finish()
-    close_calls([connection for connection in connections if isinstance(connection, ClientCall)], timeout)
-    for connection in connections:
-        if not isinstance(connection, ClientCall):
-            connection.close(max(0.0, deadline - time.monotonic()))
+    for connection in connections:  # while the first one is waited for, the answers to all are taken
+        connection.close(max(0.0, deadline - time.monotonic()))

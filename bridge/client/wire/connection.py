@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,7 +22,7 @@ from bridge.client.wire.dialer import Dialer
 from bridge.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.client.wire.poller import Poller
 from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.forks import forget_in_child
 from bridge.transport import keepalive
 from bridge.transport.address import Address
@@ -33,10 +33,13 @@ from bridge.transport.tls import Tls, client_context, explain
 if TYPE_CHECKING:
     from bridge.client.wire.websocket_client import WebSocketClient
 
-__all__ = ["ClientCall", "ClientConnection", "Deliver", "close_calls", "connection_to"]
+__all__ = ["ClientCall", "ClientConnection", "Deliver", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+# Bytes of requests that are joined, to be sent at once.
 _CHUNK = 65536
+# Bytes that are received at once: a step of thousands of lanes in one piece, which is not to be put together from two.
+_MOST_RECEIVED = 131072
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
 _STALL = 5.0
 # Seconds that a server which dials has for its next connection.
@@ -137,7 +140,16 @@ class ClientCall:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
-        close_calls([self], timeout)
+        if self.connection.inherited:
+            return
+        self.finish()
+        self.deliver = lambda what: None  # nobody waits for what comes after the last request
+        poller = self.connection.poller
+        with poller.lock:
+            if timeout > 0 and not sys.is_finalizing():
+                # A call that has no connection yet is not waited for: nothing could end it.
+                poller.poll_until(lambda: self.ended or not self.connection.connected, time.monotonic() + timeout)
+            self.connection.remove(self)
 
 
 class ClientConnection:
@@ -178,6 +190,8 @@ class ClientConnection:
         """When the server was asked last for a sign of life."""
         self.silent = True
         """True if not a byte has come yet."""
+        self._error: OSError | None = None
+        """The first error of the socket, after which what is here is still received."""
         self._out: list[memoryview] = []
         self._tls: Tls | None = None
         if address.tls:
@@ -367,11 +381,11 @@ class ClientConnection:
         try:
             came: Iterable[Received]
             if self._tls is not None:
-                data = sock.recv(_CHUNK, flags)
+                data = sock.recv(_MOST_RECEIVED, flags)
                 count = len(data)
                 came = self._opened(self._tls, data)
             elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
-                data = sock.recv(_CHUNK, flags)
+                data = sock.recv(_MOST_RECEIVED, flags)
                 count = len(data)
                 came = protocol.receive_data(data)
             else:
@@ -409,7 +423,7 @@ class ClientConnection:
                 protocol.receive_data(b"")
             except RemoteError as error:
                 self._end(error.at)
-        if not count and not self.ended:
+        if not count and not self.ended and self._error is None:
             why = protocol.cut_off()
             self._end((lambda url: ConnectionLostError(url, why)) if protocol.answered else self._connect_error(why))
 
@@ -430,10 +444,14 @@ class ClientConnection:
     # The end
 
     def _lost(self, error: OSError) -> None:
-        if isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.protocol.answered:
-            error = self._read_refusal() or error
+        first, self._error = self._error is None, self._error or error
+        if first and isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.protocol.answered:
+            # A server that refuses us closes before it takes our first request: what it said by then may be here.
+            self._receive()
         if self.ended:
             return
+        if not isinstance(error, ssl.SSLError):
+            error = self._error
         reason = error.strerror or str(error)
         if isinstance(error, ssl.SSLError):
             reason = explain(error)
@@ -444,26 +462,6 @@ class ClientConnection:
         self._end(
             (lambda url: ConnectionLostError(url, text)) if self.protocol.answered else self._connect_error(reason)
         )
-
-    def _read_refusal(self) -> ssl.SSLError | None:
-        """Read why a server refused that closed before it took our first request."""
-        sock = self._sock
-        if sock is None:
-            return None
-        came: Iterable[Received] = ()
-        try:
-            data = sock.recv(_CHUNK, AT_ONCE)
-            came = self._opened(self._tls, data) if self._tls is not None else self.protocol.receive_data(data)
-        except ssl.SSLError as error:
-            return error
-        except RemoteError as error:
-            self._end(error.at)
-        except OSError:
-            return None
-        for call, what in came:
-            if isinstance(what, (RemoteError, CallRefused)):
-                self._end_call(call, what)
-        return None
 
     def _end_call(self, call: ClientCall, ending: RemoteError | CallRefused) -> None:
         """Say how a call ended, once, or open it elsewhere where it was refused; with the last one the socket goes."""
@@ -518,11 +516,8 @@ def _protocol_for(address: Address, max_message_bytes: int, watches_health: bool
         raise SettingError(f"compression is for gRPC, but {address.url!r} is a WebSocket: leave it out")
     if not address.websocket:
         return GrpcClient(address, max_message_bytes, watches_health=watches_health)
-    try:
+    with needed(f"{address.scheme}:// needs the package websockets", "web"):
         from bridge.client.wire.websocket_client import WebSocketClient
-    except ImportError as error:
-        text = f"{address.scheme}:// needs the package websockets: {install_command('web')}"
-        raise SettingError(text) from error
     return WebSocketClient(address, max_message_bytes)
 
 
@@ -538,28 +533,3 @@ def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int,
     if shared:
         poller.connections[key] = connection
     return connection
-
-
-def close_calls(calls: Sequence[ClientCall], timeout: float) -> None:
-    """End several streams. Waits for their servers at most `timeout` seconds in all, then cuts what has not ended."""
-    calls = [call for call in calls if not call.connection.inherited]
-    for call in calls:
-        call.finish()
-        call.deliver = _ignore
-    deadline = time.monotonic() + timeout
-    for poller in {call.connection.poller for call in calls}:
-        mine = [call for call in calls if call.connection.poller is poller]
-        with poller.lock:
-            if timeout > 0 and not sys.is_finalizing():
-                poller.poll_until(partial(_all_over, mine), deadline)
-            for call in mine:
-                call.connection.remove(call)
-
-
-def _all_over(calls: Sequence[ClientCall]) -> bool:
-    """True if nothing more can come of these calls: they have ended, or have no connection yet that could end them."""
-    return all(call.ended or not call.connection.connected for call in calls)
-
-
-def _ignore(what: bytes | bytearray | RemoteError) -> None:
-    """Take what comes after the last request that anybody waits for."""

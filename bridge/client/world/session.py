@@ -368,10 +368,8 @@ class ClientSession:
 
     def give_up(self, error: RemoteError, now: float) -> Lost:
         """Leave the world, if there is one, and expect nothing more of the stream."""
-        established = self.state in ONLINE
         self.leave(now)
-        self.connection_lost(error)
-        return Lost(error, established)
+        return self.connection_lost(error)
 
     def know(self, other: ClientSession) -> None:
         """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""

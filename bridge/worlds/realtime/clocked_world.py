@@ -29,12 +29,12 @@ from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.worlds.settings import ResetRequest, Settings, read_choice, read_reset, refuse_unknown
 from bridge.worlds.single import EnvWorld
 
-__all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
+__all__ = ["IMMUTABLE", "ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
 """The roles of an agent; the first is the default."""
-_IMMUTABLE = frozenset((int, float, bool, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_))
+IMMUTABLE = frozenset((int, float, bool, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_))
 """Types of values that need no copy."""
 Outcome = TypeVar("Outcome")
 """The result of a reset or of a frame."""
@@ -469,7 +469,7 @@ def _log_failure(result: None, error: BaseException | None) -> None:
 
 def kept(value: Any) -> Any:
     """A copy that the environment cannot change when it steps on."""
-    if type(value) in _IMMUTABLE:  # as rewards, flags and most actions are
+    if type(value) in IMMUTABLE:  # as rewards, flags and most actions are
         return value
     if isinstance(value, np.ndarray):
         return value.copy()
