@@ -31,7 +31,7 @@ _log = SafeLog(__name__)
 Request = bytes | bytearray
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
 # first of them waits.
-_TOGETHER = 8
+_TOGETHER = 16
 _SOON = 0.001
 # Requests of a call that may wait, and what each of them takes beside its bytes.
 _MAX_WAITING = 1000
