@@ -23,7 +23,7 @@ from bridge.server.serving import MOMENT
 from bridge.server.session import Session, error_response
 from bridge.transport.messages import PREFIX, RefusedMessage
 from bridge.worlds.base import Agent, World
-from bridge.worlds.scheduling import Scheduler, Task
+from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["Call", "Calls", "Client", "Request", "ServedSession"]
 
@@ -403,7 +403,7 @@ class Calls:
             self._finish(call, admitted, parts if error is None else _fault(call, error))
             self._flush_later(call.client)
 
-        Task(self._scheduler, coroutine, done).wait_for(pending)
+        self._scheduler.start_after(pending, coroutine, done)
 
     def _finish(self, call: Call, admitted: tuple[int, float] | None, parts: Any) -> None:
         """Answer a request; with whatever goes with it, the answer is sent by the next flush.
