@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from importlib.util import find_spec
 
-__all__ = ["install_command", "is_installed"]
+__all__ = ["install_command", "is_installed", "needed"]
 
 
 def install_command(extra: str) -> str:
     """Return the command that installs an extra: from the package index, and from a clone of the repository."""
     return f"pip install 'gymnasium-bridge[{extra}]' (in a clone of the repository: pip install -e '.[{extra}]')"
+
+
+@contextlib.contextmanager
+def needed(problem: str, extra: str) -> Iterator[None]:
+    """Say which extra to install where a package that is imported within is missing.
+
+    Args:
+        problem: What is missing, and for what: "films need PyAV".
+        extra: The extra that brings it.
+
+    Raises:
+        SettingError: An import failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        from bridge.errors import SettingError  # here: it imports Gymnasium, and packages are to be imported quickly
+
+        raise SettingError(f"{problem}: {install_command(extra)}") from error
 
 
 def is_installed(package: str) -> bool:

@@ -449,6 +449,15 @@ def test_a_foreign_servers_schema_makes_the_spaces_and_what_has_none_is_in_the_i
         assert other.received[2] == {"type": "step", "data": {"message": "é – ü"}}
 
 
+def test_null_is_not_a_number_as_pydantic_writes_it() -> None:
+    answer = {"type": "observation", "data": {"observation": {"speeds": [0.5, None]}}}
+    speeds = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    with OtherServer(schema_of({"move": {"type": "string"}}, {"speeds": {"type": "array"}}), [answer]) as other:
+        env = make_remote(other.url, observation_space=speeds)
+        assert digest(env.reset()[0]) == digest(np.array([0.5, np.nan], np.float32))
+        env.close()
+
+
 def test_spaces_that_are_given_take_the_place_of_the_schema() -> None:
     schema = schema_of({"move": {"type": "object"}}, {"board": {"type": "array", "items": {"type": "array"}}})
     answer = {"type": "observation", "data": {"observation": {"board": [[1, 2], [3, 4]]}}}

@@ -23,9 +23,9 @@ class FakeRemote:
         self.allowance = 0.0
 
     def deliver(self, event: Event | None) -> None:
-        self.pool.poller.items.append((self, 1, event))  # type: ignore[arg-type]
+        self.pool.poller.items.append((self, 1, event, 0.0))  # type: ignore[arg-type]
 
-    def receive(self, number: int, what: Any) -> Any:
+    def receive(self, number: int, what: Any, arrived: float) -> Any:
         return what
 
     def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:

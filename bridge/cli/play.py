@@ -14,7 +14,7 @@ from gymnasium import Space, spaces
 from bridge.cli.program import OK
 from bridge.client.env import RemoteEnv
 from bridge.errors import RefusedError, SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["Keyboard", "add_play_parser", "describe", "draw", "read_keys", "register", "run"]
@@ -145,10 +145,8 @@ def _connect(arguments: argparse.Namespace) -> RemoteEnv:
 
 def run(arguments: argparse.Namespace) -> int:
     """Play until Escape, the window's end, or `--frames`."""
-    try:
+    with needed("bridge play needs pygame", "play"):
         import pygame
-    except ImportError as error:
-        raise SettingError(f"bridge play needs pygame: {install_command('play')}") from error
     from bridge.worlds.controls import default_keys, does_nothing, known_names
     from bridge.worlds.default_actions import neutral_action
 

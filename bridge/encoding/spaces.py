@@ -28,7 +28,7 @@ from bridge.encoding.tensor_space import TensorSpace
 from bridge.encoding.tensors import Array, Spec, cast, to_array
 from bridge.errors import InvalidActionError, TensorError
 
-__all__ = ["Column", "Layout", "Leaf", "bounds_of"]
+__all__ = ["Column", "Layout", "Leaf", "bounds_of", "is_picture"]
 
 Column: TypeAlias = "Array | list[Any]"
 """The values of one leaf over many slots: `(num_envs, *shape)`, or a list of `num_envs`."""
@@ -523,6 +523,11 @@ def bounds_of(space: Space[Any]) -> tuple[Array, Array]:
     if isinstance(space, spaces.Discrete):
         return np.asarray(int(space.start)), np.asarray(int(space.start) + int(space.n) - 1)
     return np.zeros(space.shape or (), np.int8), np.ones(space.shape or (), np.int8)
+
+
+def is_picture(space: Space[Any]) -> bool:
+    """True if samples are pictures in colour: bytes of shape (height, width, 3)."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
 
 
 def _key_name(key: Any, index: int) -> str:

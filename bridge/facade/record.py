@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from bridge.errors import SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 
 __all__ = ["Recording", "open_journal", "recorded"]
 
@@ -63,10 +63,8 @@ def open_journal(record: str | os.PathLike[str] | Recording | None) -> Any:
     """
     if record is None:
         return None
-    try:
+    with needed("record= needs pyarrow", "record"):
         from bridge.recording.writer import Journal
-    except ImportError as error:
-        raise SettingError(f"record= needs pyarrow: {install_command('record')}") from error
 
     return Journal(record)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import secrets
@@ -15,7 +14,7 @@ import gymnasium
 from gymnasium import Space
 
 from bridge.client.options import TIMEOUT, checked_timeout
-from bridge.client.vector_env import OwningVectorEnv
+from bridge.client.vector_env import OwningVectorEnv, checked_urls
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.encoding.spaces import Layout
 from bridge.errors import (
@@ -29,22 +28,19 @@ from bridge.errors import (
     SettingError,
     shown_url,
 )
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.facade.serve import serve_gym
 from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to_bytes, to_json
 from bridge.server.limits import Limits
 from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials, TokenLike
 
-try:
+with needed("openenv:// needs the package websockets", "web"):
     from bridge.transport.message_socket import MessageSocket
-except ImportError as error:
-    raise SettingError(f"openenv:// needs the package websockets: {install_command('web')}") from error
 
 __all__ = ["OpenEnvEnv", "OpenEnvVectorEnv"]
 
 _NO_VALUES = ("done", "reward", "metadata")
-_MAX_SLOTS = 4096
 
 
 class OpenEnvEnv(gymnasium.Env[Any, Any]):
@@ -89,29 +85,28 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self.url = shown_url(url)
         address = address.with_credentials(ClientCredentials.of(token=token))
         self._timeout = checked_timeout(timeout)
+        self._fail = functools.partial(PeerError, self.url)
         schema = self._schema(address, max_message_bytes)
         self.action_space, self._action_field = self._side("action", schema, action_space)
         self.observation_space, self._observation_field = self._side("observation", schema, observation_space)
+        self._actions = Layout(self.action_space, "action")
+        self._observations = Layout(self.observation_space, "observation")
         self._socket = MessageSocket(
             address, "/ws", url=self.url, timeout=timeout, max_message_bytes=max_message_bytes, proxied=True
         )
         self._last: Any = None
 
-    def _expecting(self, wanted: str, value: Any) -> contextlib.AbstractContextManager[None]:
-        return expecting(wanted, value, functools.partial(PeerError, self.url))
-
     def _schema(self, address: Address, max_bytes: int) -> Any:
         """Return the server's description of its actions and observations."""
         token = shown_token(address)
-        request = urllib.request.Request(f"{'https' if address.tls else 'http'}://{address.target}/schema")
-        if token is not None:
-            request.add_header("Authorization", f"Bearer {token}")
+        fields = {} if token is None else {"Authorization": f"Bearer {token}"}
+        url = f"{'https' if address.tls else 'http'}://{address.target}/schema"
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=fields), timeout=self._timeout) as response:
                 data = response.read(max_bytes)
         except OSError as error:
             raise ConnectError(self.url, f"no answer to GET /schema: {error}") from error
-        with self._expecting("JSON", data):
+        with expecting("JSON", data, self._fail):
             return json.loads(data)
 
     def _side(self, side: str, schema: Any, given: Space[Any] | None) -> tuple[Space[Any], str | None]:
@@ -119,37 +114,32 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
 
         The text is the one field that holds the value; None: each part of a Dict has a field.
         """
-        with self._expecting(f"a schema of the {side}", schema):
-            definitions, fields = schema[side].get("$defs", {}), dict(schema[side]["properties"])
-            if SPACE in fields.get(side, ()):  # a server of this package
-                fields = {side: fields[side]}
-        fields = {name: field for name, field in fields.items() if name not in _NO_VALUES}
+        with expecting(f"a schema of the {side}", schema, self._fail):
+            definitions, given_fields = schema[side].get("$defs", {}), schema[side]["properties"].items()
+            ours = {name: field for name, field in given_fields if SPACE in field}  # of a server of this package
+            fields = ours or {name: field for name, field in given_fields if name not in _NO_VALUES}
         alone = next(iter(fields)) if len(fields) == 1 else None
-        if given is None:
-            with expecting("the JSON Schema of an environment", schema):
-                given = space_of(fields[alone] if alone else {"type": "object", "properties": fields}, definitions)
-        if given is None:
+        described = fields[alone] if alone else {"type": "object", "properties": fields}
+        with expecting("the JSON Schema of an environment", schema):
+            space = space_of(described, definitions) if given is None else given
+        if space is None:
             text = f"the schema of {self.url} describes no space of its {side}s, only the fields {list(fields)}"
             raise SettingError(f"{text}: give {side}_space=")
-        return given, alone
+        return space, alone
 
     def _ask(self, kind: str, data: Any, seconds: float) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Ask, for at most so many seconds; return what the answer says, as `step` does."""
-
-        def ask() -> str | bytes:
-            if not self._socket.connected:
-                self._socket.connect()
-            return self._socket.ask(to_bytes({"type": kind, "data": data}).decode(), f"answer to {kind}")
-
-        found = self._socket.persist(ask, seconds)
-        with self._expecting("JSON", found):
+        message = to_bytes({"type": kind, "data": data}).decode()
+        found = self._socket.persist(lambda: self._socket.ask(message, f"answer to {kind}"), seconds)
+        with expecting("JSON", found, self._fail):
             answer = json.loads(found)
-        space, field = self.observation_space, self._observation_field
-        with self._expecting("an observation", answer):
+        field = self._observation_field
+        with expecting("an observation", answer, self._fail):
             if answer["type"] == "error":
                 raise EnvironmentFailedError(self.url, str(answer["data"].get("message", answer)), Code.INTERNAL)
             fields, reward = dict(answer["data"]["observation"]), float(answer["data"].get("reward") or 0.0)
-            self._last = from_json(space, fields.pop(field, None) if field else fields)
+            value = from_json(self.observation_space, fields.pop(field, None) if field else fields)
+            self._last = self._observations.unpack(self._observations.pack(value, rounding=True))
             if field == "observation" and "terminated" in fields:  # a server of this package
                 return self._last, reward, bool(fields["terminated"]), bool(fields["truncated"]), fields["info"]
             info = {name: value for name, value in fields.items() if field or name not in self._last}
@@ -181,7 +171,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         """
         if not self._socket.connected:
             raise ResetNeededError("expected reset() before step()")
-        Layout(self.action_space, "action").pack_action(action)  # raises where it is not in the space
+        self._actions.pack_action(action)  # raises where it is not in the space
         data = to_json(self.action_space, action)
         try:
             return self._ask("step", {self._action_field: data} if self._action_field else data, 0.0)
@@ -200,32 +190,17 @@ class OpenEnvVectorEnv(OwningVectorEnv):
 
     Args:
         urls: A URL for each slot, or one for all.
-        num_envs: The number of slots; None: one for each URL.
-        action_space: As of `OpenEnvEnv`.
-        observation_space: As of `OpenEnvEnv`.
-        token: What the OpenEnv servers expect.
         timeout: Seconds to wait for any answer.
-        keywords: Those of `make_vec_remote`.
+        keywords: Those of `make_vec_remote`, and `action_space` and `observation_space` of `OpenEnvEnv`; `token` is
+            what the OpenEnv servers expect.
     """
 
-    def __init__(
-        self,
-        urls: str | Sequence[str],
-        *,
-        num_envs: int | None = None,
-        action_space: Space[Any] | None = None,
-        observation_space: Space[Any] | None = None,
-        token: TokenLike | None = None,
-        timeout: float = TIMEOUT,
-        **keywords: Any,
-    ) -> None:
-        make = functools.partial(
-            OpenEnvEnv, action_space=action_space, observation_space=observation_space, token=token, timeout=timeout
-        )
-        limits = Limits(max_worlds=_MAX_SLOTS, max_connections=_MAX_SLOTS)
+    def __init__(self, urls: str | Sequence[str], *, timeout: float = TIMEOUT, **keywords: Any) -> None:
+        own = {name: keywords.pop(name, None) for name in ("action_space", "observation_space", "token")}
+        make = functools.partial(OpenEnvEnv, timeout=timeout, **own)
         secret = secrets.token_urlsafe()
+        limits = Limits(max_worlds=4096, max_connections=4096)  # one for each slot
         translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
-        found = [urls] if isinstance(urls, str) else list(urls)
-        places = [f"{translator.url}?kwargs.url={quote(url, safe='')}" for url in found]
+        places = [f"{translator.url}?kwargs.url={quote(url, safe='')}" for url in checked_urls(urls)]
         end = functools.partial(translator.stop, 0.0)
-        super().__init__(end, places, num_envs=num_envs, token=secret, timeout=2 * timeout, **keywords)
+        super().__init__(end, places, token=secret, timeout=2 * timeout, **keywords)

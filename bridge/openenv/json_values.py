@@ -17,28 +17,24 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.encoding.space_json import check_space_bytes, plain_space_from_json, space_to_json
+from bridge.encoding.spaces import bounds_of, is_picture
 from bridge.errors import SettingError
-from bridge.extras import install_command, is_installed
+from bridge.extras import needed
 from bridge.watching.pictures import encode_png
 
 __all__ = ["SPACE", "expecting", "from_json", "schema_of", "space_of", "to_bytes", "to_json"]
 
 SPACE = "x-gymnasium-space"
 """The key of a schema under which a server of ours writes the space itself."""
-TEXT_CHARSET = "".join(chr(code) for code in (*range(0x250), *range(0x2000, 0x2070)) if chr(code).isprintable())
-TEXT_CHARSET += "\n\t"
+TEXT_CHARSET = "".join(c for c in map(chr, (*range(0x250), *range(0x2000, 0x2070))) if c.isprintable() or c in "\n\t")
 """The characters of a Text whose schema names none: those of European languages, and general punctuation."""
 _MAX_TEXT = 1 << 20
 _PNG = "data:image/png;base64,"
 _NUMBERS: dict[str, Any] = {"integer": (np.int64, -(2**63), 2**63 - 1), "number": (np.float64, -np.inf, np.inf)}
-_COMPOSITES = (spaces.Dict, spaces.Tuple, spaces.OneOf, spaces.Sequence, spaces.Graph)
+# Their JSON is Gymnasium's, which batches the values within.
+_CONTAINERS = (spaces.OneOf, spaces.Sequence, spaces.Graph)
 # What comes of JSON of another structure than expected.
 _MISFITS = (AssertionError, AttributeError, LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError)
-
-
-def _is_picture(space: Space[Any]) -> bool:
-    shape = space.shape or ()
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
 
 
 def to_json(space: Space[Any], sample: Any, *, pictures: bool = False) -> Any:
@@ -47,18 +43,14 @@ def to_json(space: Space[Any], sample: Any, *, pictures: bool = False) -> Any:
         return {str(key): to_json(part, sample[key], pictures=pictures) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return [to_json(part, item, pictures=pictures) for part, item in zip(space.spaces, sample, strict=True)]
-    if pictures and _is_picture(space):
+    if pictures and is_picture(space):
         return _PNG + base64.b64encode(encode_png(sample)).decode()
     return space.to_jsonable([sample])[0]
 
 
 def to_bytes(value: Any) -> bytes:
     """Return JSON of a value, such as a message with an info: what JSON has no form for becomes its `repr`."""
-    return json.dumps(value, default=_plain).encode()
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else repr(value)
+    return json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else repr(item)).encode()
 
 
 @contextlib.contextmanager
@@ -77,35 +69,28 @@ def expecting(wanted: str, value: Any, fail: Callable[[str], Exception] = Settin
 
 
 def from_json(space: Space[Any], value: Any) -> Any:
-    """Return the sample that `to_json` gave a value of, which is used where `expecting` holds.
+    """Return the sample that `to_json` gave a value of, as `Layout` takes it: lists stand for arrays.
 
-    Bounds are not checked.
+    It is used where `expecting` holds.
 
     Args:
-        space: What it is to be a sample of.
+        space: The space of the sample.
         value: Parsed JSON.
     """
     if isinstance(space, spaces.Dict):
         return {key: from_json(part, value[str(key)]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(from_json(part, item) for part, item in zip(space.spaces, value, strict=True))
-    if isinstance(value, str) and _is_picture(space):
+    if isinstance(value, str) and is_picture(space):
         return _read_picture(value, space.shape or ())
-    if not isinstance(value, {spaces.Discrete: int, spaces.Text: str}.get(type(space), object)):
-        raise TypeError(f"it is of type {type(value).__name__}")
-    sample = space.from_jsonable([value])[0]
-    if getattr(space.dtype, "kind", "O") in "iu":
-        if not np.array_equal(sample, np.asarray(value)):
-            raise ValueError(f"it does not fit {space.dtype}")
-        return sample.reshape(space.shape) if isinstance(sample, np.ndarray) else space.dtype.type(sample)  # type: ignore[union-attr]
-    return sample
+    if isinstance(space, _CONTAINERS) or getattr(space.dtype, "kind", "") == "f":  # which takes null, pydantic's NaN
+        return space.from_jsonable([value])[0]
+    return value
 
 
 def _read_picture(text: str, shape: tuple[int, ...]) -> Any:
-    if not is_installed("PIL"):
-        raise SettingError(f"pictures as PNG need the package pillow: {install_command('web')}")
-    from PIL import Image
-
+    with needed("pictures as PNG need the package pillow", "web"):
+        from PIL import Image
     picture = Image.open(io.BytesIO(base64.b64decode(text.removeprefix(_PNG))), formats=("PNG",))
     if (picture.height, picture.width) != shape[:2]:  # before it is decoded: a few bytes may stand for gigabytes
         raise ValueError(f"the picture is of {picture.height} x {picture.width} pixels")
@@ -134,19 +119,17 @@ def _schema(space: Space[Any], pictures: bool) -> dict[str, Any]:
         return {"type": "array", "prefixItems": [_schema(part, pictures) for part in space.spaces]}
     if isinstance(space, spaces.Text):
         return {"type": "string", "minLength": space.min_length, "maxLength": space.max_length}
-    if isinstance(space, spaces.Discrete):
-        return {"type": "integer", "minimum": int(space.start), "maximum": int(space.start + space.n - 1)}
-    if pictures and _is_picture(space):
+    if pictures and is_picture(space):
         return {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}
-    if not isinstance(space, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
-        # Gymnasium batches the values of spaces within these.
-        parts = (getattr(space, name, None) for name in ("stacked_feature_space", "node_space", "edge_space"))
-        if any(isinstance(part, _COMPOSITES) for part in (*getattr(space, "spaces", ()), *parts)):
+    if isinstance(space, _CONTAINERS):
+        inner = (getattr(space, name, None) for name in ("stacked_feature_space", "node_space", "edge_space"))
+        parts = (*getattr(space, "spaces", ()), *inner)
+        if any(isinstance(part, (spaces.Dict, spaces.Tuple, *_CONTAINERS)) for part in parts):
             raise SettingError(f"OpenEnv's JSON holds no {type(space).__name__} of composites, got {space}")
         return {"type": "object" if isinstance(space, spaces.Graph) else "array"}
-    found: dict[str, Any] = {"type": "number" if space.dtype.kind == "f" else "integer"}
-    for name, bounds in (("minimum", getattr(space, "low", None)), ("maximum", getattr(space, "high", None))):
-        if bounds is not None and bounds.size and np.isfinite(bounds.flat[0]) and (bounds == bounds.flat[0]).all():
+    found: dict[str, Any] = {"type": "number" if space.dtype.kind == "f" else "integer"}  # type: ignore[union-attr]
+    for name, bounds in zip(("minimum", "maximum"), bounds_of(space), strict=True):
+        if bounds.size and np.isfinite(bounds.flat[0]) and (bounds == bounds.flat[0]).all():
             found[name] = bounds.flat[0].item()
     for count in reversed(space.shape or ()):
         found = {"type": "array", "items": found, "minItems": count, "maxItems": count}
@@ -167,11 +150,12 @@ def space_of(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:
     if "$ref" in schema:
         return space_of(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:  # of an optional field, the value that it may have
-        parts = [part for part in schema["anyOf"] if part.get("type") != "null"]
-        return space_of(parts[0], definitions) if len(parts) == 1 else None
+        choices = [choice for choice in schema["anyOf"] if choice.get("type") != "null"]
+        return space_of(choices[0], definitions) if len(choices) == 1 else None
     if schema.get("type") == "object":
-        found = {name: space_of(part, definitions) for name, part in schema.get("properties", {}).items()}
-        return spaces.Dict({name: part for name, part in found.items() if part is not None}) if any(found) else None
+        parts = {name: space_of(part, definitions) for name, part in schema.get("properties", {}).items()}
+        found = {name: part for name, part in parts.items() if part is not None}
+        return spaces.Dict(found) if found else None
     if schema.get("type") == "string":
         longest = min(schema.get("maxLength", _MAX_TEXT), _MAX_TEXT)
         return spaces.Text(longest, min_length=schema.get("minLength", 0), charset=TEXT_CHARSET)

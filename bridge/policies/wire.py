@@ -17,16 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from bridge.errors import SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 
-try:
+with needed("policies over the network need the packages msgpack and websockets", "policy"):
     import msgpack
     import websockets  # noqa: F401 - the modules beside import its parts; the error is the same for both
-except ImportError as error:
-    raise SettingError(
-        f"policies over the network need the packages msgpack and websockets: {install_command('policy')}"
-    ) from error
 
 __all__ = ["ACTIONS", "BATCH", "MAX_BATCH", "MAX_MESSAGE_BYTES", "OBSERVATION", "WireError", "pack", "unpack"]
 

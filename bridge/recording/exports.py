@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bridge.errors import RecordingError, SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, stacked
 from bridge.recording.reader import RecordedEpisode, RecordedStream
 from bridge.recording.replay import kwargs_of
@@ -85,12 +85,10 @@ def export_minari(
 
 def _minari() -> Any:
     """Return the package, or raise SettingError where it is not installed."""
-    try:
+    with needed("this needs Minari", "minari"):
         import minari
         import minari.data_collector
         import minari.storage.datasets_root_dir
-    except ImportError as error:
-        raise SettingError(f"this needs Minari: {install_command('minari')}") from error
     return minari
 
 
@@ -240,10 +238,8 @@ def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int =
         SettingError: PyAV is not installed.
         RecordingError: They are no pictures.
     """
-    try:
+    with needed("films need PyAV", "film"):
         import av
-    except ImportError as error:
-        raise SettingError(f"films need PyAV: {install_command('film')}") from error
     with av.open(str(path), "w") as container:
         film = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(100_000))
         film.pix_fmt, film.codec_context.gop_size = "yuv420p", keyframes

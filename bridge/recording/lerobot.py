@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from gymnasium import Space, spaces
 
+from bridge.encoding.spaces import is_picture
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
@@ -35,7 +36,6 @@ _OWN = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64"
 _QUANTILES = {f"q{percent:02}": percent / 100 for percent in (1, 10, 50, 90, 99)}
 _SAMPLED_PICTURES = 100
 """Pictures of an episode that its statistics are of, at most."""
-_PICTURE_AXES = 3
 
 
 def export_lerobot(
@@ -102,7 +102,7 @@ class _Dataset:
         self._root, self._data, self._fps, self._task = root, data, fps, task
         first = data[0]
         self._seen, self._acted = first.observation_space, first.action_space
-        self._of_pictures = _is_picture(self._seen)
+        self._of_pictures = is_picture(self._seen)
         self._has_film = self._of_pictures or all(one.agent is None and has_frames(one.episode) for one in data)
         self.frames = sum(len(one.actions) for one in data)
         """How many there are, in all episodes."""
@@ -202,12 +202,6 @@ class _Dataset:
 
     def _save_json(self, name: str, value: Any) -> None:
         self._path(name).write_text(json.dumps(value, indent=4), "utf-8")
-
-
-def _is_picture(space: Space[Any]) -> bool:
-    """Return whether a space is of pictures in colour, which go into a film."""
-    shape = space.shape or ()
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(shape) == _PICTURE_AXES and shape[2] == 3
 
 
 def _feature_of(space: Space[Any], what: str) -> dict[str, Any]:

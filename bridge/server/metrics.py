@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bridge.errors import Code, SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.server.limits import Limits
 from bridge.version import __version__
 
@@ -89,10 +89,8 @@ class Metrics:
     """
 
     def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: Limits) -> None:
-        try:
+        with needed("metrics_port needs the package prometheus-client", "ops"):
             from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
-        except ImportError as error:
-            raise SettingError(f"metrics_port needs the package prometheus-client: {install_command('ops')}") from error
         registry = CollectorRegistry()
         registry.register(_Status(status, limits))
         ProcessCollector(registry=registry)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
 
 from bridge.errors import RequestError, SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.forks import forget_in_child, leak
 from bridge.server.admission import Admission
 from bridge.server.auth import Gate, Security
@@ -573,10 +573,8 @@ def _web_protocol(
     connections: Callable[[], Connections], limits: Limits, gate: Gate, web: WebSite
 ) -> Callable[[Connection], ConnectionProtocol]:
     """Return what makes the protocol of browsers; SettingError where the package that it needs is missing."""
-    try:
+    with needed("web=True needs the package websockets", "web"):
         from bridge.server.web_protocol import WebProtocol
-    except ImportError as error:
-        raise SettingError(f"web=True needs the package websockets: {install_command('web')}") from error
     if web.openenv is not None:
         from bridge.openenv.protocol import OpenEnvProtocol
 

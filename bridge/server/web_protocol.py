@@ -76,15 +76,19 @@ class WebProtocol(ConnectionProtocol):
         self._outgoing = connection.outgoing
         self._head: bytes | None = b""
         """The received bytes of the request's head; None: it was answered."""
-        self._websocket: Protocol = ServerProtocol(
-            subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=limits.max_message_bytes, logger=LOGGER
-        )
-        self._joiner = MessageJoiner()
+        self._websocket: Protocol
+        self._expect(Opcode.BINARY, Subprotocol(SUBPROTOCOL))
         self._call: Call | None = None
         self._reply: bytes | None = None
         """The answer to the client's close frame, until its requests are served."""
         self._admitted = 0
         self._waiting = 0
+
+    def _expect(self, kind: Opcode, *subprotocols: Subprotocol) -> None:
+        """Before a handshake: say of what kind messages are, and which subprotocols there are."""
+        self._texts, self._joiner = kind is Opcode.TEXT, MessageJoiner(kind)
+        size = self._limits.max_message_bytes
+        self._websocket = ServerProtocol(subprotocols=subprotocols or None, max_size=size, logger=LOGGER)
 
     @property
     def receives_large(self) -> bool:
@@ -161,6 +165,10 @@ class WebProtocol(ConnectionProtocol):
         response.headers[HELLO] = __version__
         websocket.send_response(response)
         self._outgoing.extend(websocket.data_to_send())
+        self._begin_call(request, host)
+
+    def _begin_call(self, request: Request, host: str) -> None:
+        """Admit a client, or say why it may not."""
         try:
             self._call = self._open_call(request, host)
         except RequestError as error:
@@ -241,7 +249,7 @@ class WebProtocol(ConnectionProtocol):
         return True
 
     def _send(self, data: bytes | memoryview) -> None:
-        self._websocket.send_binary(data)
+        (self._websocket.send_text if self._texts else self._websocket.send_binary)(data)
 
     def defer(self, call: Call, size: int) -> None:
         """Read nothing more from a client of which much waits."""
@@ -269,8 +277,11 @@ class WebProtocol(ConnectionProtocol):
 
     def _say_goodbye(self, code: Code | CloseCode, reason: str) -> None:
         if not self.finished:
-            self._outgoing.append(close_frame(code, reason, mask=self._websocket.side is Side.CLIENT))
+            self._outgoing.append(self._last_words(code, reason))
             self.finished = True
+
+    def _last_words(self, code: Code | CloseCode, reason: str) -> bytes:
+        return close_frame(code, reason, mask=self._websocket.side is Side.CLIENT)
 
     def refuse(self, error: RequestError) -> None:
         """Say why the connection ends, where that was not said."""

@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 
 from bridge.errors import ConnectError, SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import (
     checks_agents,
@@ -201,11 +201,8 @@ def _settings_in(address: Address) -> dict[str, Any]:
 def _open(address: Address, timeout: float) -> Any:
     """Return a channel of gRPC, or what stands for one over WebSocket; SettingError where a package is missing."""
     if address.websocket:
-        try:
+        with needed(f"{address.scheme}:// needs the package websockets", "web"):
             from bridge.testing.websocket_wire import WebSocketChannel
-        except ImportError as error:
-            text = f"{address.scheme}:// needs the package websockets: {install_command('web')}"
-            raise SettingError(text) from error
         return WebSocketChannel(address, timeout)
     held, credentials = address.credentials, None
     if address.tls:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.transport.credentials import write_secret
 
 __all__ = ["DAYS", "FILES", "add_cert_parser", "make_certificates", "register", "run"]
@@ -85,14 +85,10 @@ class _Authority:
     """
 
     def __init__(self, begin: datetime.datetime, end: datetime.datetime) -> None:
-        try:
+        with needed("certificates are made by the package cryptography", "cert"):
             from cryptography import x509
             from cryptography.hazmat.primitives import hashes, serialization
             from cryptography.hazmat.primitives.asymmetric import ec
-        except ImportError as error:
-            raise SettingError(
-                f"certificates are made by the package cryptography: {install_command('cert')}"
-            ) from error
         self._x509, self._hashes, self._serialization, self._ec = x509, hashes, serialization, ec
         self._begin, self._end = begin, end
         self.key: Any = ec.generate_private_key(ec.SECP256R1())

@@ -117,7 +117,12 @@ class MessageSocket:
         return error
 
     def ask(self, message: str | bytes, answer: str) -> str | bytes:
-        """Send a message and return the next one, as `receive` does."""
+        """Send a message, after connecting where there is no connection; return the next one.
+
+        Raises as `connect` and `receive`.
+        """
+        if self._connection is None:
+            self.connect()
         assert self._connection is not None
         try:
             self._connection.send(message)

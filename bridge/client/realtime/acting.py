@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from bridge.client.realtime.latency import Latency
+from bridge.client.realtime.answer_buffer import AnswerBuffer
 from bridge.client.wire.connect import AnyCall
 from bridge.client.wire.connection import Deliver
-from bridge.encoding.tensors import Array, pack_tensor, unpack_tensor
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import RefusedError, RemoteError, TensorError
 from bridge.forks import leak
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -39,10 +39,8 @@ class ActingStream:
     """Called with what comes; puts into the poller what leads to `receive`."""
     now: Callable[[], float]
     """Tells the time, seconds."""
-    latency: Latency
-    """Gets the times of each Step."""
-    note: Callable[[float], None]
-    """Told each round trip, seconds."""
+    answers: AnswerBuffer
+    """Learns from each Step's times, and says which episodes the actions are for."""
     _call: AnyCall | None = None
     _sent: deque[float] = dataclasses.field(default_factory=deque)
     _episode_uid: int = 0
@@ -61,12 +59,11 @@ class ActingStream:
             self._sent.append(self.now())
             self._call.send(data)
 
-    def act(self, step: pb.StepRequest, episodes: Array) -> bool:
-        """Send an action; return whether that is possible.
+    def act(self, step: pb.StepRequest) -> bool:
+        """Send an action for the episodes that were told last; return whether that is possible.
 
         Args:
             step: Its `actions` are those of the agent.
-            episodes: The number of the episode that it is for, of each lane; 0: of none.
         """
         if self._call is None and self.now() >= self._retry_at:
             self.open()
@@ -76,7 +73,7 @@ class ActingStream:
         del request.step.requested_observations[:]
         request.step.requested_observations.append(_TIMING)
         if len(request.step.actions):
-            request.step.actions[self._episode_uid].CopyFrom(pack_tensor(episodes))
+            request.step.actions[self._episode_uid].CopyFrom(pack_tensor(self.answers.episodes))
         data = request.SerializeToString()
         if len(self._sent) < _MOST_OUTSTANDING:
             self._send(data)
@@ -109,8 +106,8 @@ class ActingStream:
             self._send(first.SerializeToString())
         else:
             received, answered = unpack_tensor(message.step.observations[_TIMING], "timing").tolist()
-            self.latency.answered(sent, received, answered, arrived)
-            self.note(arrived - sent - (answered - received))
+            self.answers.latency.answered(sent, received, answered, arrived)
+            self.answers.note_round_trip(arrived - sent - (answered - received))
             if self._waiting is not None:
                 data, self._waiting = self._waiting, None
                 self._send(data)

@@ -12,19 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from bridge.client.endpoints import Endpoint
+from bridge.client.slots import policy
 from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.member_pool import MemberPool
-from bridge.client.slots.policy import (
-    AddSpare,
-    Begin,
-    Connect,
-    ConnectInstead,
-    Decision,
-    Disconnect,
-    DropSpare,
-    GiveUp,
-    TakeOver,
-)
 from bridge.client.slots.resets import further_seeds
 from bridge.client.slots.slot import CONNECTING, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
@@ -72,28 +62,28 @@ class VectorPool(MemberPool):
         if not self._closed:
             self.execute(self.policy.check(now))
 
-    def execute(self, decisions: Iterable[Decision]) -> None:
+    def execute(self, decisions: Iterable[policy.Decision]) -> None:
         """Execute decisions of the policy, one after the other."""
         for decision in decisions:
             match decision:
-                case Connect(member, endpoint):
+                case policy.Connect(member, endpoint):
                     self._connect(member, endpoint)
-                case ConnectInstead(member, request):
+                case policy.ConnectInstead(member, request):
                     self.connect_instead(member, request)
-                case AddSpare(Endpoint() as endpoint, lanes):
+                case policy.AddSpare(Endpoint() as endpoint, lanes):
                     self.add(self._request_for(endpoint), spare=True, lanes=lanes, endpoint=endpoint.key)
-                case AddSpare(WorldRequest() as request, lanes):
+                case policy.AddSpare(WorldRequest() as request, lanes):
                     self.add(request, spare=True, lanes=lanes)
-                case DropSpare(spare):
+                case policy.DropSpare(spare):
                     self.drop(spare)
-                case Disconnect(spare):
+                case policy.Disconnect(spare):
                     spare.remote.close(0.0)
                     spare.handle(SlotEvent.LOST)
-                case TakeOver(member, spare):
+                case policy.TakeOver(member, spare):
                     self._take_over(member, spare)
-                case Begin(member, new_world):
+                case policy.Begin(member, new_world):
                     self._begin_again(member, new_world=new_world)
-                case GiveUp(member):
+                case policy.GiveUp(member):
                     self._give_up(member)
 
     def _request_for(self, endpoint: Endpoint) -> WorldRequest:

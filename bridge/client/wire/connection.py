@@ -22,7 +22,7 @@ from bridge.client.wire.dialer import Dialer
 from bridge.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.client.wire.poller import Poller
 from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.forks import forget_in_child
 from bridge.transport import keepalive
 from bridge.transport.address import Address
@@ -513,11 +513,8 @@ def _protocol_for(address: Address, max_message_bytes: int, watches_health: bool
         raise SettingError(f"compression is for gRPC, but {address.url!r} is a WebSocket: leave it out")
     if not address.websocket:
         return GrpcClient(address, max_message_bytes, watches_health=watches_health)
-    try:
+    with needed(f"{address.scheme}:// needs the package websockets", "web"):
         from bridge.client.wire.websocket_client import WebSocketClient
-    except ImportError as error:
-        text = f"{address.scheme}:// needs the package websockets: {install_command('web')}"
-        raise SettingError(text) from error
     return WebSocketClient(address, max_message_bytes)
 
 

@@ -6,6 +6,7 @@ the business of its owner, who takes from the one poller that all its remotes de
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,39 +47,32 @@ _DUE = 0
 _SILENT = "nothing has come from there at all: are host and port right, and does a firewall stand between?"
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Remote:
-    """A place in a world: of one environment, of one agent, or of all lanes.
+    """A place in a world: of one environment, of one agent, or of all lanes."""
 
-    Args:
-        request: The world wanted.
-        poller: Gets this remote, its connection's number, and what came.
-        info: What is known of the world already, as of a copy; None: nothing.
-        shared: Whether there are other remotes to the same place.
-        together: Whether they have to reach the same server, and so share a connection.
-    """
+    request: WorldRequest
+    """The world wanted."""
+    poller: Poller[Delivery]
+    """Gets this remote, its connection's number, and what came."""
+    known: dataclasses.InitVar[WorldInfo | None] = None
+    """The description of the world where it is known already, as of a copy."""
+    shared: bool = False
+    """True if there are other remotes to the same place."""
+    together: bool = False
+    """True if they have to reach the same server, and so share a connection."""
+    now: Callable[[], float] = time.monotonic
+    """The clock."""
+    record: RemoteRecord = dataclasses.field(default_factory=RemoteRecord)
+    """Its failures, and what they cost."""
+    _call: AnyCall | None = None
+    _number: int = 0
+    _acting: ActingStream | None = None
 
-    def __init__(
-        self,
-        request: WorldRequest,
-        poller: Poller[Delivery],
-        info: WorldInfo | None = None,
-        *,
-        shared: bool = False,
-        together: bool = False,
-    ) -> None:
-        self.request = request
-        self.url = request.address.url
-        self.session = FarSession(request, info)
+    def __post_init__(self, known: WorldInfo | None) -> None:
+        self.url = self.request.address.url
+        self.session = FarSession(self.request, known)
         """The protocol state."""
-        self.record = RemoteRecord()
-        """Its failures, and what they cost."""
-        self.now: Callable[[], float] = time.monotonic
-        """The clock."""
-        self._poller = poller
-        self._shared, self._together = shared, together
-        self._call: AnyCall | None = None
-        self._number = 0
-        self._acting: ActingStream | None = None
 
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
@@ -154,18 +148,18 @@ class Remote:
     def open(self) -> None:
         """Start to connect; `receive` returns `Joined` when the world is joined."""
         self._number += 1
-        self._call = self._connect(self._deliver(self._number), shared=self._shared, together=self._together)
+        self._call = self._connect(self._deliver(self._number), shared=self.shared, together=self.together)
         self.session.connect(self.now())
         self._flush()
 
     def _deliver(self, number: int) -> Deliver:
         """Return what puts into the poller what comes over a connection."""
-        now, put = self.now, self._poller.items.append
+        now, put = self.now, self.poller.items.append
         return lambda what: put((self, number, what, now()))
 
     def _connect(self, deliver: Deliver, *, shared: bool = False, together: bool = False) -> AnyCall:
         address, most, transport = self.request.address, self.request.max_message_bytes, self.request.transport
-        return connect(address, self._poller, deliver, most, transport, shared=shared, together=together)
+        return connect(address, self.poller, deliver, most, transport, shared=shared, together=together)
 
     def _flush(self) -> None:
         """Send what the session has to send."""
@@ -209,7 +203,7 @@ class Remote:
     def _act(self, request: bytes) -> None:
         """Send the actions of a Step on the stream that they have; where there is none, behind the Steps in flight."""
         message = self.world.as_act(request)
-        if self._acting is None or self.answers is None or not self._acting.act(message.step, self.answers.episodes):
+        if self._acting is None or not self._acting.act(message.step):
             self.session.act(message.SerializeToString(), self.now())
             self._flush()
 
@@ -227,13 +221,13 @@ class Remote:
 
     def _expect(self, answers: AnswerBuffer) -> None:
         """Have `receive` called once there is something for a call that waits, whatever arrives."""
-        put, due = self._poller.items.append, (self, _DUE, b"", 0.0)
+        put, due = self.poller.items.append, (self, _DUE, b"", 0.0)
         wait = answers.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
         if wait <= 0.0:
             put(due)
         elif wait < math.inf:
-            with self._poller.lock:
-                self._poller.call_later(wait, lambda: put(due))
+            with self.poller.lock:
+                self.poller.call_later(wait, lambda: put(due))
 
     def read_property(self, key: str) -> None:
         """Ask for a property's value."""
@@ -322,11 +316,10 @@ class Remote:
             pb.EnvironmentRequest(join_world=join).SerializeToString(),
             self._deliver(-self._number),
             self.now,
-            answers.latency,
-            answers.note_round_trip,
+            answers,
         )
         self._acting.open()
-        self._poller.look_every(answers.frame / 2)
+        self.poller.look_every(answers.frame / 2)
 
     # The end
 
@@ -341,13 +334,13 @@ class Remote:
         """In a forked process: leave the connection to the parent process, untouched, and have none."""
         if self._call is not None:
             leak(self._call)
-            leak(self._poller)
+            leak(self.poller)
         self._call = None
         if self._acting is not None:
             self._acting.disown()
             self._acting = None
         self.session.forget()
-        self._poller = poller
+        self.poller = poller
 
     def leave(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""

@@ -24,7 +24,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from bridge.errors import SettingError
-from bridge.extras import install_command
+from bridge.extras import needed
 from bridge.perlert.guard import Address
 
 __all__ = ["OVERHEAD", "UP_OVERHEAD", "ClientSeal", "Opened", "ServerSeal", "check_key"]
@@ -55,10 +55,8 @@ def check_key(key: bytes | str) -> bytes:
             f"expected a key of 16 random bytes or more, got {len(raw)}; make one with "
             'python -c "import secrets; print(secrets.token_hex(16))"'
         )
-    try:
+    with needed("a pre-shared key needs the package cryptography", "perlert"):
         import cryptography  # noqa: F401
-    except ImportError as error:
-        raise SettingError(f"a pre-shared key needs the package cryptography: {install_command('perlert')}") from error
     return raw
 
 
