@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from bridge.client.wire.poller import Poller
-from bridge.transport import keepalive
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import MessageReader, message_parts
-from tests.inside import Call
+from tests.inside import Call, sign_of_life_after
 
 
 def test_an_inbox_gives_what_comes_at_its_sockets_and_then_what_is_there() -> None:
@@ -136,7 +135,7 @@ def test_the_garbage_collector_may_end_a_connection_while_its_thread_posts(monke
 
 
 def test_an_item_that_another_thread_posts_wakes_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keepalive, "KEEPALIVE", 600.0)  # it looks at its sockets once a minute anyway
+    sign_of_life_after(monkeypatch, 600.0)  # it looks at its sockets once a minute anyway
     poller: Poller[str] = Poller()
     poller.add_poster()
     began = time.monotonic()
