@@ -479,7 +479,7 @@ class _Batch:
             kind: The type of Arrow.
         """
         calls = list(each)
-        if not any(type(cells) is list for cells in calls):
+        if list not in set(map(type, calls)):
             return pa.array(calls, kind).take(pa.array(np.nonzero(present)[0]))
         lists = (cells if type(cells) is list else [cells] * self.shape[1] for cells in calls)
         return pa.array(list(itertools.compress(itertools.chain.from_iterable(lists), present.ravel().tolist())), kind)
@@ -529,16 +529,15 @@ class _Batch:
         fits = column.dtype == spec.dtype and column.shape == (self.shape[0], *shape)
         return column.reshape(*self.shape, *spec.shape) if fits else None
 
-    def _hashes(self) -> Iterator[Any]:
-        """Yield the hash of each agent's observation, or of those of all lanes, which their rows share."""
+    def _hashes(self) -> list[Any]:
+        """Return the hash of each agent's observation, or of those of all lanes, which their rows share."""
         if self.columns.agents:
             layouts = [self.columns.group_of(lane).layouts["observation"] for lane in range(self.shape[1])]
-            for each in self.fields["observation"]:
-                yield [None if one is None else hash_of(own, one) for own, one in zip(layouts, each, strict=True)]
-            return
+            return [[None if one is None else hash_of(own, one) for own, one in zip(layouts, each, strict=True)]
+                    for each in self.fields["observation"]]  # fmt: skip
         layout = self.columns.groups[0].batches["observation"]
-        for seen in self.fields["observation"]:  # of a step and a reset in one call, the reset has it
-            yield None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)
+        return [None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)
+                for seen in self.fields["observation"]]  # fmt: skip
 
     def _infos(self, info: Any) -> list[bytes | None]:
         infos = [info or {}] if self.columns.kind == "env" else lane_infos(info, self.shape[1])

@@ -24,7 +24,7 @@ from bridge.recording.facts import describe_world
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.writer import Journal
 from bridge.worlds.environment import Environment, EnvironmentProxy, Lane, Result
-from bridge.worlds.realtime.clocked_world import ClockedWorld, kept
+from bridge.worlds.realtime.clocked_world import IMMUTABLE, ClockedWorld, kept
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.single import EnvWorld
 
@@ -44,7 +44,7 @@ class Tape:
     """
 
     def __init__(self, journal: Journal, encoder: Encoder) -> None:
-        self._journal = journal
+        self._offer = journal.offer
         self._encoder = encoder
         self._next = 0
         """The number of the next reset or step."""
@@ -63,11 +63,13 @@ class Tape:
             self._next += 1
             if not self.on:
                 return
-        before, self._fits = self._fits, self._journal.offer(self._encoder, row, size + _OVERHEAD, number)
-        if not self._fits:
-            self._next += is_note  # a gap tells of this one, too
-            if before:
-                _log.warning("a recording lacks rows, for they come faster than they are written")
+        if self._offer(self._encoder, row, size + _OVERHEAD, number):
+            self._fits = True
+            return
+        self._next += is_note  # a gap tells of this one, too
+        if self._fits:
+            self._fits = False
+            _log.warning("a recording lacks rows, for they come faster than they are written")
 
     def skip(self) -> None:
         """Leave a reset or a step out."""
@@ -82,7 +84,7 @@ class Tape:
         if not self._ended:
             self._ended = True
             self.add(Row(Kind.END, time.time()))
-            self._journal.offer(self._encoder, None, 0)
+            self._offer(self._encoder, None, 0)
 
 
 class _RecordedLane:
@@ -102,10 +104,12 @@ class _RecordedLane:
         self._world = world
         self._lane = lane
         self._applied_by = partial(world.applied_by, lane or 0)
-        self._moment: Callable[[], Any] = _no_moment
+        # None: the world is in lock-step
+        self._moment: Callable[[], Any] | None = None
         if isinstance(world, ClockedWorld):
             self._moment = partial(world.moment, lane or 0)
         self._renders = tape.frames
+        self._several = bool(self.facts.agents)
         # Elsewhere each episode is there because somebody asked for it.
         self._may_skip = isinstance(world, ClockedWorld) and world.options.autoreset and not tape.unattended
         self._nobodys = False
@@ -129,9 +133,9 @@ class _RecordedLane:
             result = await self._env.reset(seed=seed, options=options)
         except RequestError as error:
             failed = Row(Kind.FAILED_RESET, time.time(), seed=given[0], options=given[1], error=error.message)
-            self.tape.add(failed._replace(moment=self._moment()))
+            self.tape.add(failed._replace(moment=self._moment and self._moment()))
             raise
-        moment = self._moment()
+        moment = self._moment and self._moment()
         self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given)
         return result
 
@@ -142,8 +146,10 @@ class _RecordedLane:
         by = self._applied_by()
         if self._world.taken_over:
             by = self._acting(by)
-        given = kept(dict(action) if self.facts.agents else action)  # type: ignore[call-overload]
-        moment = self._moment()
+        given: Any = action
+        if type(given) not in IMMUTABLE:
+            given = kept(dict(given) if self._several else given)
+        moment = self._moment and self._moment()
         try:
             result = await self._env.step(action)
         except RequestError as error:
@@ -207,7 +213,7 @@ class _RecordedLane:
         """Hand over what came of a call; nothing of this concerns the world."""
         reward, terminated, truncated, alive = 0.0, False, False, ()
         try:
-            if self.facts.agents:
+            if self._several:
                 *result, alive = result
             if kind == Kind.STEP:
                 observation, reward, terminated, truncated, info = result
@@ -216,17 +222,21 @@ class _RecordedLane:
         except (TypeError, ValueError):  # it did not return what it must, which the world says
             self.tape.skip()
             return
-        seen, told = kept(observation), kept(info) if self._keeps_infos else None
-        size = seen.nbytes if type(seen) is np.ndarray else size_of(seen)
+        # The calls that are not made here are most of what a recording costs a step, and so is that no `Row` is made.
+        if type(observation) is np.ndarray:
+            seen, size = observation.copy(), observation.nbytes
+        else:
+            seen = kept(observation)
+            size = size_of(seen)
         if frames:
             size += size_of(frames)
-        # The fields of a `Row`: to make one takes longer than all of this.
-        self.tape.add((kind, time.time(), by, action, seen, kept(reward), kept(terminated), kept(truncated), alive,
-                       seed, options, "", moment, frames, told), size)  # fmt: skip
-
-
-def _no_moment() -> None:
-    """Say nothing of when a step takes place: the world is in lock-step."""
+        if type(reward) not in IMMUTABLE:
+            reward = kept(reward)
+        if type(terminated) not in IMMUTABLE or type(truncated) not in IMMUTABLE:
+            terminated, truncated = kept(terminated), kept(truncated)
+        told = kept(info) if self._keeps_infos else None
+        self.tape.add((kind, time.time(), by, action, seen, reward, terminated, truncated, alive, seed, options, "",
+                       moment, frames, told), size)  # fmt: skip
 
 
 class RecordedEnv(EnvironmentProxy):

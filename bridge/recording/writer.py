@@ -84,6 +84,8 @@ class Journal:
         self._streams = 0
         self._wake = threading.Event()
         self._closing = threading.Event()
+        # As the events are set; to ask these would be a call in each step.
+        self._woken = self._closed = False
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         forget_in_child(self)
@@ -103,17 +105,17 @@ class Journal:
             size: About how many bytes of memory it holds.
             number: The number of the call.
         """
-        if self._offered - self._taken + size > self._queue_bytes or self._closing.is_set():
+        if self._offered - self._taken + size > self._queue_bytes or self._closed:
             return False
         self._offered += size
         if row is None:
             self._ended.append(source)
         else:
-            waiting = self._waiting.get(source)
-            if waiting is None:
-                waiting = self._waiting[source] = []
-            waiting.extend((size, number, *row))
-        if not self._wake.is_set():
+            if source not in self._waiting:
+                self._waiting[source] = []
+            self._waiting[source].extend((size, number, *row))
+        if not self._woken:
+            self._woken = True
             self._wake.set()
             if self._thread is None:
                 self._start()
@@ -139,11 +141,12 @@ class Journal:
         """In a forked process: record nothing; the files are the parent's."""
         self._closing, self._starting = threading.Event(), threading.Lock()
         self._closing.set()
-        self._thread = None
+        self._closed, self._thread = True, None
 
     def close(self) -> None:
         """Write what is queued, and end the thread; waits 10 seconds at most. May be called twice."""
         with self._starting:
+            self._closed = True
             self._closing.set()
             self._wake.set()
             thread = self._thread
@@ -159,6 +162,7 @@ class Journal:
                 # A server that is killed loses what was not written: at most these rows.
                 self._closing.wait(_GATHER)
                 self._wake.clear()
+                self._woken = False  # whose row came before this, it is written now; later ones wake the thread again
                 closing = self._closing.is_set()  # read after the clear: else close() may set both in between, unseen
                 # What comes while this is written waits for the next turn, or each turn would write a row or two: a
                 # batch costs as much as fifty rows, whatever its size.
