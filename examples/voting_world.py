@@ -71,9 +71,9 @@ class VotingWorld(EnvWorld):
         """How many voters are in."""
         return len(self._voters)
 
-    def make_agent(self, world: Any = None) -> Voter:
+    def make_agent(self) -> Voter:
         """Return a voter that is not in."""
-        return Voter(world or Booth(self), *self.env.facts.spaces, lanes=None)
+        return Voter(Booth(self))
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> EnvAgent:
         """Let a voter in."""

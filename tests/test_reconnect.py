@@ -249,13 +249,13 @@ def test_a_reset_gives_up_the_step_that_is_under_way_and_counts_it() -> None:
 
 def test_close_waits_for_all_hung_servers_together() -> None:
     with serve_gym(long) as server:
-        proxies = [Proxy(server.port) for _ in range(3)]
+        proxies = [Proxy(server.port) for _ in range(8)]
         envs = make_vec_remote([f"grpc://127.0.0.1:{proxy.port}" for proxy in proxies], timeout=20)
         for proxy in proxies:
             proxy.stall()
         start = time.monotonic()
         envs.close()
-        assert time.monotonic() - start < 4.0  # each by itself takes 2 s
+        assert time.monotonic() - start < 12.0  # each by itself takes 2 s
         for proxy in proxies:
             proxy.close()
 

@@ -111,7 +111,7 @@ def serve_parallel(
         traits={"match": match, "play_fps": options.play_fps()},
     )
     bounds = options.bounds
-    if source.single:
+    if not source.offers_one:
         bounds = dataclasses.replace(bounds, idle_timeout=None, abandoned_timeout=None)
     server = options.server(source, options.security(), bounds=bounds)
     if options.start:

@@ -23,7 +23,7 @@ from bridge.server.serving import MOMENT
 from bridge.server.session import Session, error_response
 from bridge.transport.messages import PREFIX, RefusedMessage
 from bridge.worlds.base import Agent, World
-from bridge.worlds.scheduling import Scheduler, Task
+from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["Call", "Calls", "Client", "Request", "ServedSession"]
 
@@ -31,7 +31,7 @@ _log = SafeLog(__name__)
 Request = bytes | bytearray
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
 # first of them waits.
-_TOGETHER = 8
+_TOGETHER = 16
 _SOON = 0.001
 # Requests of a call that may wait, and what each of them takes beside its bytes.
 _MAX_WAITING = 1000
@@ -403,7 +403,7 @@ class Calls:
             self._finish(call, admitted, parts if error is None else _fault(call, error))
             self._flush_later(call.client)
 
-        Task(self._scheduler, coroutine, done).wait_for(pending)
+        self._scheduler.start_after(pending, coroutine, done)
 
     def _finish(self, call: Call, admitted: tuple[int, float] | None, parts: Any) -> None:
         """Answer a request; with whatever goes with it, the answer is sent by the next flush.

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.server.limits import Limits
 from bridge.version import __version__
 from bridge.worlds.base import Agent, World
 from bridge.worlds.observers import ObservedEnv, Observer
 from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import PendingResult, Runtime
+from bridge.worlds.settings import Settings
 from bridge.worlds.single import EnvWorld
 
 __all__ = ["Registry", "WorldSource"]
@@ -63,7 +63,7 @@ class WorldSource(Protocol):
     def traits(self) -> Mapping[str, Any]:
         """The properties of all its worlds for the page, as JSON has them, such as `match`."""
 
-    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
+    async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for."""
 
     async def prepare(self, runtime: Runtime) -> object:
@@ -176,7 +176,7 @@ class Registry:
         """Make the environment of the first world ahead; raises RequestError where it cannot be made."""
         await self._source.prepare(self._runtime)
 
-    async def create_world(self, settings: Mapping[str, pb.Tensor], owner: object, *, for_others: bool = True) -> str:
+    async def create_world(self, settings: Settings, owner: object, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
 
         Args:
@@ -206,7 +206,7 @@ class Registry:
         self._see_to_its_end(world)
         return name
 
-    async def _make_world(self, name: str, settings: Mapping[str, pb.Tensor]) -> World:
+    async def _make_world(self, name: str, settings: Settings) -> World:
         world = await self._source.make_world(name, settings, self._runtime)
         for observer in self._observers:
             listener = observer.made(world)
@@ -214,7 +214,7 @@ class Registry:
                 world.env = ObservedEnv(world.env, listener)
         return world
 
-    def admit(self, world: World, settings: Mapping[str, pb.Tensor], *, ours: bool) -> Agent:
+    def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
         """Let an agent into a world, as `World.admit`, where observers do not let it in."""
         join = world.join
         for observer in reversed(self._observers):
@@ -298,7 +298,7 @@ class Registry:
     async def reset_world(
         self,
         name: str,
-        settings: Mapping[str, pb.Tensor],
+        settings: Settings,
         agent: Agent | None,
         waiting: Callable[[ResetOrder], None] = lambda order: None,
     ) -> None:

@@ -251,11 +251,7 @@ class Server:
 
         It ends in `?token=…` where the server has made its token: whoever has the URL is let in.
         """
-        return f"{self._address}{self._query}"
-
-    @property
-    def _address(self) -> str:
-        return self._url_of("grpc")
+        return f"{self._url_of('grpc')}{self._query}"
 
     def _url_of(self, scheme: str) -> str:
         return f"{scheme}{'s' if self._tls else ''}://{self._reachable}:{self.port}"
@@ -559,7 +555,7 @@ class Server:
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped.is_set() else f"{self.connections} connections"
-        return f"Server({self._source.title}, {self._address}, {state})"
+        return f"Server({self._source.title}, {self._url_of('grpc')}, {state})"
 
 
 def _check_settings(port: Any, transport: Any) -> None:

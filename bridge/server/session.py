@@ -198,12 +198,8 @@ class Session:
                 if state != pb.RUNNING:
                     self._end_sequence(agent, world, state)
             values = agent.values(wanted)
-        except RequestError as error:
-            return [self._refused(error).SerializeToString()]
-        except TensorError as error:
-            return [self._refused(RequestError(Code.INVALID_ARGUMENT, str(error))).SerializeToString()]
         except Exception as error:  # D-1
-            return [self._refused(_failure("step", error)).SerializeToString()]
+            return [self._refused("step", error).SerializeToString()]
         info: Any = values.pop() if codec.has_info else None
         parts = codec.write_response(state, values, info)
         if parts is not None:
@@ -287,12 +283,8 @@ class Session:
             if not self._may_act:
                 self._refuse_acting(kind, request)
             await self._SERVE[kind](self, request, response)
-        except RequestError as error:
-            return self._refused(error)
-        except TensorError as error:
-            return self._refused(RequestError(Code.INVALID_ARGUMENT, str(error)))
         except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
-            return self._refused(_failure(str(kind), error))
+            return self._refused(str(kind), error)
         return response
 
     def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
@@ -300,7 +292,15 @@ class Session:
         agent = self._agent
         refuse_acting(kind, request, lambda asked: agent is not None and agent.properties().runs_environment(asked))
 
-    def _refused(self, error: RequestError) -> pb.EnvironmentResponse:
+    def _refused(self, kind: str, problem: Exception) -> pb.EnvironmentResponse:
+        """Return the answer to a request of this kind that raised."""
+        if isinstance(problem, RequestError):
+            error = problem
+        elif isinstance(problem, TensorError):
+            error = RequestError(Code.INVALID_ARGUMENT, str(problem))
+        else:
+            frames = "".join(traceback.format_exception(problem))
+            error = RequestError(Code.INTERNAL, f"the server failed at {kind}: {problem!r}\n{frames}")
         self.last_error = int(error.code)
         self.last_failure = error.message if error.code is Code.INTERNAL else None
         return _error(error)
@@ -453,12 +453,10 @@ class Session:
         await self._hub.destroy_world(name)
         response.destroy_world.SetInParent()
 
-    def _properties(self) -> PropertyTree:
-        text = "the client's version, as the server knows it; empty for a client that is not of this package"
-        return PropertyTree([Property("connection.client_version", TEXT, text, lambda: self._client_version)])  # U-12
-
     async def _answer_property(self, request: properties_pb2.PropertyRequest) -> bytes:
-        tree = self._hub.properties().merged(self._properties())
+        text = "the client's version, as the server knows it; empty for a client that is not of this package"
+        own = Property("connection.client_version", TEXT, text, lambda: self._client_version)  # U-12
+        tree = self._hub.properties().merged(PropertyTree([own]))
         if self._agent is not None:
             tree = tree.merged(self._agent.properties())
             if tree.runs_environment(request):
@@ -530,11 +528,6 @@ def error_response(error: RequestError) -> bytes:
 
 def _error(error: RequestError) -> pb.EnvironmentResponse:
     return pb.EnvironmentResponse(error=pb.Status(code=int(error.code), message=error.message))
-
-
-def _failure(kind: str, error: Exception) -> RequestError:
-    frames = "".join(traceback.format_exception(error))
-    return RequestError(Code.INTERNAL, f"the server failed at {kind}: {error!r}\n{frames}")
 
 
 def _destroyed(world: World) -> RequestError:

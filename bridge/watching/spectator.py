@@ -19,7 +19,7 @@ from bridge.watching.shared_steps import SharedSteps, Stretch
 from bridge.worlds.base import Agent
 from bridge.worlds.environment import EnvironmentProxy, Result
 from bridge.worlds.scheduling import PendingResult
-from bridge.worlds.single import EnvAgent, EnvWorld
+from bridge.worlds.single import EnvAgent, EnvWorld, GymWorld
 
 if TYPE_CHECKING:
     from bridge.watching.watch import Watch
@@ -30,26 +30,6 @@ BEGIN_TIMEOUT = 60.0
 """Seconds that a spectator waits for an episode."""
 STEP_TIMEOUT = 10.0
 """Seconds after which a spectator is told that nothing happened."""
-
-
-class _MirroredWorld:
-    """Stands for a world to an agent that watches.
-
-    Args:
-        world: The world.
-        env: What the agent sees of its environment.
-    """
-
-    def __init__(self, world: EnvWorld, env: Mirror) -> None:
-        self._world = world
-        self.env = env
-
-        self.episodes = 0
-        self.properties = world.properties
-        self.refuse_if_over = world.refuse_if_over
-
-    def vacate(self, agent: EnvAgent) -> None:
-        """Nothing: it has no seat in the world."""
 
 
 class Mirror(EnvironmentProxy):
@@ -167,7 +147,7 @@ class Spectator(Agent):
         self.actions, self.observations = {}, {}
         if not world.env.facts.agents:
             self._mirror = Mirror(world, watch.shared_steps, wait != "now")
-            self._agent = world.make_agent(_MirroredWorld(world, self._mirror))
+            self._agent = GymWorld(world.name, self._mirror, world.scheduler).make_agent()
             self.actions, self.observations = self._agent.actions, self._agent.observations
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:

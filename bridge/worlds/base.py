@@ -21,7 +21,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.resets import ResetBook, ResetOrder
 from bridge.worlds.rewards import explain_lane_failure
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.settings import read_bool, read_text, refuse_unknown
+from bridge.worlds.settings import Settings, read_bool, read_text, refuse_unknown
 
 __all__ = [
     "DEFAULT_PLAYER",
@@ -82,7 +82,7 @@ class Agent(abc.ABC):
         }
 
     @abc.abstractmethod
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Take the settings of the next sequence, and end the running one (D-14)."""
 
     @abc.abstractmethod
@@ -178,20 +178,14 @@ class World(abc.ABC):
     """Its name, as a person reads it; None: the name of the source of the server's worlds."""
 
     @abc.abstractmethod
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Let an agent in.
 
         Raises:
             RequestError: RESOURCE_EXHAUSTED where the world is full, INVALID_ARGUMENT for settings it does not know.
         """
 
-    def admit(
-        self,
-        settings: Mapping[str, pb.Tensor],
-        join: Callable[[Mapping[str, pb.Tensor]], Agent] | None = None,
-        *,
-        ours: bool = True,
-    ) -> Agent:
+    def admit(self, settings: Settings, join: Callable[[Settings], Agent] | None = None, *, ours: bool = True) -> Agent:
         """Let an agent in by the settings of a JoinWorld: `player` says who it is, `join` takes the others.
 
         Args:
@@ -230,7 +224,7 @@ class World(abc.ABC):
     @property
     def seats(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
-        return {"agent": self.agents > 0}
+        return {"agent": self.has_players}
 
     def describe(self) -> dict[str, object]:
         """Return what a page shows of it beside its name, title and seats."""
@@ -249,7 +243,7 @@ class World(abc.ABC):
     async def close(self) -> None:
         """End the world; agents that are still in get an error on their next Step. Again: nothing."""
 
-    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """Store the settings of the sequence that a ResetWorld begins; return a function that withdraws them.
 
         Raises:
@@ -260,7 +254,7 @@ class World(abc.ABC):
 
     async def reset(
         self,
-        settings: Mapping[str, pb.Tensor],
+        settings: Settings,
         caller: Agent | None,
         timeout: float,
         waiting: Callable[[ResetOrder], None] = lambda order: None,
@@ -279,7 +273,7 @@ class World(abc.ABC):
         undo = self.prepare_reset(settings, caller)
         order = self.resets.interrupt(caller)
         waiting(order)
-        timer = self.scheduler.call_later(timeout, order.expire)
+        timer = self.scheduler.call_later(timeout, lambda: order.finished.set_result(None))
         try:
             await order.finished
         finally:

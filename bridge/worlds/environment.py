@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gymnasium import Space
@@ -25,6 +26,7 @@ __all__ = [
     "EnvFacts",
     "Environment",
     "EnvironmentProxy",
+    "HasLanes",
     "Job",
     "Lane",
     "LaneOf",
@@ -32,6 +34,7 @@ __all__ = [
     "Spaces",
     "StepTimes",
     "Transition",
+    "lanes_of",
 ]
 
 T = TypeVar("T")
@@ -202,6 +205,32 @@ class LaneOf:
     """Resets it, given `seed` and `options`."""
     step: Callable[[object], Call[Result]]
     """Steps it, given an action."""
+
+
+class HasLanes(Protocol):
+    """An environment that resets and steps, where a call says so, a lane of it by itself."""
+
+    @property
+    def facts(self) -> EnvFacts:
+        """Its description."""
+
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset it, or one lane by itself."""
+
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step it, or one lane by itself."""
+
+
+def lanes_of(env: HasLanes) -> Sequence[Lane]:
+    """Return the parts that a world can step separately: each lane, or a single environment itself."""
+    facts, of_lane = env.facts, env.facts.of_lane
+
+    def lane(number: int) -> LaneOf:
+        return LaneOf(of_lane, partial(env.reset, lane=number), lambda action: env.step(action, number))
+
+    if facts.num_envs is None:
+        return [env]
+    return [lane(number) for number in range(facts.num_envs if facts.steps_lanes else 0)]
 
 
 class EnvironmentProxy:

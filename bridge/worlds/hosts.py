@@ -23,25 +23,11 @@ from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
+from bridge.worlds import kinds
 from bridge.worlds.base import answer_to, failures_in
 from bridge.worlds.controls import controls_of
 from bridge.worlds.environment import EnvFacts, Result
-from bridge.worlds.kinds import (
-    BatchVector,
-    GymEnv,
-    Known,
-    Lanes,
-    ParallelEnv,
-    call_simulator,
-    facts_of,
-    has_attribute,
-    layers_of,
-    local_lanes,
-    metadata_of,
-    render_mode_of,
-    spec_of,
-    unwrapped_of,
-)
+from bridge.worlds.kinds import BatchVector, GymEnv, Known, Lanes, ParallelEnv
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.worlds.rewards import prepare_lanes
 
@@ -91,14 +77,14 @@ class Host(abc.ABC, Generic[E]):
 
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`."""
-        env, facts, spec = self.env, self.facts, spec_of(self.env)
+        env, facts, spec = self.env, self.facts, kinds.spec_of(self.env)
         reward_space = "" if facts.reward_space is None else space_to_json(facts.reward_space)
         leaves = [
             _fixed("env_id", TEXT, "the environment's id; empty where it has none", spec.id if spec else ""),
             _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", facts.num_envs or 0),
             _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", reward_space),
             _fixed("metadata", ENCODED, "the environment's metadata", self._metadata()),
-            _fixed("render_mode", TEXT, "the render mode; empty where there is none", render_mode_of(env)),
+            _fixed("render_mode", TEXT, "the render mode; empty where there is none", kinds.render_mode_of(env)),
             _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
             _live("frame", ENCODED, "what render() gives now, a value for each lane", self.frame),
         ]
@@ -114,7 +100,7 @@ class Host(abc.ABC, Generic[E]):
         return PropertyTree([*leaves, *self._own_properties()], [attributes])
 
     def _metadata(self) -> dict[str, object]:
-        return _plain_dict(metadata_of(self.env))
+        return _plain_dict(kinds.metadata_of(self.env))
 
     def _own_properties(self) -> list[Property]:
         """Return what this kind of environment adds; of several agents each has spaces of its own, which worlds add."""
@@ -133,13 +119,25 @@ class Host(abc.ABC, Generic[E]):
     # Attributes and methods
 
     def _names(self) -> list[str]:
+        """Return the names of public attributes whose values can be sent, at most 100; runs no code of the environment.
+
+        Those of the outermost wrapper come first; of lanes the first is inspected, and none that runs elsewhere.
+        """
+        found: dict[str, object] = {}
         with failures_in("listing its attributes"):
-            return _list_attributes(self.env)
+            for layer in _layers(self.env):
+                for owner in (layer, *type(layer).__mro__):
+                    for name, value in getattr(owner, "__dict__", {}).items():
+                        found.setdefault(name, value)
+            return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
 
     def _look_for(self, name: str) -> None:
+        """Raise NOT_FOUND where the environment has no attribute or method of a name."""
         refuse_private(name)
         with failures_in(f"looking for {name}"):
-            _find_attribute(self.env, name)
+            layers = _layers(self.env)
+            if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
+                raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
     def _get_attr(self, name: str) -> list[object]:
         response = self.call(bridge_pb2.CallRequest(name=name))
@@ -226,7 +224,7 @@ class LanesHost(Host[Lanes]):
         super().__init__(env, facts)
         self._make = make
         self._broken: RequestError | None = None
-        if "autoreset_mode" not in metadata_of(env):
+        if "autoreset_mode" not in kinds.metadata_of(env):
             _log.info(
                 "%s does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is taken to do "
                 "so in the same step",
@@ -241,7 +239,7 @@ class LanesHost(Host[Lanes]):
         same_step = self.facts.autoreset is AutoresetMode.SAME_STEP
         self._finals = FinalInfos(self.facts) if same_step and not self._collects else None
         if self.facts.steps_lanes:
-            self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in local_lanes(env)]
+            self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in kinds.local_lanes(env)]
 
     def reset(self, seed: object, options: Any) -> Result:
         """Reset all lanes, or those of the option `reset_mask`."""
@@ -277,12 +275,18 @@ class LanesHost(Host[Lanes]):
         try:
             return function(*args)
         except BaseException as error:
-            self._broken = _refusal_of_broken_lanes(self.env, where, error)
+            vector = self.env.unwrapped
+            # A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole
+            # vector environment has to be made anew.
+            if isinstance(vector, AsyncVectorEnv) and None in vector.parent_pipes:
+                first = str(answer_to(where, error)).partition("\n")[0]
+                text = f"the lanes cannot be used since one of them failed, reset all of them: {first}"
+                self._broken = RequestError(Code.FAILED_PRECONDITION, text)
             raise
 
     def draw(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
-        environments = local_lanes(self.env)
+        environments = kinds.local_lanes(self.env)
         if not environments:
             return super().draw(lanes)
         with failures_in("render"):
@@ -302,15 +306,15 @@ class LanesHost(Host[Lanes]):
         return {**super()._metadata(), **({} if mode is None else {"autoreset_mode": mode.value})}
 
     def _own_properties(self) -> list[Property]:
-        return _of_gymnasium(self, next(iter(local_lanes(self.env)), None))
+        return _of_gymnasium(self, next(iter(kinds.local_lanes(self.env)), None))
 
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         if set(lanes) < set(range(self.env.num_envs)):
             return super()._call(name, args, kwargs, lanes)
-        if environments := local_lanes(self.env):
+        if environments := kinds.local_lanes(self.env):
             _look_up(lambda: environments[0].get_wrapper_attr(name), name)
         if not self.facts.resets_lanes:
-            results = _look_up(partial(call_simulator, self.env, name, args, kwargs), name)
+            results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
         else:
             vector: Any = self.env  # Sync and Async have methods that a VectorEnv has not
             results = list(vector.call(name, *args, **kwargs))
@@ -318,7 +322,7 @@ class LanesHost(Host[Lanes]):
 
     def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
         chosen = super()._check_lanes(lanes)
-        if set(chosen) < set(range(self.env.num_envs)) and not local_lanes(self.env):
+        if set(chosen) < set(range(self.env.num_envs)) and not kinds.local_lanes(self.env):
             raise RequestError(
                 Code.UNIMPLEMENTED,
                 f"the lanes of {self.facts.kind} are called all together; name all {self.env.num_envs} of them",
@@ -326,7 +330,7 @@ class LanesHost(Host[Lanes]):
         return chosen
 
     def _find(self, name: str, lanes: list[int]) -> list[object]:
-        environments = local_lanes(self.env)
+        environments = kinds.local_lanes(self.env)
         if not environments:
             raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are elsewhere")
         return [_look_up(partial(environments[lane].get_wrapper_attr, name), name) for lane in lanes]
@@ -352,7 +356,7 @@ class ParallelHost(Host[ParallelEnv]):
         return [_look_up(lambda: getattr(self.env, name), name)]
 
     def _set(self, name: str, value: list[object]) -> None:
-        setattr(unwrapped_of(self.env), name, value[0])
+        setattr(kinds.unwrapped_of(self.env), name, value[0])
 
 
 AnyHost: TypeAlias = EnvHost | LanesHost | ParallelHost
@@ -364,7 +368,7 @@ def host_of(env: Known, make: Callable[[], Known]) -> AnyHost:
     Raises:
         SettingError: Its rewards have a space that is no Box, or that its lanes do not take.
     """
-    facts = facts_of(env)
+    facts = kinds.facts_of(env)
     if isinstance(env, VectorEnv):
         return LanesHost(env, facts, make)
     return EnvHost(env, facts) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts)
@@ -469,59 +473,15 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
     return {key: value for key, value in facts.items() if _travels(value)}
 
 
-def _refusal_of_broken_lanes(env: Lanes, where: str, error: BaseException) -> RequestError | None:
-    """Return how to answer calls after a failure that left a vector environment of no use; None: it goes on.
-
-    A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole vector
-    environment has to be made anew.
-
-    Args:
-        env: The vector environment.
-        where: What it did.
-        error: What it raised.
-    """
-    vector = env.unwrapped
-    if not isinstance(vector, AsyncVectorEnv) or None not in vector.parent_pipes:
-        return None
-    first = str(answer_to(where, error)).partition("\n")[0]
-    return RequestError(
-        Code.FAILED_PRECONDITION, f"the lanes cannot be used since one of them failed, reset all of them: {first}"
-    )
-
-
 # Attributes
-
-
-def _list_attributes(env: Known) -> list[str]:
-    """Return the names of public attributes whose values can be sent, at most 100. Runs no code of the environment.
-
-    Args:
-        env: An environment, or a vector environment, whose first lane is inspected.
-
-    Returns:
-        The names, those of the outermost wrapper first; none if the lanes run in other processes.
-    """
-    found: dict[str, object] = {}
-    for layer in _layers(env):
-        for owner in (layer, *type(layer).__mro__):
-            for name, value in getattr(owner, "__dict__", {}).items():
-                found.setdefault(name, value)
-    return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
-
-
-def _find_attribute(env: Known, name: str) -> None:
-    """Raise NOT_FOUND where an environment has no attribute or method of a name."""
-    layers = _layers(env)
-    if layers and not any(has_attribute(layer, name) for layer in layers):
-        raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
 
 def _layers(env: Known) -> Sequence[object]:
     """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
     if not isinstance(env, VectorEnv) or isinstance(env, BatchVector):
-        return list(layers_of(env))
-    lanes = local_lanes(env)
-    return list(layers_of(lanes[0])) if lanes else []
+        return list(kinds.layers_of(env))
+    lanes = kinds.local_lanes(env)
+    return list(kinds.layers_of(lanes[0])) if lanes else []
 
 
 def _listed(value: object) -> bool:

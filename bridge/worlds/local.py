@@ -16,7 +16,7 @@ from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, 
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
-from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Lane, LaneOf, Result, StepTimes
+from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes, lanes_of
 from bridge.worlds.hosts import AnyHost, checked_lanes, checked_values, host_of
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
@@ -29,31 +29,20 @@ class LocalEnv:
 
     Args:
         host: Calls the environment; owned by this object from here on.
-        executor: Runs its calls.
-        own_executor: Whether the executor serves nothing else, and ends with the environment.
+        executor: Runs its calls, and is closed with it.
     """
 
-    def __init__(self, host: AnyHost, executor: Executor, own_executor: bool = False) -> None:
+    def __init__(self, host: AnyHost, executor: Executor) -> None:
         self._host: AnyHost | None = host
         self._tree = host.properties()
         self.executor = executor
-        self._own_executor = own_executor
         self._closed = RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
         self.facts = host.facts
         self.times = StepTimes()
         self.notes = host.notes
         self.step = partial(executor.run, self._step)  # a method would be one call more in each step
-        self.lanes: Sequence[Lane] = [self]
+        self.lanes = lanes_of(self)
         """The parts that a world can step separately."""
-        if host.facts.num_envs is not None:
-            self.lanes = [
-                LaneOf(
-                    lane.facts,
-                    partial(self.reset, lane=number),
-                    partial(executor.run, partial(self._step, lane=number)),
-                )
-                for number, lane in enumerate(host.lanes)
-            ]
 
     ended: RequestError | None = None
 
@@ -99,8 +88,7 @@ class LocalEnv:
         try:
             await self.executor.run(self._close, reason)
         finally:
-            if self._own_executor:
-                self.executor.close()
+            self.executor.close()
 
     def _close(self, reason: RequestError | None) -> None:
         self._closed = reason or self._closed
@@ -222,24 +210,22 @@ class LaneGroup(EnvironmentProxy):
         )
 
 
-async def adopt(make: Callable[[], Known], executor: Executor, *, own_executor: bool = False) -> LocalEnv:
+async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
     """Make an environment in the thread of an executor, and return what worlds see of it.
 
     Args:
         make: Returns the environment.
-        executor: Runs this call and all others of the environment.
-        own_executor: Whether the executor ends with the environment.
+        executor: Runs this call and all others of the environment, and is closed with it.
 
     Raises:
         RequestError: It could not be made.
     """
 
     def here() -> LocalEnv:
-        return LocalEnv(host_of(make(), make), executor, own_executor)
+        return LocalEnv(host_of(make(), make), executor)
 
     try:
         return await executor.run(in_environment, "its construction", here)
     except BaseException:
-        if own_executor:
-            executor.close()
+        executor.close()
         raise

@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode
 
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
-from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Lane, Result
+from bridge.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Lane, Result, lanes_of
+from bridge.worlds.settings import Settings
 
 if TYPE_CHECKING:
     from bridge.worlds.base import Agent, World
@@ -42,9 +42,7 @@ class Observer:
         """Note a new world; return what is told of each reset and step of its environment, None: nothing is."""
         return None
 
-    def join(
-        self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
-    ) -> Agent:
+    def join(self, world: World, settings: Settings, join: Callable[[Settings], Agent]) -> Agent:
         """Let an agent into a world; `join` lets in the agent of other settings, such as those that are not its own."""
         return join(settings)
 
@@ -87,49 +85,38 @@ class Listener:
         """Note that the world ended, and the error that its agents get from now on."""
 
 
-class _ObservedLane:
-    """Stands for an environment, or a lane of it, whose listener is told what it returns.
+class ObservedEnv(EnvironmentProxy):
+    """Stands for an environment whose listener is told what it returns, and what its lanes return.
 
     Args:
-        env: What it stands for.
+        env: The environment.
         listener: Is told.
-        lane: Its number; None: it is the environment as a whole.
     """
 
-    def __init__(self, env: Lane, listener: Listener, lane: int | None = None) -> None:
-        self.facts = env.facts
-        self._env = env
-        self._listener = listener
-        self._lane = lane
-
-    async def reset(self, *, seed: object = None, options: object = None) -> Result:
-        """Reset the environment."""
-        # Read before the call: Gymnasium's vector environments take it out of the dict.
-        mask = options.get("reset_mask") if isinstance(options, Mapping) else None
-        result = await self._env.reset(seed=seed, options=options)
-        self._listener.began(self._lane, result, mask)
-        return result
-
-    async def step(self, action: object) -> Result:
-        """Step the environment."""
-        action = await self._listener.acting(self._lane, action)
-        return self._listener.stepped(self._lane, action, await self._env.step(action))
-
-
-class ObservedEnv(_ObservedLane, EnvironmentProxy):
-    """Stands for an environment whose listener is told what it returns, and its lanes."""
-
     def __init__(self, env: Environment, listener: Listener) -> None:
-        EnvironmentProxy.__init__(self, env)
-        _ObservedLane.__init__(self, env, listener)
-        self._lanes: Sequence[Lane] = [self]
-        if env.facts.num_envs is not None:
-            self._lanes = [_ObservedLane(lane, listener, number) for number, lane in enumerate(env.lanes)]
+        super().__init__(env)
+        self._listener = listener
+        self._lanes = lanes_of(self)
 
     @property
     def lanes(self) -> Sequence[Lane]:
         """The parts that a world can step separately."""
         return self._lanes
+
+    async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
+        """Reset the environment, or one lane by itself."""
+        # Read before the call: Gymnasium's vector environments take it out of the dict.
+        mask = options.get("reset_mask") if isinstance(options, Mapping) else None
+        env = self.inner if lane is None else self.inner.lanes[lane]
+        result = await env.reset(seed=seed, options=options)
+        self._listener.began(lane, result, mask)
+        return result
+
+    async def step(self, action: object, lane: int | None = None) -> Result:
+        """Step the environment, or one lane by itself."""
+        action = await self._listener.acting(lane, action)
+        env = self.inner if lane is None else self.inner.lanes[lane]
+        return self._listener.stepped(lane, action, await env.step(action))
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""

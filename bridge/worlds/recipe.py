@@ -15,7 +15,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import answer_to
 from bridge.worlds.isolated.world import start_method
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
@@ -130,7 +129,7 @@ class EnvRecipe:
         data: bytes = cloudpickle.dumps((recipe, request))
         return data
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> WorldSettings:
+    def read(self, settings: Settings) -> WorldSettings:
         """Read CreateWorld settings.
 
         Raises:
@@ -178,7 +177,7 @@ class EnvRecipe:
     def _make(self, request: WorldSettings) -> GymEnv | Lanes:
         kwargs: dict[str, Any] = dict(request.kwargs)
         if self.factory is not None:
-            return self._make_by_factory(self.factory, request, kwargs)
+            return self._make_by_factory(self.factory, request)
         spec = self.spec if self.spec is not None else gymnasium.spec(str(request.env_id))
         if request.single:
             return self._adapted(gymnasium.make(spec, **kwargs))
@@ -216,10 +215,8 @@ class EnvRecipe:
             env = adapter.wrap_lanes(env) if isinstance(env, VectorEnv) else adapter.wrap(env)
         return env
 
-    def _make_by_factory(
-        self, factory: Callable[..., Any], request: WorldSettings, kwargs: dict[str, object]
-    ) -> GymEnv | Lanes:
-        num_envs = request.num_envs
+    def _make_by_factory(self, factory: Callable[..., Any], request: WorldSettings) -> GymEnv | Lanes:
+        num_envs, kwargs = request.num_envs, request.kwargs
         if request.single:
             return self._adapted(factory(**kwargs))
         if request.vectorization_mode == "vector_entry_point":

@@ -33,10 +33,6 @@ class ResetOrder:
         if not self.agents:
             self.finished.set_result(None)
 
-    def expire(self) -> None:
-        """Wait no longer: the deadline has passed."""
-        self.finished.set_result(None)
-
     def cancel(self) -> None:
         """Wait no longer: the client that waits has gone."""
         if not self.finished.done:

@@ -13,9 +13,9 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-__all__ = ["Executor", "PendingResult", "Runtime", "Scheduler", "Task", "Timer", "gather"]
+__all__ = ["Executor", "PendingResult", "Runtime", "Scheduler", "Timer", "gather"]
 
 T = TypeVar("T")
 # Cancelled timers that may wait until they are due, however few timers there are.
@@ -47,7 +47,7 @@ class PendingResult(Generic[T]):
             self._finish()
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Take a result, or an error where there is one: what a `Task` calls at its end."""
+        """Take a result, or an error where there is one: what `Scheduler.start` calls at the end."""
         if error is not None:
             self.set_error(error)
         else:
@@ -74,6 +74,12 @@ class PendingResult(Generic[T]):
         return self._result  # type: ignore[return-value]
 
 
+Waiting: TypeAlias = Coroutine[PendingResult[Any], None, T]
+"""A coroutine that waits for results."""
+Done: TypeAlias = Callable[[T | None, BaseException | None], None]
+"""Called at the end of a coroutine: with its result and None, or with None and its exception."""
+
+
 class Timer:
     """A call that is due at some time; `cancel` keeps it from being made."""
 
@@ -90,49 +96,7 @@ class Timer:
             self._scheduler.timer_cancelled()
 
 
-class Task:
-    """A coroutine that a scheduler runs to its end.
-
-    Args:
-        scheduler: Goes on with it.
-        coroutine: What to run.
-        done: Called with the result and None, or with None and the exception.
-    """
-
-    __slots__ = ("_coroutine", "_done", "_scheduler")
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        coroutine: Coroutine[PendingResult[Any], None, T],
-        done: Callable[[T | None, BaseException | None], None],
-    ) -> None:
-        self._scheduler = scheduler
-        self._coroutine = coroutine
-        self._done = done
-
-    def step(self) -> bool:
-        """Run until it waits or ends; return whether it ended."""
-        try:
-            pending = self._coroutine.send(None)
-        except StopIteration as stop:
-            self._done(stop.value, None)
-        except Exception as error:
-            self._done(None, error)
-        else:
-            self.wait_for(pending)
-            return False
-        return True
-
-    def wait_for(self, pending: PendingResult[object]) -> None:
-        """Go on once a result is there."""
-        pending.add_done_callback(self._resume)
-
-    def _resume(self) -> None:
-        self._scheduler.call_soon(self.step)
-
-
-async def gather(scheduler: Scheduler, coroutines: Iterable[Coroutine[PendingResult[Any], None, T]]) -> list[T]:
+async def gather(scheduler: Scheduler, coroutines: Iterable[Waiting[T]]) -> list[T]:
     """Run coroutines side by side; return their results in order once all have ended, or raise the first error."""
     waiting: list[PendingResult[T]] = []
     for coroutine in coroutines:
@@ -156,7 +120,7 @@ class Executor(Protocol):
         """Call a function in that thread, after those that were asked for before; return what it returns."""
 
     def close(self) -> None:
-        """Take no more calls; a thread of its own ends."""
+        """Take note that an environment is closed: a thread of its own ends, one that others have too goes on."""
 
 
 class Scheduler:
@@ -207,13 +171,20 @@ class Scheduler:
         """Call a function after so many seconds."""
         return self.call_at(self.now() + seconds, callback)
 
-    def start(
-        self,
-        coroutine: Coroutine[PendingResult[Any], None, T],
-        done: Callable[[T | None, BaseException | None], None],
-    ) -> None:
-        """Run a coroutine, at once until it waits for the first time; `done` gets its result or its exception."""
-        Task(self, coroutine, done).step()
+    def start(self, coroutine: Waiting[T], done: Done[T]) -> None:
+        """Run a coroutine to its end, at once until it waits for the first time."""
+        try:
+            pending = coroutine.send(None)
+        except StopIteration as stop:
+            done(stop.value, None)
+        except Exception as error:
+            done(None, error)
+        else:
+            self.start_after(pending, coroutine, done)
+
+    def start_after(self, pending: PendingResult[Any], coroutine: Waiting[T], done: Done[T]) -> None:
+        """Go on with a coroutine, as `start`, once the result is there that it waits for."""
+        pending.add_done_callback(lambda: self.call_soon(lambda: self.start(coroutine, done)))
 
     def next_due(self) -> float | None:
         """Return when the next timer is due; None: there is none."""

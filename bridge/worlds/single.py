@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
@@ -16,60 +15,37 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.base import (
-    DEFAULT_PLAYER,
-    OTHER_WORLD,
-    Agent,
-    World,
-    WorldCounts,
-    answer_to,
-    failures_in,
-)
-from bridge.worlds.environment import Environment
+from bridge.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
+from bridge.worlds.environment import Environment, Spaces
 from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
 
-__all__ = ["AgentsWorld", "EnvAgent", "EnvWorld", "GymAgent", "GymWorld", "VectorAgent"]
+__all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld", "VectorAgent"]
 
 
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
 
 
-class AgentsWorld(Protocol):
-    """The world, as an agent uses it."""
-
-    episodes: int
-
-    @property
-    def env(self) -> Environment:
-        """The environment that is stepped."""
-
-    def properties(self) -> PropertyTree:
-        """Return the tree below `world`."""
-
-    def refuse_if_over(self) -> None:
-        """Raise RequestError where the world has ended."""
-
-    def vacate(self, agent: EnvAgent) -> None:
-        """Make room for another agent."""
-
-
 class EnvAgent(Agent):
-    """The one agent of an environment; what one environment and many lanes have in common."""
+    """The one agent of an environment; what one environment and many lanes have in common.
+
+    Args:
+        world: Has the environment.
+        spaces: Of one environment; None: as its facts say, which of several agents are those of the first.
+    """
 
     SETTINGS: tuple[str, ...] = ("seed", "options")
 
-    def __init__(
-        self, world: AgentsWorld, observation_space: Space[object], action_space: Space[object], lanes: int | None
-    ) -> None:
+    def __init__(self, world: EnvWorld, spaces: Spaces | None = None) -> None:
         self._world = world
-        self._lanes = lanes
+        self._facts = world.env.facts
+        self._lanes = lanes = self._facts.num_envs
+        observation_space, action_space = spaces or self._facts.spaces
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
-        self._facts = world.env.facts
         self._rewards = Rewards(self._facts.reward_space, lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # Integers, and not a dict of them, from which an environment may take what it has read.
@@ -100,13 +76,13 @@ class EnvAgent(Agent):
         self._truncated: Array = np.zeros(shape, np.bool_)
         self._info: Any = {}
 
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
         pending = self.read_settings(settings)
         if settings or running:
             self.pending = pending
 
-    def read_settings(self, settings: Mapping[str, pb.Tensor]) -> tuple[object, object]:
+    def read_settings(self, settings: Settings) -> tuple[object, object]:
         """Return the seed and the options that Reset settings give."""
         asked = read_reset(settings, self.SETTINGS, None)
         return asked.seed, asked.options
@@ -159,11 +135,13 @@ class EnvAgent(Agent):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
         first = self._first_flag
-        flags = (self._reward, 1.0 - self._terminated, self._terminated, self._truncated)  # D-21
+        flags = (self._reward, self._terminated, self._terminated, self._truncated)
         found: dict[int, Array] = {}
         for uid in uids:
             if uid < first:
                 found[uid] = self._leaf(uid)
+            elif uid == first + 1:
+                found[uid] = 1.0 - self._terminated  # D-21: the discount, which our own clients do not ask for
             elif uid < first + len(flags):
                 found[uid] = flags[uid - first]
             else:
@@ -345,7 +323,7 @@ class EnvWorld(World):
         """1 while an agent is in, else 0."""
         return int(self._agent is not None)
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Let the one agent in."""
         refuse_unknown(settings, (), "JoinWorld")
         self.refuse_if_over()
@@ -419,7 +397,7 @@ class EnvWorld(World):
         text = f"the world {self.name!r} was destroyed; leave, and create or join another"
         return RequestError(Code.FAILED_PRECONDITION, text)
 
-    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
         holder: EnvAgent | EnvWorld = self._agent or self
         before, holder.pending = holder.pending, self.make_agent().read_settings(settings)
@@ -429,8 +407,8 @@ class EnvWorld(World):
 
         return undo
 
-    def make_agent(self, world: AgentsWorld | None = None) -> EnvAgent:
-        """Return an agent that is not in; `world` stands for this world where it is to see another environment."""
+    def make_agent(self) -> EnvAgent:
+        """Return an agent that is not in."""
         raise NotImplementedError
 
     def vacate(self, agent: EnvAgent) -> None:
@@ -439,10 +417,14 @@ class EnvWorld(World):
             self._agent = None
 
     async def close(self) -> None:
-        """Close the environment."""
+        """Close the environment; one that is in a call is closed when the call returns."""
         if not self._closed:
             self._closed = True
+            self.stop()
             await self.env.close(self._destroyed())
+
+    def stop(self) -> None:
+        """End what waits in a world that is closed from here on."""
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
@@ -469,8 +451,6 @@ class GymWorld(EnvWorld):
             )
         super().__init__(name, env, scheduler)
 
-    def make_agent(self, world: AgentsWorld | None = None) -> EnvAgent:
+    def make_agent(self) -> EnvAgent:
         """Return an agent that is not in."""
-        facts = self.env.facts
-        kind = GymAgent if facts.num_envs is None else VectorAgent
-        return kind(world or self, *facts.spaces, facts.num_envs)
+        return GymAgent(self) if self.env.facts.num_envs is None else VectorAgent(self)

@@ -13,7 +13,6 @@ import gymnasium
 
 from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError, SettingError, TensorError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World
 from bridge.worlds.environment import Environment
 from bridge.worlds.isolated.env import start_isolated
@@ -24,9 +23,10 @@ from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, WorldSettings, lanes_already
 from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler, gather
+from bridge.worlds.settings import Settings
 from bridge.worlds.single import GymWorld
 
-__all__ = ["EnvSource", "Recipe", "Source", "WorldKind"]
+__all__ = ["EnvSource", "Recipe", "Source", "WorldKind", "WorldOrder"]
 
 WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
 """Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
@@ -48,11 +48,25 @@ class Recipe(Protocol[Request]):
     def pickled(self, request: Request | None) -> bytes:
         """Pickle what another process makes an environment of."""
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> Request:
+    def read(self, settings: Settings) -> Request:
         """Read CreateWorld settings; raises RequestError."""
 
     def make_env(self, request: Request) -> Known:
         """Make the environment of a world; raises RequestError."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldOrder(Generic[Request]):
+    """What a CreateWorld asks for."""
+
+    recipe: Recipe[Request]
+    """Makes the environment."""
+    request: Request
+    """The settings."""
+    factory: bytes | None = None
+    """A client's own factory, pickled."""
+    title: str | None = None
+    """The world's name, as a person reads it; None: that of the source."""
 
 
 class Source(abc.ABC, Generic[Request]):
@@ -87,6 +101,12 @@ class Source(abc.ABC, Generic[Request]):
     ) -> None:
         self.recipe = recipe
         """How its environments are made."""
+        self.title = recipe.title
+        """Its name, as a person reads it."""
+        self.factory = recipe.factory
+        """The factory of its environments; None: their ids say how they are made, or there is one, made already."""
+        self.fps = None if realtime is None else realtime.fps
+        """Frames a second of its worlds; None: they are in lock-step."""
         self._kind = kind
         self._realtime = realtime
         self._thread_safe = thread_safe
@@ -107,21 +127,6 @@ class Source(abc.ABC, Generic[Request]):
                 ) from error
 
     @property
-    def fps(self) -> float | None:
-        """Frames a second of its worlds; None: they are in lock-step."""
-        return None if self._realtime is None else self._realtime.fps
-
-    @property
-    def title(self) -> str:
-        """Its name, as a person reads it."""
-        return self.recipe.title
-
-    @property
-    def factory(self) -> Callable[..., object] | None:
-        """The factory of its environments; None: their ids say how they are made, or there is one, made already."""
-        return self.recipe.factory
-
-    @property
     def env_ids(self) -> list[str]:
         """The ids that a client may name."""
         return []
@@ -139,11 +144,11 @@ class Source(abc.ABC, Generic[Request]):
         """
         if not self.offers_one:
             return None
-        request = self.recipe.read({})
+        order = self.read({})
         done = self._making = PendingResult()
         try:
-            env = await self._make_env("", self.recipe, request, runtime)
-            self._made = (request, env)
+            env = await self._make_env("", order, runtime)
+            self._made = (order.request, env)
             for name, space in env.facts.named_spaces():
                 Layout(space, name)
             return env
@@ -174,43 +179,38 @@ class Source(abc.ABC, Generic[Request]):
         await self.close()
         return None
 
-    async def _make_env(
-        self, name: str, recipe: Recipe[Request], request: Request, runtime: Runtime, factory: bytes | None = None
-    ) -> Environment:
-        """Make the environment of a world, in this process or in one of its own.
-
-        Args:
-            name: The world's name.
-            recipe: Makes it.
-            request: What is asked for.
-            runtime: Runs it.
-            factory: A client's own factory, pickled.
-        """
+    async def _make_env(self, name: str, order: WorldOrder[Request], runtime: Runtime) -> Environment:
+        """Make the environment of a world of this name, in this process or in one of its own."""
+        recipe, request = order.recipe, order.request
         if self._isolation is not None:
-            return await start_isolated(name, recipe.pickled(request), factory, self._isolation, runtime)
+            return await start_isolated(name, recipe.pickled(request), order.factory, self._isolation, runtime)
         make = partial(recipe.make_env, request)
-        if not self._thread_safe:
-            return await adopt(make, runtime.executor)
-        return await adopt(make, runtime.start_thread(f"bridge-world {name or 'default'}"), own_executor=True)
+        thread = f"bridge-world {name or 'default'}"
+        return await adopt(make, runtime.start_thread(thread) if self._thread_safe else runtime.executor)
 
     @abc.abstractmethod
-    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
+    def read(self, settings: Settings) -> WorldOrder[Request]:
+        """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
+
+    async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for; none of them: the default one.
 
         Raises:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
-
-    async def _world_of(self, name: str, env: Environment, runtime: Runtime) -> World:
-        """Return a world of an environment, which is closed where it cannot be served."""
+        order = self.read(settings)
+        env = await self._take(order.request if order.factory is None else None)
+        if env is None:
+            env = await self._make_env(name, order, runtime)
         try:
-            return self._kind(name, env, runtime.scheduler)
-        except SettingError as error:
+            world = self._kind(name, env, runtime.scheduler)
+        except BaseException as error:
             await env.close()
-            raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
-        except BaseException:
-            await env.close()
+            if isinstance(error, SettingError):
+                raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
             raise
+        world.title = order.title
+        return world
 
 
 def _equal(one: object, other: object) -> bool:
@@ -295,10 +295,9 @@ class EnvSource(Source[WorldSettings]):
         """False where there are several environments to choose from."""
         return len(self.env_ids) <= 1
 
-    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
+    def made_by(self, settings: Settings) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
-        recipe = self.recipe if "env_factory" not in settings else self.recipe.of_factory(_factory_of_client)
-        request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
+        recipe, request = self._chosen(settings)
         spec = recipe.spec or (gymnasium.spec(request.env_id) if request.env_id and recipe.factory is None else None)
         entry_point = getattr(spec, "entry_point", recipe.factory)
         if callable(entry_point):
@@ -314,53 +313,41 @@ class EnvSource(Source[WorldSettings]):
             **{name: value for adapter in recipe.adapters for name, value in adapter.describe().items()},
         }
 
-    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
-        """Build the world that CreateWorld settings ask for; none of them: the default one.
+    def _chosen(self, settings: Settings) -> tuple[EnvRecipe, WorldSettings]:
+        recipe = self.recipe if "env_factory" not in settings else self.recipe.of_factory(_factory_of_client)
+        return recipe, recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
 
-        Raises:
-            RequestError: Settings that are unknown or invalid, or an environment that could not be made.
-        """
+    def read(self, settings: Settings) -> WorldOrder[WorldSettings]:
+        """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
         factory = self._read_factory(settings)
-        recipe = self.recipe if factory is None else self.recipe.of_factory(_factory_of_client)
-        request = recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
-        env = await self._take(request if factory is None else None)
-        if env is None:
-            env = await self._make_env(name, recipe, request, runtime, factory)
-        world = await self._world_of(name, env, runtime)
-        world.title = request.env_id
-        return world
+        recipe, request = self._chosen(settings)
+        return WorldOrder(recipe, request, factory, request.env_id)
 
-    async def _make_env(
-        self,
-        name: str,
-        recipe: Recipe[WorldSettings],
-        request: WorldSettings,
-        runtime: Runtime,
-        factory: bytes | None = None,
-    ) -> Environment:
+    async def _make_env(self, name: str, order: WorldOrder[WorldSettings], runtime: Runtime) -> Environment:
         """Make the environment of a world; the lanes of a real-time world may have a thread or a process each."""
+        request = order.request
         if self._realtime is None or not self._thread_safe or request.num_envs == 1:
-            return await super()._make_env(name, recipe, request, runtime, factory)
+            return await super()._make_env(name, order, runtime)
         if request.vectorization_mode != "sync":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
                 "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', got "
                 f"{request.vectorization_mode!r}",
             )
-        single = dataclasses.replace(request, num_envs=1)
+        single = dataclasses.replace(order, request=dataclasses.replace(request, num_envs=1))
         lanes: list[Environment] = []
         try:
             for lane in range(request.num_envs):
                 own = f"{name or 'default'} {lane}"
-                lanes.append(await super()._make_env(own, recipe, single, runtime, factory))
+                lanes.append(await super()._make_env(own, single, runtime))
                 if (count := lanes[-1].facts.num_envs) is not None:
-                    raise lanes_already(recipe.title, count)
+                    raise lanes_already(order.recipe.title, count)
         except BaseException:
             await gather(runtime.scheduler, [lane.close() for lane in lanes])
             raise
         return LaneGroup(lanes, runtime.scheduler)
 
-    def _read_factory(self, settings: Mapping[str, pb.Tensor]) -> bytes | None:
+    def _read_factory(self, settings: Settings) -> bytes | None:
         """Return a client's factory, still pickled."""
         if "env_factory" not in settings:
             return None

@@ -41,6 +41,9 @@ class GrpcioCall:
         SettingError: The certificates cannot be used, or grpcio has no such compression.
     """
 
+    draining = False
+    """True if the server has said that it takes no further calls: grpcio tells nobody."""
+
     def __init__(
         self, address: Address, poller: Poller[Any], deliver: Callable[[bytes | RemoteError], None], most: int
     ) -> None:
@@ -62,11 +65,6 @@ class GrpcioCall:
         self._reader = threading.Thread(target=self._read, name="bridge-grpcio", daemon=True)
         self._reader.start()
         forget_in_child(self)
-
-    @property
-    def draining(self) -> bool:
-        """True if the server has said that it takes no further calls: grpcio tells nobody."""
-        return False
 
     def after_fork(self) -> None:
         """In a forked process: leave the connection to the parent process."""

@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, parent_process
 
 from bridge.encoding import values
@@ -91,8 +91,8 @@ class _Child:
         self._load: Callable[[], Callable[[], Known]] = lambda: _load(recipe, factory, max_bytes)
         self._make: Callable[[], Known] | None = None
         self._host: AnyHost | None = None
-        self._codecs: list[Codec] = []
-        """Of the environment, and where it has lanes that are stepped one by one, of these."""
+        self._codecs: Sequence[Codec] = ()
+        """Of the environment, and of a lane that is stepped by itself."""
         self._properties = PropertyTree()
 
     def serve(self, pipe: Pipe) -> None:
@@ -130,10 +130,10 @@ class _Child:
         with failures_in("its construction"):
             self._host = host_of(env, self._make)
         facts = self._host.facts
-        self._codecs = [Codec(facts), Codec(facts.of_lane)] if facts.num_envs is not None else [Codec(facts)]
+        self._codecs = Codec(facts), Codec(facts.of_lane)
         self._properties = self._host.properties()
         leaves = [
-            [leaf.key, leaf.kind, leaf.description, leaf.in_environment, None if leaf.in_environment else _value(leaf)]
+            [leaf.key, leaf.kind, leaf.description, leaf.in_environment, _value(leaf)]
             for leaf in self._properties.leaves
         ]
         families = [[family.key, family.description] for family in self._properties.families]
@@ -182,7 +182,7 @@ class _Child:
 
 
 def _value(leaf: Property) -> object:
-    return None if leaf.read is None else leaf.read()
+    return None if leaf.in_environment or leaf.read is None else leaf.read()
 
 
 def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callable[[], Known]:
@@ -195,7 +195,8 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
                 Code.UNIMPLEMENTED, "max_world_bytes is not possible on this system: leave it out"
             ) from None
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
-    try:
+    what = "the environment factory" if factory is not None else "what makes the environment"
+    with failures_in(f"unpickling {what} on Python {'.'.join(map(str, sys.version_info[:3]))}"):
         source, request = pickle.loads(recipe)
         if factory is not None:
             made = pickle.loads(factory)
@@ -204,13 +205,6 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
                     Code.INVALID_ARGUMENT, f"expected env to be a function, got {made!r:.80}; not callable"
                 )
             source = source.of_factory(made)
-    except RequestError:
-        raise
-    except (Exception, SystemExit) as error:
-        version = ".".join(map(str, sys.version_info[:3]))
-        what = "the environment factory" if factory is not None else "what makes the environment"
-        problem = environment_failure(f"unpickling {what} on Python {version}", error)
-        raise problem from error
     return lambda: source.make_env(request)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from bridge.encoding import values
@@ -15,7 +14,7 @@ from bridge.encoding.properties import Family, Property, PropertyTree, read_enco
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
-from bridge.worlds.environment import Call, Lane, LaneOf, Result, StepTimes
+from bridge.worlds.environment import Call, Result, StepTimes, lanes_of
 from bridge.worlds.isolated.codec import Codec, facts_from_values
 from bridge.worlds.isolated.world import Isolation, WorldProcess
 from bridge.worlds.scheduling import Executor, Runtime
@@ -28,12 +27,13 @@ class IsolatedEnv:
 
     Args:
         process: Its process.
+        description: The environment, as `WorldProcess.start` returned it.
         executor: Runs what belongs to the environment in this process.
     """
 
-    def __init__(self, process: WorldProcess, executor: Executor) -> None:
+    def __init__(self, process: WorldProcess, description: list[Any], executor: Executor) -> None:
         self.process = process
-        told, leaves, families = process.description
+        told, leaves, families = description
         self.facts = facts = facts_from_values(told)
         self.executor = executor
         self.times = StepTimes()
@@ -42,15 +42,10 @@ class IsolatedEnv:
             [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
             [_family(key, text) for key, text in families],
         )
-        self._codec = self._lane_codec = Codec(facts)
-        self.lanes: Sequence[Lane] = [self]
+        self._codecs = Codec(facts), Codec(facts.of_lane)
+        """Of the environment, and of a lane that is stepped by itself."""
+        self.lanes = lanes_of(self)
         """The parts that a world can step separately."""
-        if facts.num_envs is not None:
-            of_lane, count = facts.of_lane, facts.num_envs if facts.steps_lanes else 0
-            self._lane_codec = Codec(of_lane)
-            self.lanes = [
-                LaneOf(of_lane, partial(self.reset, lane=lane), partial(self.step, lane=lane)) for lane in range(count)
-            ]
 
     @property
     def ended(self) -> RequestError | None:
@@ -86,12 +81,11 @@ class IsolatedEnv:
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
         """Reset the environment, or one lane by itself."""
-        codec = self._codec if lane is None else self._lane_codec
-        return self._ask(codec, b"r", [lane, seed, options], "reset", self.times.reset)
+        return self._ask(self._codecs[lane is not None], b"r", [lane, seed, options], "reset", self.times.reset)
 
     def step(self, action: object, lane: int | None = None) -> Call[Result]:
         """Step the environment, or one lane by itself."""
-        codec = self._codec if lane is None else self._lane_codec
+        codec = self._codecs[lane is not None]
         return self._ask(codec, b"s", [lane, codec.pack_action(action)], "step", self.times.step)
 
     async def _ask(self, codec: Codec, kind: bytes, payload: list[object], where: str, times: Samples) -> Result:
@@ -124,9 +118,9 @@ async def start_isolated(
     Raises:
         RequestError: The environment could not be made, or not within `call_timeout`.
     """
-    process = await WorldProcess.start(name, recipe, factory, isolation, runtime)
+    process = WorldProcess(name, isolation, runtime)
     try:
-        return IsolatedEnv(process, runtime.executor)
+        return IsolatedEnv(process, await process.start(recipe, factory), runtime.executor)
     except BaseException:
         await process.close()
         raise

@@ -20,31 +20,27 @@ __all__ = ["Program", "run"]
 _CODE = "import sys; from bridge.worlds.isolated.program import run; run(*map(int, sys.argv[1:]))"
 
 
-class Program:
+class Program(subprocess.Popen[bytes]):
     """As much of a `multiprocessing.Process` as `WorldProcess` uses. Needs a system that passes on open files.
 
     Args:
         sock: The child's end of the pipe.
         recipe: What it makes its environment of: a pickle of ours, in which what is of the main module is by value.
+
+    Raises:
+        OSError: It cannot be started.
     """
 
     def __init__(self, sock: socket.socket, recipe: bytes) -> None:
-        self._sock = sock
-        self._recipe = recipe
-        self._process: subprocess.Popen[bytes] | None = None
-        self.sentinel = -1
-        """A file that can be read once the process has ended."""
-
-    def start(self) -> None:
-        """Start it; raises OSError where that cannot be."""
         self.sentinel, held = os.pipe()
-        numbers = (self._sock.fileno(), held)
+        """A file that can be read once the process has ended."""
+        numbers = (sock.fileno(), held)
         path = os.pathsep.join(entry for entry in sys.path if entry)
         try:
             with tempfile.TemporaryFile() as file:
-                file.write(self._recipe)
+                file.write(recipe)
                 file.seek(0)
-                self._process = subprocess.Popen(
+                super().__init__(
                     [sys.executable, "-c", _CODE, *map(str, numbers)],
                     stdin=file,
                     pass_fds=numbers,
@@ -58,28 +54,17 @@ class Program:
             os.close(held)
 
     @property
-    def pid(self) -> int | None:
-        """Its number; None: it was not started."""
-        return None if self._process is None else self._process.pid
-
-    @property
     def exitcode(self) -> int | None:
         """Its exit code, or the signal that ended it as a negative number; None: it goes on."""
-        return None if self._process is None else self._process.poll()
+        return self.poll()
 
     def join(self, seconds: float) -> None:
         """Wait until it has ended, for so many seconds at most."""
-        if self._process is None or self.sentinel < 0:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-            os.close(self.sentinel)
-            self.sentinel = -1
-
-    def kill(self) -> None:
-        """End it at once."""
-        if self._process is not None:
-            self._process.kill()
+        if self.sentinel >= 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.wait(seconds)
+                os.close(self.sentinel)
+                self.sentinel = -1
 
 
 def run(sock: int, held: int) -> None:

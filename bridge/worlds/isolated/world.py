@@ -16,7 +16,8 @@ import signal
 import socket
 import threading
 from collections import deque
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -29,6 +30,7 @@ from bridge.worlds.scheduling import PendingResult, Runtime, Timer
 
 __all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
 
+T = TypeVar("T")
 CALL_TIMEOUT = 300.0
 """Seconds that one call of an environment may take unless told otherwise."""
 _GRACE = 2.0
@@ -57,12 +59,7 @@ class Isolation:
 
     @classmethod
     def of(
-        cls,
-        isolation: str | None,
-        call_timeout: float | None,
-        max_world_bytes: int | None,
-        *,
-        always: bool = False,
+        cls, isolation: str | None, call_timeout: float | None, max_world_bytes: int | None, *, always: bool = False
     ) -> Isolation | None:
         """Read the keywords of a server; None: its worlds live in its own process.
 
@@ -101,7 +98,7 @@ class _Ask:
 class WorldProcess:
     """A process that holds an environment, and answers one message after the other.
 
-    Its pipe is one of the files that the event loop watches: no thread waits for it. Made by `start`.
+    Its pipe is one of the files that the event loop watches: no thread waits for it.
 
     Args:
         name: The world's name.
@@ -125,59 +122,52 @@ class WorldProcess:
         """Why we killed it, until it is gone."""
         self._closing = False
         self._gone: PendingResult[None] = PendingResult()
-        self.description: list[Any] = []
-        """The environment as the process describes it: facts, and the leaves and families of its properties."""
 
-    @classmethod
-    async def start(
-        cls, name: str, recipe: bytes, factory: bytes | None, isolation: Isolation, runtime: Runtime
-    ) -> WorldProcess:
-        """Start a process and have it make its environment.
+    async def start(self, recipe: bytes, factory: bytes | None) -> list[Any]:
+        """Start the process, and have it make its environment.
 
         Args:
-            name: The world's name.
             recipe: What the process makes the environment of: a pickle of ours.
             factory: A client's own factory, which nobody unpickles but that process; None: there is none.
-            isolation: What the process may use.
-            runtime: Watches the pipe.
+
+        Returns:
+            The environment as the process describes it: facts, and the leaves and families of its properties.
 
         Raises:
             RequestError: The environment could not be made, or not within `call_timeout`.
         """
-        process = cls(name, isolation, runtime)
-        await runtime.executor.run(process._launch, recipe, factory)  # the first start imports much
-        runtime.add_reader(process._sock, process._on_readable)
+        runtime = self._runtime
+        await runtime.executor.run(self._launch, recipe, factory)  # the first start imports much
+        runtime.add_reader(self._sock, self._on_readable)
         if _WAITS_FOR_PROCESSES:
-            runtime.add_reader(process._process.sentinel, process._on_exit)
-        try:
-            await process.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
-            process.description = values.decode(await process.ask(b"?", b"", "its construction"))
-        except BaseException:
-            await process.close()
-            raise
-        return process
+            runtime.add_reader(self._process.sentinel, self._on_exit)
+        await self.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
+        description: list[Any] = values.decode(await self.ask(b"?", b"", "its construction"))
+        return description
 
     def _launch(self, recipe: bytes, factory: bytes | None) -> None:
-        method = "" if self._isolation.own_program else start_method()
         self._sock, theirs = socket.socketpair()
         self._sock.setblocking(False)
         try:
-            if not method:
-                self._process = Program(theirs, recipe)
-            else:
-                context: Any = multiprocessing.get_context(method)
-                arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
-                self._process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
             with _starting:
-                if method == "forkserver":
-                    context.set_forkserver_preload(["bridge.worlds.isolated.child", "bridge.worlds.source"])
-                self._process.start()
+                self._process = self._make_process(theirs, recipe, factory)
         except BaseException:
             self._sock.close()
             raise
         finally:
             theirs.close()
         self._runtime.processes.add(self)
+
+    def _make_process(self, theirs: socket.socket, recipe: bytes, factory: bytes | None) -> Any:
+        if self._isolation.own_program:
+            return Program(theirs, recipe)
+        context: Any = multiprocessing.get_context(start_method())
+        if context.get_start_method() == "forkserver":
+            context.set_forkserver_preload(["bridge.worlds.isolated.child", "bridge.worlds.source"])
+        arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
+        process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
+        process.start()
+        return process
 
     @property
     def pid(self) -> int | None:
@@ -354,26 +344,24 @@ class WorldProcess:
         waiting, self._queue = self._queue, deque()
         for ask in waiting:
             ask.answer.set_error(self._over())
-        scheduler = self._runtime.scheduler
-        timer = scheduler.call_later(_GRACE, self._kill)
         failure: RequestError | None = None
-        try:
-            with contextlib.suppress(RequestError):
-                if self._current is not None:
-                    await self._current.answer
-            timer.cancel()
-            timer = scheduler.call_later(_GRACE, self._kill)
+        with contextlib.suppress(RequestError):  # it is gone without an answer
+            if self._current is not None:
+                await self._within_grace(self._current.answer)
             if self._end is None:
-                with contextlib.suppress(RequestError):  # it is gone without an answer
-                    answer = await self._send(_Ask(b"x", "close", None))
-                    failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
-            timer.cancel()
-            timer = scheduler.call_later(_GRACE, self._kill)
-            await self._gone
-        finally:
-            timer.cancel()
+                answer = await self._within_grace(self._send(_Ask(b"x", "close", None)))
+                failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
+        await self._within_grace(self._gone)
         if failure is not None:
             raise failure
+
+    async def _within_grace(self, result: Awaitable[T]) -> T:
+        """Wait for a result; the process is killed where that takes too long."""
+        timer = self._runtime.scheduler.call_later(_GRACE, self._kill)
+        try:
+            return await result
+        finally:
+            timer.cancel()
 
 
 def _cause(code: int | None) -> str:

@@ -148,13 +148,14 @@ class JointStepTable:
     def drop(self, participant: Participant) -> None:
         """Take an agent out of the running sequence."""
         was_playing, participant.playing, participant.outcome = participant.playing, False, None
-        if not self._anybody_plays():
-            self._playing = self._ending = False
-        elif was_playing and self._options.missing_agent is MissingAgent.END:
+        self._settle()
+        if was_playing and self._playing and self._options.missing_agent is MissingAgent.END:
             self._end_sequence()
 
-    def _anybody_plays(self) -> bool:
-        return any(participant.playing for participant in self.participants.values())
+    def _settle(self) -> None:
+        """The sequence is over when nobody plays any more."""
+        if not any(participant.playing for participant in self.participants.values()):
+            self._playing = self._ending = False
 
     def _end_sequence(self) -> None:
         """End the sequence: the next Step of each playing agent reports it."""
@@ -164,17 +165,20 @@ class JointStepTable:
 
     # Requests
 
-    def begin(self, participant: Participant, now: float) -> PendingResult[int]:
-        """The first Step of a sequence: wait for the next one, or enter the running one; return what will answer it."""
-        self._resets.end(participant.agent)  # while it waits, no ResetWorld waits for it
-        return self._wait(_Wait(participant, now + self._options.agent_timeout, True))
+    def wait(self, participant: Participant, now: float, *, begins: bool, action: object = None) -> PendingResult[int]:
+        """Take a Step; return what will answer it.
 
-    def act(self, participant: Participant, action: object, now: float) -> PendingResult[int]:
-        """A Step with an action: wait until the environment has stepped with those of all; return what will answer."""
-        return self._wait(_Wait(participant, now + self._options.agent_timeout, False, action))
-
-    def _wait(self, wait: _Wait) -> PendingResult[int]:
-        self._waits[wait.participant] = wait
+        Args:
+            participant: Whose Step.
+            now: The time.
+            begins: Whether it is the first of a sequence, which waits for the next one, or enters the running one.
+                Else it waits until the environment has stepped with the actions of all.
+            action: Its action.
+        """
+        if begins:
+            self._resets.end(participant.agent)  # while it waits, no ResetWorld waits for it
+        wait = _Wait(participant, now + self._options.agent_timeout, begins, action)
+        self._waits[participant] = wait
         return wait.answer
 
     def cancel(self, participant: Participant) -> None:
@@ -228,7 +232,8 @@ class JointStepTable:
     def _look_at_first(self, wait: _Wait, now: float) -> bool:
         """Check whether a first Step can be answered; return whether anything changed."""
         participant, expired = wait.participant, now >= wait.deadline
-        if self._may_enter(participant):
+        is_new = participant.sequence != self.sequence
+        if self._playing and not self._ending and is_new and participant.name in self._alive:
             self._enter(participant)
         elif self._may_start(expired):
             self._job = Job(0, self.sequence + 1, "reset", None, *self.carried)
@@ -245,14 +250,6 @@ class JointStepTable:
         else:
             return False
         return True
-
-    def _may_enter(self, participant: Participant) -> bool:
-        return (
-            self._playing
-            and not self._ending
-            and participant.sequence != self.sequence
-            and participant.name in self._alive
-        )
 
     def _enter(self, participant: Participant) -> None:
         participant.sequence, participant.playing = self.sequence, True
@@ -397,8 +394,3 @@ class JointStepTable:
         # An action that came while a default one stood in for it is for the next step.
         acted = {name for name, action in job.actions.items() if action is not DEFAULT}
         return [wait.participant for wait in self._waits.values() if not wait.begins and wait.participant.name in acted]
-
-    def _settle(self) -> None:
-        """The sequence is over when nobody plays any more."""
-        if not self._anybody_plays():
-            self._playing = self._ending = False

@@ -8,12 +8,11 @@ from typing import Any
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import failures_in
 from bridge.worlds.controls import controls_of_space, known_agent_names
 from bridge.worlds.default_actions import DEFAULT
 from bridge.worlds.environment import Call, Environment, Job, Spaces, Transition
-from bridge.worlds.settings import read_scalar
+from bridge.worlds.settings import Settings, read_scalar
 
 __all__ = ["Members"]
 
@@ -90,7 +89,7 @@ class Members:
         """Key what an environment returns by the agents' names."""
         return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> str | None:
+    def read(self, settings: Settings) -> str | None:
         """Read the JoinWorld setting `agent`; None: it is not given.
 
         Raises:

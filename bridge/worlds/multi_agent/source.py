@@ -13,7 +13,6 @@ import cloudpickle
 import gymnasium
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import World
 from bridge.worlds.default_actions import check_default_action
 from bridge.worlds.environment import Environment
@@ -26,8 +25,8 @@ from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.worlds.recipe import constructed
 from bridge.worlds.scheduling import Runtime, Scheduler
-from bridge.worlds.settings import read_kwargs
-from bridge.worlds.source import Recipe, Source
+from bridge.worlds.settings import Settings, read_kwargs
+from bridge.worlds.source import Source, WorldOrder
 
 __all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
 
@@ -67,7 +66,7 @@ class ParallelRecipe:
         data: bytes = cloudpickle.dumps((self, None if kwargs is None else dict(kwargs)))
         return data
 
-    def read(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
+    def read(self, settings: Settings) -> dict[str, object]:
         """Read CreateWorld settings; return the keyword arguments of the environment.
 
         Raises:
@@ -159,16 +158,11 @@ class ParallelSource(Source[Mapping[str, object]]):
         super().__init__(recipe, make, realtime, thread_safe, isolation, traits)
 
     @property
-    def single(self) -> bool:
-        """True if there is one environment, and so at most one world."""
-        return self.recipe.factory is None
-
-    @property
     def offers_one(self) -> bool:
-        """False where there is one environment, which was made already."""
-        return not self.single
+        """False where there is one environment, which was made already, and so at most one world."""
+        return self.factory is not None
 
-    def made_by(self, settings: Mapping[str, pb.Tensor]) -> dict[str, object]:
+    def made_by(self, settings: Settings) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
         factory, env_id = self.recipe.factory, self._env_id
         if isinstance(factory, partial) and factory.func is gymnasium.make:
@@ -184,29 +178,14 @@ class ParallelSource(Source[Mapping[str, object]]):
             "kwargs": self.recipe.read(settings),
         }
 
-    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
-        """Build the world that CreateWorld settings ask for.
-
-        Raises:
-            RequestError: Settings that are unknown or invalid, or an environment that could not be made.
-        """
+    def read(self, settings: Settings) -> WorldOrder[Mapping[str, object]]:
+        """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
         kwargs = self.recipe.read(settings)
-        env = await self._take(kwargs)
-        if env is None:
-            recipe = self._hand_over(settings) if self.single else self.recipe
-            env = await self._make_env(name, recipe, kwargs, runtime)
-        return await self._world_of(name, env, runtime)
+        return WorldOrder(self.recipe if self.offers_one else self._hand_over(settings), kwargs)
 
-    async def _make_env(
-        self,
-        name: str,
-        recipe: Recipe[Mapping[str, object]],
-        request: Mapping[str, object],
-        runtime: Runtime,
-        factory: bytes | None = None,
-    ) -> Environment:
+    async def _make_env(self, name: str, order: WorldOrder[Mapping[str, object]], runtime: Runtime) -> Environment:
         """Make the environment of a world, which has all agents for which policies are given."""
-        env = await super()._make_env(name, recipe, request, runtime, factory)
+        env = await super()._make_env(name, order, runtime)
         try:
             if self._realtime is not None:
                 by_name("agents", self._realtime.agents, [str(agent) for agent in env.facts.agents], "agents")
@@ -215,7 +194,7 @@ class ParallelSource(Source[Mapping[str, object]]):
             raise RequestError(Code.INVALID_ARGUMENT, str(error)) from error
         return env
 
-    def _hand_over(self, settings: Mapping[str, pb.Tensor]) -> ParallelRecipe:
+    def _hand_over(self, settings: Settings) -> ParallelRecipe:
         """Return what hands over the environment that was made already, and keeps no reference to it."""
         if settings or not self._only:
             raise RequestError(

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gymnasium import Space
-
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, Agent, in_environment
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.environment import Environment, Job
 from bridge.worlds.multi_agent.joint_steps import JointStepTable, MissingAgent, MultiAgentOptions, Participant
 from bridge.worlds.multi_agent.members import Members
-from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
-from bridge.worlds.settings import read_reset, refuse_unknown
+from bridge.worlds.scheduling import Scheduler, Timer
+from bridge.worlds.settings import Settings, read_reset, refuse_unknown
 from bridge.worlds.single import EnvAgent, EnvWorld
 
 __all__ = ["MultiAgent", "MultiAgentWorld"]
@@ -29,14 +26,12 @@ class MultiAgent(EnvAgent):
 
     _world: MultiAgentWorld
 
-    def __init__(
-        self, world: MultiAgentWorld, name: str, observation_space: Space[object], action_space: Space[object]
-    ) -> None:
-        super().__init__(world, observation_space, action_space, None)
+    def __init__(self, world: MultiAgentWorld, name: str) -> None:
+        super().__init__(world, world.members.spaces[name])
         self.name = name
         self.participant = Participant(name, self)
 
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Give up the running sequence; seed and options are for the next one, which begins for all."""
         seed, options = self.read_settings(settings)
         if seed is not None or options is not None:
@@ -47,14 +42,16 @@ class MultiAgent(EnvAgent):
 
     async def begin(self) -> int:
         """Wait for the next sequence, or enter the running one."""
-        return await self._answered(self._world.table.begin(self.participant, self._world.scheduler.now()))
+        return await self._wait(begins=True)
 
     async def apply(self, action: object) -> int:
         """Hand in an action and wait for the joint step."""
-        return await self._answered(self._world.table.act(self.participant, action, self._world.scheduler.now()))
+        return await self._wait(begins=False, action=action)
 
-    async def _answered(self, answer: PendingResult[int]) -> int:
+    async def _wait(self, *, begins: bool, action: object = None) -> int:
         """Wait for the table's answer, and take what it tells."""
+        now = self._world.scheduler.now()
+        answer = self._world.table.wait(self.participant, now, begins=begins, action=action)
         self._world.advance()
         state = await answer
         cut_off, self.participant.cut_off = self.participant.cut_off, False
@@ -100,8 +97,8 @@ class MultiAgentWorld(EnvWorld):
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: MultiAgentOptions) -> None:
         super().__init__(name, env, scheduler)
         self._options = options
-        self._members = Members(env.facts.agents, env.facts.name)
-        self.table = JointStepTable(name, list(self._members), options, self.resets)
+        self.members = Members(env.facts.agents, env.facts.name)
+        self.table = JointStepTable(name, list(self.members), options, self.resets)
         self._timer: Timer | None = None
 
     # Agents
@@ -114,16 +111,16 @@ class MultiAgentWorld(EnvWorld):
     @property
     def seats(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent of the environment."""
-        return {name: name in self.table.participants for name in self._members}
+        return {name: name in self.table.participants for name in self.members}
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Let in the agent that the setting `agent` names, or the first that is free."""
         refuse_unknown(settings, ("agent",), "JoinWorld")
-        wanted = self._members.read(settings)
+        wanted = self.members.read(settings)
         self.refuse_if_over()
         taken = self.table.participants
-        name = self._members.choose(wanted, taken, self.name, f"wait until one is free, or {OTHER_WORLD}")
-        agent = MultiAgent(self, name, *self._members.spaces[name])
+        name = self.members.choose(wanted, taken, self.name, f"wait until one is free, or {OTHER_WORLD}")
+        agent = MultiAgent(self, name)
         self.table.join(agent.participant)
         self.advance()
         return agent
@@ -134,12 +131,9 @@ class MultiAgentWorld(EnvWorld):
             self.table.leave(agent.participant)
             self.advance()
 
-    async def close(self) -> None:
-        """Close the environment; who waits for others hears that the world is gone."""
-        if not self._closed:
-            self._closed = True
-            self.advance()
-            await self.env.close(self._destroyed())
+    def stop(self) -> None:
+        """Tell those who wait for others that the world is gone."""
+        self.advance()
 
     def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""
@@ -147,7 +141,7 @@ class MultiAgentWorld(EnvWorld):
 
     # Sequences
 
-    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """End the sequence for all; the settings are for the next one."""
         asked = read_reset(settings, MultiAgent.SETTINGS, None)
         undo = self.table.prepare_reset((asked.seed, asked.options))
@@ -179,7 +173,7 @@ class MultiAgentWorld(EnvWorld):
 
     async def _carry_out(self, job: Job) -> None:
         """Reset or step the environment, and tell the table."""
-        seen, living = await self._members.carry_out(self.env, job, self.table.seen, self._default_action)
+        seen, living = await self.members.carry_out(self.env, job, self.table.seen, self._default_action)
         if job.kind == "reset":
             self.table.began(seen)
             return
@@ -187,7 +181,7 @@ class MultiAgentWorld(EnvWorld):
         self.table.stepped(seen, living)
 
     async def _default_action(self, name: str) -> object:
-        agent, space = self._members.ids[name], self._members.spaces[name][1]
+        agent, space = self.members.ids[name], self.members.spaces[name][1]
         choose = self._options.default_action or default_action
         return await self.env.executor.run(in_environment, "step", choose, agent, self.table.seen(name), space)
 
@@ -208,4 +202,4 @@ class MultiAgentWorld(EnvWorld):
             "what is done where an agent is missing: wait, default or end",
             lambda: MissingAgent(self._options.missing_agent).value,
         )
-        return self.properties().merged(self._members.properties(name)).merged(PropertyTree([policy]))
+        return self.properties().merged(self.members.properties(name)).merged(PropertyTree([policy]))

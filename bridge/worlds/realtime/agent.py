@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import Space
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from bridge.encoding import values
@@ -17,9 +16,11 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.default_actions import neutral_action
+from bridge.worlds.environment import Spaces
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
 from bridge.worlds.realtime.loop import LoopAgent, Phase
+from bridge.worlds.settings import Settings
 from bridge.worlds.single import EnvAgent
 
 if TYPE_CHECKING:
@@ -44,21 +45,14 @@ class RealtimeAgent(EnvAgent):
         world: What it is in.
         loop_agent: What it is to be told.
         wait: What its Steps wait for: `now`, `next_frame` or `new_frame`.
-        observation_space: Of one environment.
-        action_space: Of one environment.
-        lanes: The number of lanes; None: it is of a single environment, or one agent of several.
+        spaces: Of one agent of several; None: the world has one player.
     """
 
     def __init__(
-        self,
-        world: ClockedWorld[Any],
-        loop_agent: LoopAgent,
-        wait: str,
-        observation_space: Space[Any],
-        action_space: Space[Any],
-        lanes: int | None,
+        self, world: ClockedWorld[Any], loop_agent: LoopAgent, wait: str, spaces: Spaces | None = None
     ) -> None:
-        super().__init__(world, observation_space, action_space, lanes)
+        super().__init__(world, spaces)
+        lanes = self._lanes
         self.world = world
         """Where it is."""
         self._loop_agent = loop_agent
@@ -81,8 +75,8 @@ class RealtimeAgent(EnvAgent):
         self._timing = np.zeros((*shape, len(TIMING)))
         self._resetting = np.zeros(shape, np.bool_)
         self._episodes: list[tuple[int, Ended]] = []
-        self._space = observation_space
-        self._finals = self._observation_layout if lanes is None else Layout(observation_space, "observation")
+        self._space, action_space = spaces or self._facts.spaces
+        self._finals = self._observation_layout if lanes is None else Layout(self._space, "observation")
         self._batched_actions = action_space if lanes is None else batch_space(action_space, lanes)
 
     @property
@@ -107,7 +101,7 @@ class RealtimeAgent(EnvAgent):
         self._partial = self._first_extra + 3 in uids
         self._acts_only = list(uids) == [self._first_extra + 2]
 
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
         self.world.ask_reset(self._loop_agent, self.world.read_reset(settings))
         self._ended = False
@@ -121,35 +115,20 @@ class RealtimeAgent(EnvAgent):
         self.world.start()
         await self.world.settled()
         await self._wait_for_lanes()
-        self._collect(self._take_first(), received)
+        self._collect(self._take(repeats=True), received)
         return pb.RUNNING
 
-    def _take_first(self) -> list[Taken | None]:
-        """Enter the running episodes; lanes that it is in repeat their observation, reward 0.
-
-        One whose end was not told gives its final observation, with both flags False: the end stays for the next Step.
-        """
-        loop, loop_agent = self.world.loop, self._loop_agent
-        taken: list[Taken | None] = []
-        for index, (lane, buffer) in enumerate(zip(loop_agent.lanes, loop_agent.buffers, strict=True)):
-            if not buffer.reading:
-                taken.append(loop.take(loop_agent, index))
-            elif buffer.closing is not None:
-                end = buffer.closing
-                taken.append(Taken(end.observation, end.info, end.observed_at, end.episode))
-            else:
-                buffer.see()
-                taken.append(Taken(lane.observation, lane.info, lane.observed_at, buffer.reading))
-        return taken
+    def _take(self, *, repeats: bool = False) -> list[Taken | None]:
+        """Give out what the agent is to be told of each lane, as `RealtimeLoop.take`."""
+        indices = range(len(self._loop_agent.buffers))
+        return [self.world.loop.take(self._loop_agent, index, repeats=repeats) for index in indices]
 
     async def _wait_for_lanes(self) -> None:
         """Return once the agent's lanes have something to tell: all of them, or one where it takes the rest later."""
         loop, buffers = self.world.loop, self._loop_agent.buffers
 
         def ready() -> bool:
-            there = [
-                bool(buffer.reading) or loop.may_enter(self._loop_agent, index) for index, buffer in enumerate(buffers)
-            ]
+            there = [bool(buffer.reading) or loop.may_enter(self._loop_agent, buffer) for buffer in buffers]
             if self._lanes is None and buffers[0].error is not None and not there[0]:
                 error, buffers[0].error = buffers[0].error, None
                 raise RequestError(Code.INTERNAL, error)
@@ -175,7 +154,6 @@ class RealtimeAgent(EnvAgent):
         """Leave the action for the next frames, and tell what happened since the last Step."""
         received = self.world.now()
         self.act(action, received, [buffer.reading for buffer in self._loop_agent.buffers])
-        loop = self.world.loop
         if self._acts_only:
             self._timing[..., :2] = received, self.world.now()
             return pb.RUNNING
@@ -189,7 +167,7 @@ class RealtimeAgent(EnvAgent):
         if self._lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
-        self._collect([loop.take(self._loop_agent, index) for index in range(len(self._loop_agent.lanes))], received)
+        self._collect(self._take(), received)
         if self._lanes is not None:
             return pb.RUNNING
         self._ended = bool(self._terminated or self._truncated)
@@ -235,8 +213,8 @@ class RealtimeAgent(EnvAgent):
 
     def rest(self) -> None:
         """Do nothing until the next Step: a default action stands in."""
-        for lane in self._loop_agent.lanes:
-            self.world.loop.drop_action(lane)
+        for buffer in self._loop_agent.buffers:
+            self.world.loop.drop_action(buffer.lane)
 
     def leave(self) -> None:
         """Leave the world, which goes on (D-16)."""
@@ -245,13 +223,11 @@ class RealtimeAgent(EnvAgent):
 
     async def _wait_for_frame(self) -> None:
         """Return once each lane that the agent is in has had a frame, or its episode ended."""
-        lanes, buffers = self._loop_agent.lanes, self._loop_agent.buffers
-        before = [lane.frames for lane in lanes]
+        before = [(buffer, buffer.lane.frames) for buffer in self._loop_agent.buffers]
 
         def passed() -> bool:
             return all(
-                not buffer.reading or buffer.closing is not None or lane.frames > had
-                for lane, buffer, had in zip(lanes, buffers, before, strict=True)
+                not buffer.reading or buffer.closing is not None or buffer.lane.frames > had for buffer, had in before
             )
 
         await self.world.wait_until(
@@ -263,13 +239,14 @@ class RealtimeAgent(EnvAgent):
         loop, loop_agent = self.world.loop, self._loop_agent
 
         def told() -> bool:
-            pairs = list(zip(loop_agent.lanes, loop_agent.buffers, strict=True))
-            if any(lane.busy and lane.phase is Phase.RUNNING for lane, _ in pairs):  # the frame is not complete
-                return any(buffer.unseen > 1 for _, buffer in pairs)
+            buffers = loop_agent.buffers
+            lanes = [buffer.lane for buffer in buffers]
+            if any(lane.busy and lane.phase is Phase.RUNNING for lane in lanes):  # the frame is not complete
+                return any(buffer.unseen > 1 for buffer in buffers)
             return any(
                 buffer.closing is not None
-                or (buffer.unseen > 0 if buffer.reading else loop.may_enter(loop_agent, index))
-                for index, (_, buffer) in enumerate(pairs)
+                or (buffer.unseen > 0 if buffer.reading else loop.may_enter(loop_agent, buffer))
+                for buffer in buffers
             )
 
         try:
@@ -285,7 +262,7 @@ class RealtimeAgent(EnvAgent):
         infos: dict[int, Mapping[str, object]] = {}
         for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
             at = () if self._lanes is None else (index,)
-            lane = self._loop_agent.lanes[index]
+            lane = buffer.lane
             told = item or Taken(None, {}, np.nan, lane.episode, error=buffer.error)
             self._resetting[at] = item is None
             self._reward[at], self._frames[at] = told.reward, told.frames  # U-5
@@ -322,7 +299,7 @@ class RealtimeAgent(EnvAgent):
 
     def _missing(self, index: int) -> object:
         """Return a placeholder for the observation of a resetting lane."""
-        last = self._loop_agent.lanes[index].observation
+        last = self._loop_agent.buffers[index].lane.observation
         if last is not None:
             return last
         if self._placeholder is None:

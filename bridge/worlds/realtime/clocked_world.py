@@ -10,7 +10,8 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,14 +20,13 @@ from bridge.clock import Clock
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent, WorldCounts
 from bridge.worlds.environment import Environment, Job
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.realtime.seat import Seats
 from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
-from bridge.worlds.settings import ResetRequest, read_choice, read_reset, refuse_unknown
+from bridge.worlds.settings import ResetRequest, Settings, read_choice, read_reset, refuse_unknown
 from bridge.worlds.single import EnvWorld
 
 __all__ = ["IMMUTABLE", "ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
@@ -196,7 +196,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     # Agents
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Join an agent; the settings are `role` (player, spectator) and `wait` (now, next_frame, new_frame)."""
         if "seat" in settings:
             return self.acting.join(settings)
@@ -205,7 +205,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         return self._let_in(settings, role == "player", wait)
 
     @abc.abstractmethod
-    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeAgent:
+    def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeAgent:
         """Let an agent in, by other settings than `role` and `wait` too."""
 
     @property
@@ -217,11 +217,6 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def has_players(self) -> bool:
         """True if somebody plays."""
         return any(loop_agent.player for loop_agent in self.loop.loop_agents)
-
-    @property
-    def seats(self) -> Mapping[str, bool]:
-        """True if somebody plays."""
-        return {"agent": self.has_players}
 
     def counts(self) -> WorldCounts:
         """Return how much it has done; frames count as steps."""
@@ -235,14 +230,14 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Return what a page shows of it."""
         return {**super().describe(), "fps": self.options.fps}
 
-    def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
         asked = self.read_reset(settings)
         self.refuse_if_over()
         self._ordered = asked
         return self._withdraw
 
-    def read_reset(self, settings: Mapping[str, pb.Tensor]) -> ResetRequest:
+    def read_reset(self, settings: Settings) -> ResetRequest:
         """Read the settings of a Reset or ResetWorld; raises RequestError."""
         lanes = self.env.facts.num_envs
         known = ("seed", "options", "restart", "reset_mask")
@@ -300,29 +295,20 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         waiter = self._waiters[agent] = _Waiter(ready)
         try:
             while not ready():  # again: before the coroutine went on, another agent may have changed that
-                await self._wait_once(waiter, seconds, reason)
+                if waiter.cancelled is not None:
+                    raise waiter.cancelled
+                pending = waiter.pending = PendingResult()
+                timer = self.scheduler.call_later(seconds, partial(pending.set_result, None))
+                try:
+                    await pending
+                finally:
+                    expired = timer.callback is None
+                    timer.cancel()
                 self.refuse_if_over()
+                if expired and not ready() and (text := reason()) is not None:
+                    raise RequestError(Code.DEADLINE_EXCEEDED, text)
         finally:
             self._waiters.pop(agent, None)
-
-    async def _wait_once(self, waiter: _Waiter, seconds: float, reason: Callable[[], str | None]) -> None:
-        """Wait until a waiter was ready once."""
-        if waiter.cancelled is not None:
-            raise waiter.cancelled
-        pending = waiter.pending = PendingResult()
-
-        def expire() -> None:
-            text = reason()
-            if text is None:
-                timers.append(self.scheduler.call_later(seconds, expire))
-            else:
-                pending.set_error(RequestError(Code.DEADLINE_EXCEEDED, text))
-
-        timers = [self.scheduler.call_later(seconds, expire)]
-        try:
-            await pending
-        finally:
-            timers[-1].cancel()
 
     def cancel(self, agent: Agent) -> None:
         """End the wait of an agent whose client has gone."""
@@ -458,15 +444,11 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     # The end
 
-    async def close(self) -> None:
-        """Stop the clock and close the environments; one that is in a call is closed when the call returns."""
-        if self._closed:
-            return
-        self._closed = True
+    def stop(self) -> None:
+        """Stop the clock; agents that wait hear that the world is gone."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         self._changed()
-        await self.env.close(self._destroyed())
 
     def dismiss(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; the world goes on (D-16)."""

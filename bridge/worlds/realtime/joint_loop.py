@@ -18,6 +18,7 @@ from typing import Any
 
 from bridge.worlds.default_actions import DEFAULT
 from bridge.worlds.environment import Job, Transition
+from bridge.worlds.realtime.lane_buffer import LaneBuffer
 from bridge.worlds.realtime.loop import LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop
 
 __all__ = ["JointLoop"]
@@ -50,14 +51,11 @@ class JointLoop(RealtimeLoop):
     ) -> None:
         super().__init__(1, fps, DEFAULT, **options)
         self.parts: dict[str, LoopLane] = {name: LoopLane(Phase.RESETTING) for name in names}
+        self.environment = self.lanes[0]
+        """The environment's episode."""
         self.alive: list[str] = []
         """The agents that act in the next frame, in the environment's order."""
         self._may_repeat = may_repeat
-
-    @property
-    def environment(self) -> LoopLane:
-        """The environment's episode."""
-        return self.lanes[0]
 
     def next_due(self) -> float | None:
         """Return when the next frame is due; None: the clock has not started, or waits for `ask_reset`."""
@@ -145,7 +143,7 @@ class JointLoop(RealtimeLoop):
                 if part.phase is Phase.RUNNING:
                     part.move(LaneEvent.ENDED)
                 self.drop_action(part)
-                part.cut_off(lane.episode, error, finished)
+                part.end(lane.episode, error=error, finished=finished)
 
     def end(self) -> None:
         """Cut off the running episode, as if the environment had ended it for all agents."""
@@ -164,30 +162,29 @@ class JointLoop(RealtimeLoop):
     def player_of(self, name: str) -> LoopAgent | None:
         """Return who plays an agent; None: nobody."""
         part = self.parts[name]
-        return next((one for one in self.loop_agents if one.player and one.lanes[0] is part), None)
+        return next((one for one in self.loop_agents if one.player and one.buffers[0].lane is part), None)
 
-    def has_part(self, name: str) -> bool:
-        """True if the running episode began with an agent, alive or not; True while none runs."""
-        lane = self.environment
-        return lane.phase is not Phase.RUNNING or self.parts[name].episode == lane.episode
-
-    def may_enter(self, loop_agent: LoopAgent, index: int) -> bool:
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
         """True if an episode runs that the agent has a part in, and which this player has not left."""
-        part, buffer = loop_agent.lanes[index], loop_agent.buffers[index]
+        part = buffer.lane
         return part.phase is Phase.RUNNING and (not loop_agent.player or buffer.entered != part.episode)
 
     def _holds(self, loop_agent: LoopAgent) -> bool:
         """True if the running episode goes on for a player: it is in it, or asked for it and is about to enter."""
-        (part,), (buffer,) = loop_agent.lanes, loop_agent.buffers
+        (buffer,) = loop_agent.buffers
+        part = buffer.lane
         if not loop_agent.player or part.phase is not Phase.RUNNING:
             return False
         return (
-            loop_agent.follows or buffer.reading == part.episode or (loop_agent.asked and self.may_enter(loop_agent, 0))
+            loop_agent.follows
+            or buffer.reading == part.episode
+            or (loop_agent.asked and self.may_enter(loop_agent, buffer))
         )
 
     def _waits(self, loop_agent: LoopAgent) -> bool:
         """True if a player was in the running episode, which goes on without it."""
-        entered = loop_agent.lanes[0].episode if loop_agent.follows else loop_agent.buffers[0].entered
+        (buffer,) = loop_agent.buffers
+        entered = buffer.lane.episode if loop_agent.follows else buffer.entered
         return loop_agent.player and entered == self.environment.episode and not self._holds(loop_agent)
 
     def ask(self, loop_agent: LoopAgent, seed: int | None, options: object, restart: bool) -> None:
@@ -215,7 +212,8 @@ class JointLoop(RealtimeLoop):
 
     def give_up(self, loop_agent: LoopAgent, restart: bool = True) -> None:
         """Take an agent out of its episode; without `restart` it may enter the same one again."""
-        (part,), (buffer,) = loop_agent.lanes, loop_agent.buffers
+        (buffer,) = loop_agent.buffers
+        part = buffer.lane
         buffer.abandon()
         if loop_agent.player:
             self.drop_action(part)
@@ -225,8 +223,8 @@ class JointLoop(RealtimeLoop):
 
     def is_in_episode(self, loop_agent: LoopAgent) -> bool:
         """True if an agent has entered the episode that runs."""
-        (part,), (buffer,) = loop_agent.lanes, loop_agent.buffers
-        return part.phase is Phase.RUNNING and buffer.reading == part.episode
+        (buffer,) = loop_agent.buffers
+        return buffer.lane.phase is Phase.RUNNING and buffer.reading == buffer.lane.episode
 
     def sit_out(self, loop_agent: LoopAgent) -> None:
         """Keep a player out of the episode that runs; it may enter the next one."""

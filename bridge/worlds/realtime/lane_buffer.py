@@ -10,8 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from bridge.encoding.interventions import merge_interventions
+
+if TYPE_CHECKING:
+    from bridge.worlds.realtime.loop import LoopLane
 
 __all__ = ["Ended", "LaneBuffer", "Taken"]
 
@@ -66,9 +70,15 @@ class Taken:
 
 
 class LaneBuffer:
-    """The news of one lane that one agent has not been told yet."""
+    """The news of one lane that one agent has not been told yet.
 
-    def __init__(self) -> None:
+    Args:
+        lane: The lane, which has the newest observation of the running episode.
+    """
+
+    def __init__(self, lane: LoopLane) -> None:
+        self.lane = lane
+        """The lane."""
         self.reading = 0
         """The episode that the agent is in; 0: none, its next Step is a first one."""
         self.entered = 0
@@ -133,30 +143,35 @@ class LaneBuffer:
             self.frames_skipped += self._closing_unseen
         self.reading, self.closing, self.error = 0, None, None
 
-    def take_first(self, episode: int, observation: object, info: Mapping[str, object], observed_at: float) -> Taken:
+    def enter(self) -> Taken:
         """Enter the running episode. Its rewards so far stay for the Step that follows."""
-        self.reading = self.entered = episode
-        self.see()
-        return Taken(observation, info, observed_at, episode)
+        self.reading = self.entered = self.lane.episode
+        return self.repeat()
 
-    def see(self) -> None:
-        """Note that the agent sees the newest observation of the running episode: of a frame, or of its reset."""
+    def repeat(self) -> Taken:
+        """Give out the newest observation of the agent's episode without its rewards, which stay for the next Step.
+
+        So does an end that was not told yet: this gives its final observation, with both flags False.
+        """
+        if (end := self.closing) is not None:
+            return Taken(end.observation, end.info, end.observed_at, end.episode)
+        # The newest observation is that of a frame, or of the reset where no frame has passed since.
         self.frames_skipped += max(0, self.unseen - (self._frames > 0))
         self.unseen = 0
+        return Taken(self.lane.observation, self.lane.info, self.lane.observed_at, self.reading)
 
-    def take(self, observation: object, info: Mapping[str, object], observed_at: float) -> Taken:
-        """Give out what came since the last Step; the arguments are the running episode's."""
+    def take(self) -> Taken:
+        """Give out what came since the last Step."""
         if self.closing is not None:
             told, self.reading, self.closing = self.closing, 0, None
             self.frames_skipped += max(0, self._closing_unseen - 1)  # the newest one is in this answer
             return told
         self.frames_skipped += max(0, self.unseen - 1)
         self.unseen = 0
-        reward, frames = self._reward, self._frames
-        if self._intervention:
-            info = {**info, **self._intervention}
+        lane, reward, frames = self.lane, self._reward, self._frames
+        info = {**lane.info, **self._intervention} if self._intervention else lane.info
         self._reward, self._frames, self._intervention = 0.0, 0, {}
-        return Taken(observation, info, observed_at, self.reading, reward, frames)
+        return Taken(lane.observation, info, lane.observed_at, self.reading, reward, frames)
 
     def take_records(self) -> list[Ended]:
         """Give out the ends of all finished episodes that were not given out before, the oldest first."""

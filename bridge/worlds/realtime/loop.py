@@ -125,27 +125,27 @@ class LoopLane:
             buffer.frame(seen.reward, intervention)
         self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
         if seen.ended:
-            self._end(self.episode, seen.terminated, seen.truncated, self.info)
+            self.end(self.episode, terminated=seen.terminated, truncated=seen.truncated, finished=True)
 
-    def cut_off(self, episode: int, error: str | None, finished: bool) -> None:
-        """End what is left of an episode, whose number in its environment it is.
-
-        Args:
-            episode: The number.
-            error: Why, where the environment raised; None: a new episode was asked for.
-            finished: Whether it counts as one that came to its end.
-        """
-        self._end(episode, False, True, self.info if error is None else {}, error, finished)
-
-    def _end(
+    def end(
         self,
         episode: int,
-        terminated: bool,
-        truncated: bool,
-        info: Mapping[str, Any],
+        *,
+        terminated: bool = False,
+        truncated: bool = True,
         error: str | None = None,
-        finished: bool = True,
+        finished: bool = False,
     ) -> None:
+        """Tell of the end of an episode.
+
+        Args:
+            episode: Its number in its environment.
+            terminated: Whether the environment terminated it.
+            truncated: Whether it was truncated, or cut off.
+            error: Why it was cut off, where the environment raised; None: a new episode was asked for.
+            finished: Whether it counts as one that came to its end.
+        """
+        info = self.info if error is None else {}
         ended = Ended(episode, self.reward, self.length, terminated, truncated, self.observation, info, error, finished)
         for buffer in self.buffers:
             buffer.ended(ended, self.observed_at)
@@ -167,8 +167,7 @@ class LoopAgent:
         self.follows = follows
         self.asked = False
         """True if it asked for an episode that it has not entered yet."""
-        self.lanes = list(lanes)
-        self.buffers = [LaneBuffer() for _ in lanes]
+        self.buffers = [LaneBuffer(lane) for lane in lanes]
         """Its news, a buffer for each lane."""
 
 
@@ -241,11 +240,6 @@ class RealtimeLoop:
         """The agents that are in."""
 
     # Time
-
-    @property
-    def started(self) -> bool:
-        """True if the clock runs."""
-        return self._start is not None
 
     def start(self, now: float) -> None:
         """Let the clock run from now on, and every lane that has no episode begin one. Again: nothing."""
@@ -362,7 +356,7 @@ class RealtimeLoop:
 
     def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
         """End an episode: the environment raised, which finishes one that ran, or a new one was asked for."""
-        lane.cut_off(lane.episode, error, finished)
+        lane.end(lane.episode, error=error, finished=finished)
 
     def _renew(self, lane: LoopLane) -> None:
         """Turn from an episode that is over to the next one."""
@@ -385,15 +379,16 @@ class RealtimeLoop:
     def _admit(self, loop_agent: LoopAgent) -> LoopAgent:
         self.loop_agents.append(loop_agent)
         if not loop_agent.follows:
-            for lane, buffer in zip(loop_agent.lanes, loop_agent.buffers, strict=True):
-                lane.buffers.append(buffer)
+            for buffer in loop_agent.buffers:
+                buffer.lane.buffers.append(buffer)
         return loop_agent
 
     def leave(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; the actions of a player go with it."""
         if loop_agent in self.loop_agents:
             self.loop_agents.remove(loop_agent)
-            for lane, buffer in zip(loop_agent.lanes, loop_agent.buffers, strict=True):
+            for buffer in loop_agent.buffers:
+                lane = buffer.lane
                 if buffer in lane.buffers:
                     lane.buffers.remove(buffer)
                 if loop_agent.player:
@@ -423,10 +418,11 @@ class RealtimeLoop:
             now: When it came.
             episode: The number of the episode that it is for; None: the one that the player is in.
         """
-        lane = loop_agent.lanes[index]
+        buffer = loop_agent.buffers[index]
+        lane = buffer.lane
         if not loop_agent.player:
             return False
-        here = loop_agent.follows or loop_agent.buffers[index].reading == lane.episode
+        here = loop_agent.follows or buffer.reading == lane.episode
         if lane.phase is not Phase.RUNNING or not here or (episode is not None and episode != lane.episode):
             self.actions_dropped += 1
             return False
@@ -435,19 +431,25 @@ class RealtimeLoop:
         lane.action, lane.acted_at, lane.unused, lane.player = action, now, True, loop_agent.name
         return True
 
-    def may_enter(self, loop_agent: LoopAgent, index: int) -> bool:
-        """True if a lane has an episode for an agent that is in none."""
-        return loop_agent.lanes[index].phase is Phase.RUNNING
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
+        """True if the lane of one of an agent's buffers has an episode for it, where it is in none."""
+        return buffer.lane.phase is Phase.RUNNING
 
-    def take(self, loop_agent: LoopAgent, index: int) -> Taken | None:
-        """Give out what an agent is to be told of a lane; None: it is in no episode, and there is none for it."""
-        lane, buffer = loop_agent.lanes[index], loop_agent.buffers[index]
+    def take(self, loop_agent: LoopAgent, index: int, *, repeats: bool = False) -> Taken | None:
+        """Give out what an agent is to be told of a lane; None: it is in no episode, and there is none for it.
+
+        Args:
+            loop_agent: The agent.
+            index: Which of its lanes.
+            repeats: Whether it is told its newest observation alone, where it is in an episode.
+        """
+        buffer = loop_agent.buffers[index]
         if buffer.reading:
-            return buffer.take(lane.observation, lane.info, lane.observed_at)
-        if not self.may_enter(loop_agent, index):
+            return buffer.repeat() if repeats else buffer.take()
+        if not self.may_enter(loop_agent, buffer):
             return None
         loop_agent.asked = False
-        return buffer.take_first(lane.episode, lane.observation, lane.info, lane.observed_at)
+        return buffer.enter()
 
     def statistics(self) -> dict[str, object]:
         """Return counts, and percentiles of times in seconds."""

@@ -30,7 +30,6 @@ from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
 from bridge.worlds.environment import Environment, Job, Transition
@@ -41,7 +40,7 @@ from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, 
 from bridge.worlds.realtime.joint_loop import JointLoop
 from bridge.worlds.realtime.loop import LoopAgent, Phase
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.settings import ResetRequest
+from bridge.worlds.settings import ResetRequest, Settings
 
 __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
@@ -75,12 +74,11 @@ class RealtimeMultiAgent(RealtimeAgent):
     world: RealtimeMultiAgentWorld
 
     def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent, wait: str) -> None:
-        observation_space, action_space = world.members.spaces[name]
-        super().__init__(world, loop_agent, wait, observation_space, action_space, None)
+        super().__init__(world, loop_agent, wait, world.members.spaces[name])
         self.name = name
         self._absent_from = 0
 
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Take the agent's Reset. Of Resets with one number in `together`, the first one's seed and options count."""
         super().reset(self.world.told_once(settings), running)
 
@@ -92,10 +90,10 @@ class RealtimeMultiAgent(RealtimeAgent):
         return state
 
     def _refuse_absence(self) -> None:
-        environment = self.world.loop.environment
-        if self.world.loop.has_part(self.name) or self._absent_from == environment.episode:
+        lane, part = self.world.loop.environment, self.world.loop.parts[self.name]
+        if lane.phase is not Phase.RUNNING or lane.episode in (part.episode, self._absent_from):
             return
-        self._absent_from = environment.episode
+        self._absent_from = lane.episode
         raise RequestError(
             Code.FAILED_PRECONDITION,
             f"the environment began an episode without the agent {self.name!r}; Step again for the next one, or leave",
@@ -201,7 +199,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
 
     SETTINGS = ("agent", "role", "wait")
 
-    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeMultiAgent:
+    def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeMultiAgent:
         """Let in the agent that the setting `agent` names, or the first that is free.
 
         A spectator sees what the agent sees; of those there may be any number.
@@ -228,7 +226,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         self._changed()
         self.start()
 
-    def told_once(self, settings: Mapping[str, pb.Tensor]) -> Mapping[str, pb.Tensor]:
+    def told_once(self, settings: Settings) -> Settings:
         """Return the settings of a Reset without `together`, and without seed and options where its number is known."""
         if "together" not in settings:
             return settings

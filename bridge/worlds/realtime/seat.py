@@ -17,7 +17,7 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent
-from bridge.worlds.settings import read_scalar, refuse_unknown
+from bridge.worlds.settings import Settings, read_scalar, refuse_unknown
 
 if TYPE_CHECKING:
     from bridge.worlds.realtime.agent import RealtimeAgent
@@ -35,14 +35,12 @@ class Seats:
 
     def key_of(self, agent: RealtimeAgent) -> str:
         """Return the key of an agent, always the same, which nobody can guess."""
-        for key, other in self._agents.items():
-            if other is agent:
-                return key
-        key = secrets.token_urlsafe(_KEY_BYTES)
+        known = next((key for key, other in self._agents.items() if other is agent), None)
+        key = known or secrets.token_urlsafe(_KEY_BYTES)
         self._agents[key] = agent
         return key
 
-    def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
+    def join(self, settings: Settings) -> Agent:
         """Let in the second stream of the agent whose key the setting `seat` is.
 
         Raises:
@@ -82,7 +80,7 @@ class _ActingStream(Agent):
         self.observations = {1: Spec.number("timing", (2,), np.float64)}
         self._timing = np.zeros(2)
 
-    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+    def reset(self, settings: Settings, running: bool) -> None:
         """Reset nothing: that is for the agent's own stream."""
         raise RequestError(Code.FAILED_PRECONDITION, "this stream hands in actions; send Reset on the agent's own")
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import OTHER_WORLD, failures_in
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment, Job, Transition
@@ -15,7 +12,7 @@ from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
 from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.settings import ResetRequest
+from bridge.worlds.settings import ResetRequest, Settings
 
 __all__ = ["RealtimeWorld"]
 
@@ -55,7 +52,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
         self.single = env.facts.num_envs is None
         """True if it is of one environment, without lanes."""
 
-    def _let_in(self, settings: Mapping[str, pb.Tensor], player: bool, wait: str) -> RealtimeAgent:
+    def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeAgent:
         self.refuse_if_over()
         if player and self.has_players:
             raise RequestError(
@@ -63,8 +60,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
                 f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
                 f"or {OTHER_WORLD}",
             )
-        facts = self.env.facts
-        return RealtimeAgent(self, self.loop.join(player), wait, *facts.spaces, facts.num_envs)
+        return RealtimeAgent(self, self.loop.join(player), wait)
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Give up an agent's episodes, and where it is the player have the lanes begin new ones."""
