@@ -21,6 +21,7 @@ from tests.web_envs import Paddle
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "learn_from_takeover.py"
 
+LET_GO = 'document.dispatchEvent(new KeyboardEvent("keyup", {key: "ArrowRight", bubbles: true}))'
 # A key goes down and up in one task of the page, as where a busy machine delivers both late.
 TAP_AT_ONCE = """() => {
   const event = (kind) => document.dispatchEvent(new KeyboardEvent(kind, {key: "ArrowRight", bubbles: true}));
@@ -125,6 +126,19 @@ def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(o
         seen = len(trainer.steps)
         until(lambda: len(trainer.steps) >= seen + 2)
         assert trainer.interventions == 3
+        page.keyboard.press("Escape")
+
+
+def test_a_key_that_is_let_go_and_tapped_at_once_is_a_tap_of_its_own(opened, monkeypatch):  # noqa: F811
+    let_holds_lapse(monkeypatch, 30.0)
+    with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
+        page = opened(server.web_url)
+        take_over(page)
+        until(lambda: trainer.last.get("takeover_fps") == 2)
+        page.keyboard.down("ArrowRight")
+        until(lambda: trainer.interventions >= 1)
+        page.evaluate(f"() => {{ {LET_GO}; ({TAP_AT_ONCE})(); }}")
+        until(lambda: trainer.interventions >= 2)
         page.keyboard.press("Escape")
 
 
