@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["sigterm_as_interrupt"]
+__all__ = ["sigterm_as_interrupt", "wait_or_stop"]
 
 
 @contextmanager
@@ -30,3 +32,26 @@ def sigterm_as_interrupt() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def wait_or_stop(finished: threading.Event, stop: Callable[[], object], timeout: float | None = None) -> bool:
+    """Block until a server has finished; Ctrl-C and SIGTERM stop it.
+
+    Args:
+        finished: Set once it has.
+        stop: Stops it.
+        timeout: Seconds to wait at most; None: no limit.
+
+    Returns:
+        True if it has stopped.
+    """
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    try:
+        with sigterm_as_interrupt():
+            # A wait without a timeout would keep Python from running signal handlers on some platforms.
+            while not finished.wait(max(0.0, min(0.2, end - time.monotonic()))):
+                if time.monotonic() >= end:
+                    return False
+    except KeyboardInterrupt:
+        stop()
+    return True

@@ -53,8 +53,8 @@ def answers(*messages):
 def test_a_chunk_is_executed_before_the_policy_is_asked_again():
     seen = []
     with served(chunks_of(seen)) as url, RemotePolicy(url) as policy:
-        assert policy.metadata == {"robot": "arm"}
         taken = [float(policy(np.array([10.0 * at]))[0]) for at in range(4)]
+        assert policy.metadata == {"robot": "arm"}
     assert taken == [0.0, 1.0, 2.0, 30.0]
     assert len(seen) == 2
 
@@ -120,7 +120,7 @@ def test_nobody_there_is_told_with_what_to_start():
 
 
 HOSTILE = {
-    "no actions": (msgpack.packb({"action": 1}), "expected actions as an array of numbers.* got the keys"),
+    "no actions": (msgpack.packb({"action": 1}), "expected actions as an array of numbers.* got None"),
     "text as actions": (msgpack.packb({"actions": "left"}), "expected actions as an array of numbers"),
     "one action, no chunk": (msgpack.packb({"actions": 3}), "expected actions as an array of numbers"),
     "an empty chunk": (msgpack.packb({"actions": []}), "expected actions as an array of numbers"),
@@ -136,14 +136,14 @@ HOSTILE = {
     ),
     "a shape that does not fit": (
         msgpack.packb({"actions": {**array([1.0]), b"shape": [2**40]}}),
-        "expected 4398046511104 bytes",
+        "expected a message of msgpack: buffer is too small",
     ),
-    "a negative shape": (msgpack.packb({"actions": {**array([1.0]), b"shape": [-1]}}), "expected the shape"),
+    "a negative shape": (msgpack.packb({"actions": {**array([1.0]), b"shape": [-1]}}), "whose shape fits its 4 bytes"),
     "many values": (msgpack.packb({"x": [[0] * 9_999] * 11}), "at most 100000 values"),
     "deep": (b"\x81\xa1x" + b"\x91" * 100_000, "expected a message of msgpack"),
     "an announced array": (b"\x81\xa1x\xdd\xff\xff\xff\xff", "expected a message of msgpack"),
     "an extension": (msgpack.packb({"x": msgpack.ExtType(1, b"cos")}), "expected a message of msgpack"),
-    "a huge message": (b"\x00" * 300_000, "larger than max_message_bytes=200000"),
+    "a huge message": (bytes(64 * 2**20 + 1), "larger than max_message_bytes=67108864"),
 }
 
 
@@ -152,7 +152,7 @@ def test_a_hostile_answer_is_named(kind):
     message, text = HOSTILE[kind]
     with (
         served(answers(message)) as url,
-        RemotePolicy(url, max_message_bytes=200_000) as policy,
+        RemotePolicy(url) as policy,
         pytest.raises(PeerError, match=text),
     ):
         policy(np.zeros(1))
@@ -212,10 +212,10 @@ def test_what_cannot_be_meant_is_refused():
         RemotePolicy("grpc://localhost:1")
     with pytest.raises(SettingError, match="expected execution_horizon to be a positive integer, got 0"):
         RemotePolicy("ws://localhost:1", execution_horizon=0)
-    with pytest.raises(SettingError, match="expected timeout to be seconds"):
+    with pytest.raises(SettingError, match="expected timeout to be a positive number of seconds"):
         RemotePolicy("ws://localhost:1", timeout=float("nan"))
     with served(answers()) as url, RemotePolicy(url) as policy:
         with pytest.raises(SettingError, match="expected a row for each of 2 slots, got"):
             policy(np.zeros((3, 1)), slots=[0, 1])
-        with pytest.raises(SettingError, match="the observation cannot be sent: expected arrays of bools, numbers"):
+        with pytest.raises(SettingError, match="expected arrays of bools, numbers or text, got the dtype object"):
             policy(np.array([object()]))

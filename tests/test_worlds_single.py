@@ -134,6 +134,9 @@ def test_every_call_of_the_environment_is_made_by_its_executor():
             finally:
                 self.depth -= 1
 
+        def close(self):
+            pass
+
     executor = Executor()
 
     class Watching(CountingEnv):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from typing import Any
 
 from bridge.cli.program import OK, positive, say
@@ -19,9 +18,8 @@ _EPILOG = """examples:
   bridge evaluate host-a:50051 host-b:50051 --num-envs 64 --policy ws://gpu:8000 --episodes 500 --json
   bridge evaluate localhost:50051 --compare ws://gpu:8000 ws://gpu:8001
 
-A policy is ws://HOST:PORT or wss://HOST:PORT of `bridge policy` or of openpi, with ?token=TEXT where it asks for one;
-or MODULE:FUNCTION that takes a batch of observations and returns actions. Episode k is seeded with --seed + k, however
-many slots there are.
+A policy is the URL of `bridge policy` or of openpi's server, with ?token=TEXT where it asks for one, or MODULE:FUNCTION
+that takes a batch of observations and returns actions. Episode k is seeded with --seed + k.
 """
 
 
@@ -51,7 +49,7 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print."""
-    from bridge.policies import Comparison, evaluate  # they need an extra, which `--help` does not
+    from bridge.policies import compare, evaluate  # they need an extra, which `--help` does not
 
     names = ("episodes", "seed", "num_envs", "timeout", "record", "web_port")
     given = {name: getattr(arguments, name) for name in names}
@@ -59,17 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.web_port is not None:
         print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
-    texts = arguments.compare or [arguments.policy]
-    found = [evaluate(urls, _policy(text, arguments), **given) for text in texts]
-    whole = Comparison(*found) if arguments.compare else found[0]
-    if arguments.json:
-        say(json.dumps(whole.summary()))
-        return OK
-    for text, evaluation in zip(texts, found, strict=True):
-        for line in (f"{text}:", *textwrap.indent(str(evaluation), "  ").splitlines()):
-            say(line)  # one by one: it lets no control character through
-    if arguments.compare:
-        say(str(whole))
+    policies = [_policy(text, arguments) for text in arguments.compare or [arguments.policy]]
+    found: Any = (compare if arguments.compare else evaluate)(urls, *policies, **given)
+    for line in [json.dumps(found.summary())] if arguments.json else str(found).splitlines():
+        say(line)  # one by one: it lets no control character through
     return OK
 
 
@@ -83,7 +74,5 @@ def _policy(text: str, arguments: argparse.Namespace) -> Any:
 
 
 def _progress(done: int, total: int) -> None:
-    width = 30 * done // total
-    print(
-        f"\r[{'#' * width:30}] {done}/{total} episodes", end="\n" if done == total else "", file=sys.stderr, flush=True
-    )
+    bar = f"\r[{'#' * (30 * done // total):30}] {done}/{total} episodes"
+    print(bar, end="\n" if done == total else "", file=sys.stderr, flush=True)

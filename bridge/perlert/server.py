@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import os
 import queue
 import re
@@ -31,7 +30,7 @@ from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
 from bridge.server.event_loop import EventLoop
 from bridge.server.serving import ServerRuntime, ServingThread
-from bridge.signals import sigterm_as_interrupt
+from bridge.signals import wait_or_stop
 from bridge.transport.address import is_loopback
 from bridge.worlds.base import start_error
 from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
@@ -112,16 +111,7 @@ class PerlertServer:
         Returns:
             True if the server has stopped.
         """
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        try:
-            with sigterm_as_interrupt():
-                # A wait without a timeout would keep Python from running signal handlers on some platforms.
-                while not self._serving.finished.wait(max(0.0, min(0.2, end - time.monotonic()))):
-                    if time.monotonic() >= end:
-                        return False
-        except KeyboardInterrupt:
-            self.stop()
-        return True
+        return wait_or_stop(self._serving.finished, self.stop, timeout)
 
     def stop(self, grace: float = 0.0) -> None:
         """Stop: runs that are on may go on for `grace` seconds, then every client is sent done=true.

@@ -1,18 +1,8 @@
 """Policies at the other end, over openpi's wire: called and served; and how good they are on served environments."""
 
-from bridge.policies.evaluation import Comparison, EvaluatedEpisode, Evaluation, compare, evaluate
+from bridge.policies.evaluation import Comparison, Evaluation, compare, evaluate
 from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import by_rows
 from bridge.policies.server import PolicyServer, serve_policy
 
-__all__ = [
-    "Comparison",
-    "EvaluatedEpisode",
-    "Evaluation",
-    "PolicyServer",
-    "RemotePolicy",
-    "by_rows",
-    "compare",
-    "evaluate",
-    "serve_policy",
-]
+__all__ = ["Comparison", "Evaluation", "PolicyServer", "RemotePolicy", "by_rows", "compare", "evaluate", "serve_policy"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,10 +17,10 @@ from gymnasium.vector import AutoresetMode
 
 from bridge.client.make import make_vec_remote
 from bridge.encoding.tensors import Array
-from bridge.errors import EnvironmentFailedError, InvalidActionError, RemoteError, SettingError
+from bridge.errors import InvalidActionError, RemoteError, SettingError
 from bridge.keywords import check_counts
 from bridge.policies.remote_policy import RemotePolicy
-from bridge.policies.rows import take
+from bridge.policies.rows import check_policy, take
 from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["Comparison", "EvaluatedEpisode", "Evaluation", "compare", "evaluate"]
@@ -60,33 +59,30 @@ class EvaluatedEpisode:
     """`is_success` or `success` of its last info; None: there is neither."""
     corrected: int = 0
     """The steps in which somebody else acted in the policy's place: a person who took over in the browser."""
+    attempts: int = 1
+    """How often it was begun: more than once where its server was lost."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Evaluation:
     """The results of a policy's episodes, in the order of their numbers."""
 
-    episodes: tuple[EvaluatedEpisode, ...]
-    seconds: float
+    episodes: list[EvaluatedEpisode] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
     """How long it took."""
-    seconds_in_policy: float
+    seconds_in_policy: float = 0.0
     """How long the policy's calls took, its network included."""
-    seconds_in_policy_network: float
+    seconds_in_policy_network: float = 0.0
     """The part of these that a served policy's function did not take."""
-    steps: int
+    steps: int = 0
     """All steps, those of lost episodes included."""
-    lost: tuple[str, ...]
+    lost: list[str] = dataclasses.field(default_factory=list)
     """Each episode that was begun again: its number and seed, and why."""
 
     @property
     def returns(self) -> Array:
         """The return of each episode: float64 `(episodes,)`."""
         return _measures(self.episodes)["return"]
-
-    @property
-    def seconds_waiting(self) -> float:
-        """How long no call of the policy was under way: environments, their network, and the loop between them."""
-        return self.seconds - self.seconds_in_policy
 
     def intervals(self) -> dict[str, Interval]:
         """Return the mean return, length and, where infos tell it, success, with their bootstrap intervals."""
@@ -99,7 +95,7 @@ class Evaluation:
             "steps_per_second": self.steps / self.seconds,
             "share_policy": self.seconds_in_policy / self.seconds,
             "share_policy_network": self.seconds_in_policy_network / self.seconds,
-            "share_environment_and_network": self.seconds_waiting / self.seconds,
+            "share_environment_and_network": 1 - self.seconds_in_policy / self.seconds,
             **dataclasses.asdict(self),
         }
 
@@ -120,11 +116,8 @@ class Comparison:
 
     first: Evaluation
     second: Evaluation
-
-    @functools.cached_property
-    def difference(self) -> Interval:
-        """The mean of the second's returns less the first's, seed by seed, with its bootstrap interval."""
-        return _interval(self.second.returns - self.first.returns)
+    difference: Interval
+    """The mean of the second's returns less the first's, seed by seed, with its bootstrap interval."""
 
     @property
     def beyond_chance(self) -> bool:
@@ -138,7 +131,8 @@ class Comparison:
 
     def __str__(self) -> str:
         verdict = "larger than chance" if self.beyond_chance else "not larger than chance"
-        return f"the second less the first, seed by seed: {self.difference}: {verdict}"
+        difference = f"the second less the first, seed by seed: {self.difference}: {verdict}"
+        return f"the first: {self.first}\nthe second: {self.second}\n{difference}"
 
 
 def _measures(episodes: Sequence[EvaluatedEpisode]) -> dict[str, Array]:
@@ -166,141 +160,121 @@ class _Part:
         self.envs, self.work = envs, work
         self.slots = number + 2 * np.arange(envs.num_envs)
         """Their names for the policy, which are no other part's."""
-        self.episodes: list[EvaluatedEpisode | None] = [None] * envs.num_envs
-        self.filler = envs.action_space.sample()
+        self.episodes: dict[int, EvaluatedEpisode] = {}
+        """Those that are played, by row; the other rows are stepped, too, with any actions."""
+        self.actions = envs.action_space.sample()
+        self._begin(list(range(envs.num_envs)))
+        self._ask()
 
-    def play(self) -> Iterator[None]:
-        """Play episodes, and yield for the other part's turns; slots without an episode are stepped, too."""
-        self._begin(range(len(self.slots)))
-        while True:
-            active = [row for row, episode in enumerate(self.episodes) if episode is not None]
-            batch = take(self.observations, active)
-            answer: Callable[[], Any] = functools.partial(self.work.call_policy, batch, self.slots[active])
-            # A served policy works on its own: the other part's turn is its time to answer, and by then that part has
-            # asked, too, so that the policy never waits. A function works in `_act`, and the other part's turn, with
-            # its call, is the time in which this part's environments step.
-            if self.work.is_served:
-                answer = self.work.thread.submit(answer).result if active else answer
-                yield
-                self._act(active, answer)
-            else:
-                self._act(active, answer)
-                yield
-            self._observe()
-
-    def _begin(self, rows: Sequence[int]) -> None:
+    def _begin(self, rows: list[int]) -> None:
         """Reset slots, for episodes that wait with their seeds; the next step tells which are lost by it."""
         seeds: list[int | None] = [None] * len(self.slots)
         for row in rows[: len(self.work.queue)]:
             self.episodes[row] = episode = self.work.queue.popleft()
             seeds[row] = episode.seed
-        if self.work.is_served:
+        if isinstance(self.work.policy, RemotePolicy):
             self.work.policy.reset(self.slots[rows])
         mask = np.isin(np.arange(len(self.slots)), rows)
         self.observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": mask})
 
-    def _act(self, active: list[int], answer: Callable[[], Any]) -> None:
-        """Send actions: of the policy for slots with an episode, any for the others."""
-        actions = self.filler.copy()
-        if active:
-            given, replaced = np.asarray(answer()), actions[active]
-            if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
-                raise InvalidActionError(
-                    f"expected the policy to return {replaced.dtype} actions of {replaced.shape} for "
-                    f"{len(active)} observations, got {given.dtype} of {given.shape}"
-                )
-            actions[active] = given
-        self.envs.step_async(actions)
+    def _ask(self) -> None:
+        """Have the policy choose the next actions in its thread, while the other part's environments step."""
+        self.active = sorted(self.episodes)
+        if self.active:
+            batch = take(self.observations, self.active)
+            self.answer = self.work.thread.submit(self.work.call_policy, batch, self.slots[self.active])
 
-    def _observe(self) -> None:
-        """Take the results of the step, and begin episodes that wait in slots that are free."""
-        self.observations, rewards, terminations, truncations, infos = self.envs.step_wait()
-        valid, errors, moved, acted, *successes = (_told(infos, name, len(self.slots)) for name in _INFOS)
-        for row, episode in enumerate(self.episodes):
-            if episode is None:
-                continue
-            if not valid[row] or errors[row] is not None or moved[row]:
-                self.episodes[row] = None
-                self.work.lose(episode, str(errors[row] or "its server was left"))
+    def step(self) -> None:
+        """Step with the policy's answer, begin episodes that wait in slots that are free, and ask the policy again."""
+        if self.active:
+            given, replaced = np.asarray(self.answer.result()), self.actions[self.active]
+            if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
+                wanted = f"{replaced.dtype} actions of {replaced.shape}"
+                raise InvalidActionError(f"expected the policy's {wanted}, got {given.dtype} of {given.shape}")
+            self.actions[self.active] = given
+        self.observations, rewards, terminations, truncations, infos = self.envs.step(self.actions.copy())
+        valid, errors, moved, acted, *successes = (_told(infos, name) for name in _INFOS)
+        for row in self.active:
+            episode = self.episodes[row]
+            # An environment may have infos of these names, too: only a text or a truncation comes from the client.
+            if not valid[row] or (truncations[row] and (isinstance(errors.get(row), str) or moved.get(row))):
+                self.work.lose(self.episodes.pop(row), str(errors.get(row, "its server was left")))
                 continue
             episode.total += float(rewards[row])
             episode.length += 1
-            episode.corrected += bool(acted[row])
-            self.work.steps += 1
+            episode.corrected += bool(acted.get(row))
+            self.work.result.steps += 1
             if terminations[row] or truncations[row]:
-                episode.success = next((bool(told[row]) for told in successes if told[row] is not None), None)
-                self.episodes[row] = None
-                self.work.done[episode.number] = episode
-                self.work.progress(len(self.work.done), self.work.total)
+                episode.success = next((bool(told[row]) for told in successes if row in told), None)
+                self.work.result.episodes.append(self.episodes.pop(row))
+                self.work.progress(len(self.work.result.episodes), self.work.total)
         # Others that are free begin episodes by themselves, which do not count.
-        free = [row for row, episode in enumerate(self.episodes) if episode is None and valid[row]]
+        free = [row for row in range(len(self.slots)) if row not in self.episodes and valid[row]]
         if free and self.work.queue:
             self._begin(free[: len(self.work.queue)])
+        self._ask()
 
 
 class _Work:
-    """The episodes to be played, what came of them, and the policy; the arguments are those of `evaluate`."""
+    """The episodes to be played, and the policy; the arguments are those of `evaluate`."""
 
     def __init__(self, policy: Any, episodes: int, seed: int, progress: Callable[[int, int], None] | None) -> None:
         self.policy, self.total, self.progress = policy, episodes, progress or (lambda done, total: None)
-        self.is_served = isinstance(policy, RemotePolicy)
         self.thread = ThreadPoolExecutor(1)
-        """Calls a served policy."""
+        """Calls the policy."""
         self.queue = deque(EvaluatedEpisode(number, seed + number) for number in range(episodes))
-        self.done: dict[int, EvaluatedEpisode] = {}
-        self.losses = Counter[int]()
-        self.lost: list[str] = []
-        self.steps, self.in_policy = 0, 0.0
+        self.result = Evaluation()
 
     def call_policy(self, batch: Any, slots: Array) -> Any:
         """Return the policy's actions for a batch of observations, of these slots."""
         began = time.perf_counter()
-        actions = self.policy(batch, slots=slots) if self.is_served else self.policy(batch)
-        self.in_policy += time.perf_counter() - began
+        actions = self.policy(batch, slots=slots) if isinstance(self.policy, RemotePolicy) else self.policy(batch)
+        self.result.seconds_in_policy += time.perf_counter() - began
         return actions
 
     def lose(self, episode: EvaluatedEpisode, why: str) -> None:
         """Let an episode be begun again before all others; raise RemoteError where that was done too often."""
-        self.losses[episode.number] += 1
-        self.lost.append(f"episode {episode.number} (seed {episode.seed}): {why}")
-        if self.losses[episode.number] >= _ATTEMPTS:
-            text = f"{self.lost[-1]}; it was begun {_ATTEMPTS} times. Look at the server's log"
-            raise RemoteError("evaluation", text)
-        self.queue.appendleft(EvaluatedEpisode(episode.number, episode.seed))
+        text = f"episode {episode.number} (seed {episode.seed}): {why}"
+        if episode.attempts >= _ATTEMPTS:
+            raise RemoteError("evaluation", f"{text}; it was begun {_ATTEMPTS} times. Look at the server's log")
+        self.result.lost.append(text)
+        self.queue.appendleft(EvaluatedEpisode(episode.number, episode.seed, attempts=episode.attempts + 1))
 
     def results(self) -> str:
         """Say what the finished episodes gave; any thread may ask."""
-        means = [
-            f"{name} {values.mean():{'.0%' if name == 'success' else '.4g'}}"
-            for name, values in _measures([*self.done.values()]).items()
-        ]
-        parts = [f"{len(self.done)} of {self.total} episodes", *([f"mean {', '.join(means)}"] if means else [])]
-        return ", ".join([*parts, *([f"{len(self.lost)} begun again"] if self.lost else [])])
+        parts = [f"{len(self.result.episodes)} of {self.total} episodes"]
+        parts += [f"mean {name} {values.mean():.4g}" for name, values in _measures(self.result.episodes.copy()).items()]
+        return ", ".join([*parts, *([f"{len(self.result.lost)} begun again"] if self.result.lost else [])])
 
-    def play(self, parts: Sequence[_Part]) -> None:
-        """Step the parts in turns until every episode is done; where a part has no server left, the others go on."""
-        live = {part: part.play() for part in parts}
-        while len(self.done) < self.total:
-            for part, turns in tuple(live.items()):
+    def play(self, connected: Sequence[Any]) -> Evaluation:
+        """Step in turns until every episode is done; where a part has no server left, the others go on."""
+        result, before = self.result, getattr(self.policy, "seconds_in_function", 0.0)
+        began = time.perf_counter()
+        parts = [_Part(envs, number, self) for number, envs in enumerate(connected)]
+        while len(result.episodes) < self.total:
+            for part in tuple(parts):
                 try:
-                    next(turns)
+                    part.step()
                 except RemoteError as error:
-                    # A failure of the policy, or of an environment, would be the same on the other servers.
-                    same = isinstance(error, EnvironmentFailedError) or error.url == getattr(self.policy, "url", "")
-                    if same or len(live) == 1:
+                    if len(parts) == 1:
                         raise
-                    del live[part]
-                    for episode in filter(None, part.episodes):
+                    parts.remove(part)
+                    for episode in part.episodes.values():
                         self.lose(episode, str(error))
+        result.seconds = time.perf_counter() - began
+        if isinstance(self.policy, RemotePolicy):
+            in_function = self.policy.seconds_in_function - before
+            result.seconds_in_policy_network = max(0.0, result.seconds_in_policy - in_function)
+        result.episodes.sort(key=lambda episode: episode.number)
+        return result
 
 
-def _told(infos: dict[str, Any], name: str, count: int) -> list[Any]:
-    """Return an entry of each slot's info; None for slots that have none."""
+def _told(infos: dict[str, Any], name: str) -> dict[int, Any]:
+    """Return an entry of the infos by slot, of those that have it."""
     values: Any = infos.get(name)
-    if np.shape(values)[:1] != (count,):
-        return [None] * count
-    there = infos.get(f"_{name}", np.ones(count, np.bool_))
-    return [value if told else None for value, told in zip(values, there, strict=True)]
+    if np.ndim(values) != 1:
+        return {}
+    return {row: values[row] for row in np.flatnonzero(infos.get(f"_{name}", np.ones(len(values)))).tolist()}
 
 
 def evaluate(
@@ -323,7 +297,8 @@ def evaluate(
 
     Args:
         urls: As for `make_vec_remote`: a URL, a list of them, or a directory.
-        policy: A `RemotePolicy`, or a function of a batch of observations, as for `serve_policy`.
+        policy: A `RemotePolicy`, or a function of a batch of observations, as for `serve_policy`; either is called in a
+            thread of its own.
         episodes: How many.
         seed: The first episode's.
         num_envs: How many slots; None: what the URLs give.
@@ -334,49 +309,42 @@ def evaluate(
         keywords: Others of `make_vec_remote`.
 
     Raises:
-        SettingError: The environments cannot be reset alone, or have spaces that are no arrays.
+        SettingError: The environments cannot be reset alone, or have spaces that are no arrays; or the policy is no
+            function.
         InvalidActionError: The policy returns other actions than the environments take.
         RemoteError: No server is left, or an episode was lost five times.
     """
     check_counts(episodes=episodes)
-    if type(seed) is not int or seed < 0:
-        raise SettingError(f"expected seed to be an integer from 0 on, got {seed!r}")
+    check_policy(policy)
     with contextlib.ExitStack() as opened:
         work = _Work(policy, episodes, seed, progress)
         opened.enter_context(work.thread)
         if web_port is not None:
             from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
 
-            shown = {name: keywords[name] for name in ("token", "token_file", "tls") if name in keywords}
-            credentials = ClientCredentials.of(**shown)
+            credentials = ClientCredentials.of(**{name: keywords.get(name) for name in ("token", "token_file", "tls")})
             opened.enter_context(serve_gateway(urls, port=web_port, upstream=credentials, note=work.results))
-        parts = [_Part(envs, at, work) for at, envs in enumerate(_connect(opened, urls, num_envs, record, keywords))]
-        before = policy.seconds_in_function if isinstance(policy, RemotePolicy) else 0.0
-        began = time.perf_counter()
-        work.play(parts)
-        seconds = time.perf_counter() - began
-    in_function = policy.seconds_in_function - before if isinstance(policy, RemotePolicy) else work.in_policy
-    network = max(0.0, work.in_policy - in_function)
-    found = tuple(work.done[number] for number in range(episodes))
-    return Evaluation(found, seconds, work.in_policy, network, work.steps, tuple(work.lost))
+        connected = _connect(opened, urls, num_envs, keywords)
+        if record is not None:
+            from bridge.recording.recorder import Recorder  # it needs an extra, which evaluations do not
+
+            recorders = [Recorder(envs, record, observations=True) for envs in connected]
+            connected = [opened.enter_context(contextlib.closing(recorder)) for recorder in recorders]
+        return work.play(connected)
 
 
-def _connect(
-    opened: contextlib.ExitStack, urls: Any, num_envs: int | None, record: Any, keywords: dict[str, Any]
-) -> list[Any]:
+def _connect(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> list[Any]:
     """Return the environments in two parts, or in one where they cannot be divided; `opened` closes them."""
-    halves: list[tuple[Any, int | None]] = []
-    if not isinstance(urls, str) and len(urls) > 1 and num_envs in (None, len(urls)):
-        halves = [(urls[0::2], None), (urls[1::2], None)]
-    elif num_envs is not None and num_envs > 1:
-        halves = [(urls, num_envs - num_envs // 2), (urls, num_envs // 2)]
+    of_each = not isinstance(urls, str) and len(urls) > 1 and num_envs in (None, len(urls))
+    count = num_envs or 1
+    halves = [(urls[0::2], None), (urls[1::2], None)] if of_each else [(urls, count - count // 2), (urls, count // 2)]
     with contextlib.suppress(SettingError):  # where worlds have too many lanes for half of the slots
-        if halves:
-            return [_made(opened, *half, record, keywords) for half in halves]
-    return [_made(opened, urls, num_envs, record, keywords)]
+        if of_each or count > 1:
+            return [_made(opened, some, slots, keywords) for some, slots in halves]
+    return [_made(opened, urls, num_envs, keywords)]
 
 
-def _made(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, record: Any, keywords: dict[str, Any]) -> Any:
+def _made(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> Any:
     """Connect to the environments of a part."""
     envs: Any = make_vec_remote(
         urls, num_envs=num_envs, blocking=True, on_lost="continue", max_failures=None, **keywords
@@ -384,15 +352,9 @@ def _made(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, record:
     opened.callback(envs.close)
     if envs.metadata["autoreset_mode"] is not AutoresetMode.NEXT_STEP:
         raise SettingError(f"expected lanes that can be reset alone, with a seed each; those of {urls!r} cannot")
-    if not isinstance(envs.single_action_space, _ARRAYS):
-        raise SettingError(f"expected an action space of arrays, got {envs.single_action_space}")
-    if not isinstance(envs.single_observation_space, (*_ARRAYS, spaces.Dict)):
-        raise SettingError(f"expected observations of arrays, or dicts of them, got {envs.single_observation_space}")
-    if record is not None:
-        from bridge.recording.recorder import Recorder  # it needs an extra, which evaluations do not
-
-        envs = Recorder(envs, record, observations=True)
-        opened.callback(envs.close)
+    acting, seeing = envs.single_action_space, envs.single_observation_space
+    if not (isinstance(acting, _ARRAYS) and isinstance(seeing, (*_ARRAYS, spaces.Dict))):
+        raise SettingError(f"expected arrays as actions, arrays or dicts as observations, got {acting} and {seeing}")
     return envs
 
 
@@ -407,4 +369,5 @@ def compare(
         second: Another one.
         keywords: As for `evaluate`.
     """
-    return Comparison(evaluate(urls, first, **keywords), evaluate(urls, second, **keywords))
+    one, other = (evaluate(urls, policy, **keywords) for policy in (first, second))
+    return Comparison(one, other, _interval(other.returns - one.returns))

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from bridge.encoding.tensors import Array
 from bridge.errors import AddressError, Code, PeerError, RefusedError, SettingError
 from bridge.keywords import check_counts
-from bridge.policies.rows import as_map, row_count, take, with_rows
-from bridge.policies.wire import ACTIONS, BATCH, MAX_BATCH, MAX_MESSAGE_BYTES, WireError, pack, unpack
+from bridge.policies import wire
+from bridge.policies.rows import row_count, take
 from bridge.transport.address import parse_address
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.transport.message_socket import MessageSocket  # after `wire`, whose error says what to install
@@ -34,7 +35,6 @@ class RemotePolicy:
         execution_horizon: How many actions of a chunk are executed before the policy is asked again; None: all.
         timeout: Seconds to wait for an answer.
         reconnect: Seconds within which a server that is away has to be back; 0: a lost connection is an error.
-        max_message_bytes: The largest answer.
         token: The token that the server expects, as for `make_remote`.
         token_file: A file that holds the token.
         tls: For `wss://`: the CA of the server's certificate.
@@ -51,7 +51,6 @@ class RemotePolicy:
         execution_horizon: int | None = None,
         timeout: float = 10.0,
         reconnect: float = 30.0,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls: TLS | None = None,
@@ -62,9 +61,8 @@ class RemotePolicy:
         address = address.with_credentials(ClientCredentials.of(token=token, token_file=token_file, tls=tls))
         if execution_horizon is not None:
             check_counts(execution_horizon=execution_horizon)
-        for name, seconds in (("timeout", timeout), ("reconnect", reconnect)):
-            if not 0 <= seconds < math.inf or (name == "timeout" and not seconds):
-                raise SettingError(f"expected {name} to be seconds, got {seconds!r}")
+        if not 0 < timeout < math.inf:
+            raise SettingError(f"expected timeout to be a positive number of seconds, got {timeout!r}")
         self.url = address.url
         """The URL, without its token."""
         self.seconds_in_function = 0.0
@@ -77,21 +75,14 @@ class RemotePolicy:
             server="policy server",
             hint=". Start one: `bridge policy MODULE:NAME`",
             timeout=timeout,
-            max_message_bytes=max_message_bytes,
-            proxied=False,
+            max_message_bytes=wire.MAX_MESSAGE_BYTES,
         )
-        self._metadata: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
+        """What the server says about itself when this end connects, at the first call."""
         self._chunks: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The server's metadata, sent when this end connected; connects if that was not done yet."""
-        with self._lock:
-            self._socket.persist(self._connect, self._reconnect)
-        return self._metadata
-
-    def __call__(self, observation: Any, slots: Sequence[int] | None = None) -> Any:
+    def __call__(self, observation: Any, slots: Sequence[int] | Array | None = None) -> Any:
         """Return the action for an observation, or with `slots` a batch of actions for a batch of observations.
 
         Args:
@@ -104,22 +95,24 @@ class RemotePolicy:
             PeerError: The answer is no chunk of finite actions.
             ConnectError, ConnectionLostError: The server is away.
         """
-        single = slots is None
-        batch = with_rows(observation) if single else observation
-        numbers = [-1] if slots is None else [int(slot) for slot in slots]
+        message = observation if isinstance(observation, dict) else {wire.OBSERVATION: observation}
+        batch, numbers = (take(message, None), [-1]) if slots is None else (message, [int(slot) for slot in slots])
         if row_count(batch) != {len(numbers)}:
             raise SettingError(f"expected a row for each of {len(numbers)} slots, got {sorted(row_count(batch))}")
         with self._lock:
             held = [self._chunks.setdefault(slot, []) for slot in numbers]
             need = [row for row, chunk in enumerate(held) if not chunk]
             if need:
-                chunks = self._socket.persist(lambda: self._ask(take(batch, need)), self._reconnect)
+                try:
+                    chunks = self._socket.persist(lambda: self._ask(take(batch, need), len(need)), self._reconnect)
+                except wire.WireError as error:
+                    raise PeerError(self.url, str(error)) from None
                 for row, chunk in zip(need, chunks, strict=True):
                     held[row].extend(chunk[: self._horizon])
             actions = [chunk.pop(0) for chunk in held]
-        return actions[0] if single else np.stack(actions)
+        return actions[0] if slots is None else np.stack(actions)
 
-    def reset(self, slots: Sequence[int] | None = None) -> None:
+    def reset(self, slots: Sequence[int] | Array | None = None) -> None:
         """Drop what is left of chunks, because episodes began anew: those of some slots, or all."""
         # No lock: a call for other slots may be under way, which would delay their next steps.
         for slot in list(self._chunks) if slots is None else slots:
@@ -136,51 +129,34 @@ class RemotePolicy:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _connect(self) -> None:
-        if not self._socket.connected:
-            self._socket.connect()
-            self._metadata = self._read(self._socket.receive(_ANSWER))
-
     def _read(self, data: str | bytes) -> dict[str, Any]:
         if isinstance(data, str):
             raise RefusedError(self.url, f"the policy failed: {data}", Code.INTERNAL)
-        try:
-            return unpack(data)
-        except WireError as error:
-            raise PeerError(self.url, str(error)) from None
+        return wire.unpack(data)
 
-    def _ask(self, batch: Any) -> list[Any]:
-        """Return a chunk for each row."""
-        self._connect()
-        most = self._metadata.get(MAX_BATCH)
-        stacked = isinstance(most, int) and most > 0
-        size: Any = most if stacked else 1  # a server of openpi takes one observation a message
-        (rows,) = row_count(batch)
-        parts = [take(batch, slice(start, start + size)) for start in range(0, rows, size)]
-        return [chunk for part in parts for chunk in self._request(part, stacked)]
+    def _ask(self, batch: Any, rows: int) -> list[Any]:
+        """Return a chunk for each row of a batch."""
+        if not self._socket.connected:
+            self._socket.connect()
+            self.metadata = self._read(self._socket.receive(_ANSWER))
+        most = self.metadata.get(wire.MAX_BATCH)
+        if not isinstance(most, int) or most < 1:  # a server of openpi takes one observation a message
+            return [chunk for row in range(rows) for chunk in self._request(take(batch, row), 1)]
+        chunks: list[Any] = []
+        for start in range(0, rows, most):
+            count = min(most, rows - start)
+            chunks += [*self._request({**take(batch, slice(start, start + count)), wire.BATCH: count}, count)]
+        return chunks
 
-    def _request(self, batch: Any, stacked: bool) -> Any:
-        """Return a chunk for each row of a batch, which is one observation where it is not sent as a batch."""
-        (count,) = row_count(batch)
-        try:
-            data = pack({**as_map(batch), BATCH: count} if stacked else as_map(take(batch, 0)))
-        except WireError as error:
-            raise SettingError(f"the observation {error}") from None
-        answer = self._read(self._socket.ask(data, _ANSWER))
-        try:
-            chunks = np.asarray(answer.get(ACTIONS))
-        except ValueError:  # a list of lists of different lengths
-            chunks = np.empty(0, object)
-        chunks = chunks if stacked else chunks[None]
-        if chunks.dtype.kind not in "biuf" or chunks.ndim < 2 or len(chunks) != count or chunks.shape[1] < 1:
-            came = f"{chunks.dtype} of {chunks.shape}" if ACTIONS in answer else f"the keys {sorted(answer)!r:.100}"
-            raise PeerError(
-                self.url, f"expected actions as an array of numbers, {count} chunks of one or more, got {came}"
-            )
-        if chunks.dtype.kind == "f" and not np.isfinite(chunks).all():
-            raise PeerError(self.url, "expected finite actions, got NaN or infinity; look at what the policy computes")
+    def _request(self, message: dict[str, Any], rows: int) -> Any:
+        """Return a chunk for each row of a message, which is a single observation where it does not say how many."""
+        answer = self._read(self._socket.ask(wire.pack(message), _ANSWER))
         timing = answer.get("server_timing")
         spent = timing.get("infer_ms") if isinstance(timing, dict) else None
         if isinstance(spent, (int, float)) and 0 <= spent < 1e9:
-            self.seconds_in_function += float(spent) / 1000
+            self.seconds_in_function += spent / 1000
+        chunks = answer.get("actions")
+        if wire.BATCH not in message and isinstance(chunks, np.ndarray):
+            chunks = chunks[None]
+        wire.check_chunks(chunks, rows)
         return chunks

@@ -1,17 +1,16 @@
-"""Batches of observations: nested dicts of stacked arrays, and lists of texts; a row is one observation."""
+"""Batches of observations: arrays with a row for each observation, or nested dicts of such; text is an array, too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from bridge.errors import SettingError
-from bridge.policies.wire import OBSERVATION, WireError
+from bridge.policies.wire import WireError
 
-__all__ = ["as_map", "by_rows", "join", "layout", "row_count", "take", "with_rows"]
+__all__ = ["by_rows", "check_policy", "join", "layout", "row_count", "take"]
 
 
 def _over_parts(function: Callable[..., Any], *batches: Any) -> Any:
@@ -22,52 +21,40 @@ def _over_parts(function: Callable[..., Any], *batches: Any) -> Any:
 
 
 def take(batch: Any, rows: Any) -> Any:
-    """Return some rows of a batch, by a slice or their numbers; a single number gives one observation."""
+    """Return some rows of a batch, as NumPy's index: by a slice or numbers; a single number gives one observation.
 
-    def chosen(part: Any) -> Any:
-        if not isinstance(part, (list, tuple)):
-            return np.asarray(part)[rows]
-        numbers = np.arange(len(part))[rows]
-        return [part[at] for at in numbers] if np.ndim(numbers) else part[numbers]
-
-    return _over_parts(chosen, batch)
+    None makes a batch of one observation.
+    """
+    return _over_parts(lambda part: np.asarray(part)[rows], batch)
 
 
 def join(batches: Sequence[Any]) -> Any:
     """Return batches of one layout as one, one after the other."""
-
-    def joined(*parts: Any) -> Any:
-        return list(chain(*parts)) if isinstance(parts[0], list) else np.concatenate(parts)
-
-    return batches[0] if len(batches) == 1 else _over_parts(joined, *batches)
-
-
-def with_rows(observation: Any) -> Any:
-    """Return a batch of one observation."""
-    return _over_parts(lambda part: [part] if isinstance(part, (str, bytes)) else np.asarray(part)[None], observation)
+    return batches[0] if len(batches) == 1 else _over_parts(lambda *parts: np.concatenate(parts), *batches)
 
 
 def row_count(batch: Any) -> set[int]:
     """Return the lengths of a batch's parts: exactly one where it is a batch."""
     if isinstance(batch, dict):
-        return set().union(*(row_count(value) for value in batch.values()))
-    return {len(batch) if isinstance(batch, (list, tuple)) or np.ndim(batch) else -1}
+        return set().union(*(row_count(part) for part in batch.values()))
+    return {len(batch) if np.ndim(batch) else -1}
 
 
 def layout(batch: Any) -> Any:
-    """Return what two batches must have alike to be joined: the names, and each array's dtype and shape of a row."""
-    if isinstance(batch, dict):
-        return tuple((key, layout(batch[key])) for key in batch)
-    if isinstance(batch, np.ndarray) and batch.dtype.kind != "O":
-        return batch.dtype.str, batch.shape[1:]
-    if isinstance(batch, list) and all(isinstance(item, (str, bytes)) for item in batch):
-        return "text"
-    raise WireError(f"expected observations of arrays, numbers and text, got a {type(batch).__name__}")
+    """Return what two batches must have alike to be joined: the names, and each array's type and shape of a row."""
+
+    def of_part(part: Any) -> Any:
+        if part.dtype.kind not in "biufU":  # an array of bytes would lose the zeros at their ends
+            raise WireError(f"expected observations of arrays, numbers and text, got an array of {part.dtype}")
+        return part.dtype.type, part.shape[1:]
+
+    return _over_parts(of_part, batch)
 
 
-def as_map(observation: Any) -> dict[str, Any]:
-    """Return an observation as the map that the wire carries: a dict is one, anything else its only entry."""
-    return observation if isinstance(observation, dict) else {OBSERVATION: observation}
+def check_policy(policy: Any) -> None:
+    """Raise SettingError where a policy cannot be called."""
+    if not callable(policy):
+        raise SettingError(f"expected a policy that takes observations, got {policy!r:.80}")
 
 
 def by_rows(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -80,10 +67,10 @@ def by_rows(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         array([1, 0])
     """
 
+    check_policy(function)
+
     def of_batch(batch: Any) -> Any:
         (count,) = row_count(batch)
         return np.stack([np.asarray(function(take(batch, row))) for row in range(count)])
 
-    if not callable(function):
-        raise SettingError(f"expected a policy that takes an observation, got a {type(function).__name__}")
     return of_batch

@@ -55,7 +55,7 @@ class MessageSocket:
         hint: str = "",
         timeout: float,
         max_message_bytes: int,
-        proxied: bool,
+        proxied: bool = False,
     ) -> None:
         self._address, self._path, self._url, self._server, self._hint = address, path, url, server, hint
         self._timeout, self._most, self._proxied = timeout, max_message_bytes, proxied

@@ -135,11 +135,13 @@ class EnvAgent(Agent):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
         first = self._first_flag
-        flags = (self._reward, 1.0 - self._terminated, self._terminated, self._truncated)  # D-21
+        flags = (self._reward, self._terminated, self._terminated, self._truncated)
         found: dict[int, Array] = {}
         for uid in uids:
             if uid < first:
                 found[uid] = self._leaf(uid)
+            elif uid == first + 1:
+                found[uid] = 1.0 - self._terminated  # D-21: the discount, which our own clients do not ask for
             elif uid < first + len(flags):
                 found[uid] = flags[uid - first]
             else:

@@ -45,7 +45,7 @@ _STALL = 5.0
 # Seconds that a server which dials has for its next connection.
 _NEXT = 2.0
 # Requests of a connection that are sent together.
-_TOGETHER = 32
+_TOGETHER = 16
 # Connections that may refuse a call, and what one counts as that had no other.
 _MAX_ATTEMPTS = 60
 _ALONE = 20
