@@ -234,9 +234,9 @@ def limit_replays(monkeypatch: pytest.MonkeyPatch, most: int, lingers: float) ->
     monkeypatch.setattr("bridge.recording.replay_world.ReplayWorld.lingers", lingers)
 
 
-def let_holds_lapse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the action of a person who has taken over hold for no time."""
-    monkeypatch.setattr("bridge.watching.takeovers.HOLD", -1.0)
+def let_holds_lapse(monkeypatch: pytest.MonkeyPatch, after: float = -1.0) -> None:
+    """Have the action of a person who has taken over hold for so many seconds; by default for no time."""
+    monkeypatch.setattr("bridge.watching.takeovers.HOLD", after)
 
 
 def server_connection(sock: socket.socket, limits: Limits) -> Any:

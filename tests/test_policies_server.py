@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
@@ -313,6 +314,8 @@ def test_the_command_serves_a_function_of_a_module(tmp_path):
         assert "mine:act" in line
         with RemotePolicy(url) as policy:
             assert policy(np.array([1.0])) == 1
+        with urllib.request.urlopen(url.replace("ws://", "http://") + "/healthz", timeout=10) as answer:
+            assert answer.status == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         process.stdout.read()

@@ -14,12 +14,14 @@ import pytest
 from bridge import Limits, Recording, Web, make_remote, serve_gym
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
+from tests.inside import let_holds_lapse
 from tests.support import keeping, until
 from tests.test_web_page import TAP, browser, no_token_in_the_environment, opened, pytestmark, says, shows  # noqa: F401
 from tests.web_envs import Paddle
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "learn_from_takeover.py"
 
+LET_GO = 'document.dispatchEvent(new KeyboardEvent("keyup", {key: "ArrowRight", bubbles: true}))'
 # A key goes down and up in one task of the page, as where a busy machine delivers both late.
 TAP_AT_ONCE = """() => {
   const event = (kind) => document.dispatchEvent(new KeyboardEvent(kind, {key: "ArrowRight", bubbles: true}));
@@ -95,7 +97,8 @@ def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened
         until(lambda: len(trainer.steps) > first + 200)
 
 
-def test_a_tap_is_one_step_of_the_trainer_s_world(opened):  # noqa: F811
+def test_a_tap_is_one_step_of_the_trainer_s_world(opened, monkeypatch):  # noqa: F811
+    let_holds_lapse(monkeypatch, 30.0)  # a tap waits that long for the trainer's step, on a machine that stalls, too
     with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
         take_over(page)
@@ -111,7 +114,8 @@ def test_a_tap_is_one_step_of_the_trainer_s_world(opened):  # noqa: F811
         page.keyboard.press("Escape")
 
 
-def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(opened):  # noqa: F811
+def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(opened, monkeypatch):  # noqa: F811
+    let_holds_lapse(monkeypatch, 30.0)  # a tap waits that long for the trainer's step, on a machine that stalls, too
     with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
         take_over(page)
@@ -122,6 +126,19 @@ def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(o
         seen = len(trainer.steps)
         until(lambda: len(trainer.steps) >= seen + 2)
         assert trainer.interventions == 3
+        page.keyboard.press("Escape")
+
+
+def test_a_key_that_is_let_go_and_tapped_at_once_is_a_tap_of_its_own(opened, monkeypatch):  # noqa: F811
+    let_holds_lapse(monkeypatch, 30.0)
+    with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
+        page = opened(server.web_url)
+        take_over(page)
+        until(lambda: trainer.last.get("takeover_fps") == 2)
+        page.keyboard.down("ArrowRight")
+        until(lambda: trainer.interventions >= 1)
+        page.evaluate(f"() => {{ {LET_GO}; ({TAP_AT_ONCE})(); }}")
+        until(lambda: trainer.interventions >= 2)
         page.keyboard.press("Escape")
 
 

@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     names = ("episodes", "seed", "num_envs", "timeout", "record", "web_port")
     given = {name: getattr(arguments, name) for name in names}
     given.update(credential_keywords(arguments), progress=_progress if sys.stderr.isatty() else None)
+    if arguments.web_port is not None:
+        print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
     policies = [_policy(text, arguments) for text in arguments.compare or [arguments.policy]]
     found: Any = (compare if arguments.compare else evaluate)(urls, *policies, **given)

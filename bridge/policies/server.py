@@ -163,6 +163,8 @@ class PolicyServer:
         self.stop()
 
     def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
+        if request.path == "/healthz":  # as openpi's own server; load balancers have no token
+            return connection.respond(200, "OK\n")
         kind, _, shown = request.headers.get("Authorization", "").partition(" ")
         if self._token is not None and not (kind in ("Bearer", "Api-Key") and self._token.matches(shown)):
             return connection.respond(401, "expected this server's token\n")

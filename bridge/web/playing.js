@@ -49,8 +49,11 @@ export async function takeOver(chosen) {
     const play = state.playing;
     const wanted = ["acting", "steps", "seconds_left"].map((name) => joined.observations.get(name).uid);
     await stream.ask(request.step([], wanted));
+    let last = new Set();
     while (state.playing === play) {
-      const keys = keyboard.take();
+      // A key that was let go and pressed again: without a word in between, the server takes it for one that stayed down.
+      if ([...keyboard.pressed].some((key) => last.has(key))) await stream.ask(request.step([], wanted));
+      const keys = last = keyboard.take();
       const actions = keys.size ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard.action(keys), spec)]) : [];
       const changed = play.changed;
       play.changed = null;
