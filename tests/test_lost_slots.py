@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 import re
+import socket
 import threading
 import time
 from collections import Counter
@@ -231,6 +232,39 @@ def test_continue_works_in_every_autoreset_mode(mode):
             if mode == "Disabled" and (terminations | truncations).any():
                 envs.reset(options={"reset_mask": terminations | truncations})
         assert invalid >= 18
+        envs.close()
+
+
+class Patient(CountingEnv):
+    """Its steps wait for an event."""
+
+    def __init__(self, event):
+        super().__init__(1000)
+        self.event = event
+
+    def step(self, action):
+        assert self.event.wait(DEADLINE)
+        return super().step(action)
+
+
+def test_why_a_remote_was_lost_is_told_though_the_attempts_to_connect_again_fail_otherwise():
+    tried = threading.Event()
+    with Number() as number, serve_gym(lambda: Patient(tried)) as other:
+        envs = make_vec_remote([number.server.url, other.url], blocking=True, on_lost="raise")
+        envs.reset()
+        number.server.stop()
+        with socket.create_server(("127.0.0.1", number.port)) as silent:
+
+            def try_twice():  # the second attempt says that the first has failed
+                for _ in range(2):
+                    silent.accept()[0].close()
+                tried.set()
+
+            thread = threading.Thread(target=try_twice)
+            thread.start()
+            with pytest.raises(ConnectionLostError, match=str(number.port)):
+                envs.step(np.zeros(2, np.int64))
+            thread.join()
         envs.close()
 
 

@@ -16,7 +16,7 @@ from bridge.client.slots import policy
 from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.member_pool import MemberPool
 from bridge.client.slots.resets import further_seeds
-from bridge.client.slots.slot import CONNECTING, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.client.world.remote import Delivery
 from bridge.client.world.world_request import WorldRequest
@@ -244,7 +244,9 @@ class VectorPool(MemberPool):
         """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
         self.has_errors = True
         now = time.monotonic()
-        member.error, member.refusal = event.error, None
+        member.refusal = None
+        if member.phase not in CUT:  # else an episode's end is still to be told, with what it was lost by
+            member.error = event.error
         member.handle(SlotEvent.LOST)
         # A slot that moves is not away: it has left one server by itself, and the next did not answer.
         if member.start != SPARE and event.established and member.away_since is None and member.last is not None:
