@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["ClientCall", "ClientConnection", "Deliver", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-# Bytes of requests that are joined, to be sent at once.
 _CHUNK = 65536
-# Bytes that are received at once: a step of thousands of lanes in one piece, which is not to be put together from two.
-_MOST_RECEIVED = 131072
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
 _STALL = 5.0
 # Seconds that a server which dials has for its next connection.
@@ -381,11 +378,11 @@ class ClientConnection:
         try:
             came: Iterable[Received]
             if self._tls is not None:
-                data = sock.recv(_MOST_RECEIVED, flags)
+                data = sock.recv(_CHUNK, flags)
                 count = len(data)
                 came = self._opened(self._tls, data)
             elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
-                data = sock.recv(_MOST_RECEIVED, flags)
+                data = sock.recv(_CHUNK, flags)
                 count = len(data)
                 came = protocol.receive_data(data)
             else:
