@@ -255,7 +255,7 @@ def test_a_comparison_says_whether_a_difference_is_larger_than_chance():
 def test_actions_that_do_not_fit_are_told(returned):
     with (
         serve_gym("CartPole-v1") as server,
-        pytest.raises(InvalidActionError, match=r"expected the policy's int64 actions of \(1,\), got "),
+        pytest.raises(InvalidActionError, match=r"expected the policy to return int64 actions of \(1,\), got "),
     ):
         evaluate(server.url, lambda observations: returned(len(observations)), episodes=1)
 

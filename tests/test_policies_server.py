@@ -142,7 +142,7 @@ def test_a_client_written_from_the_wire_alone_is_served():
 
 HOSTILE = {
     "garbage": (b"\xc1", "expected a message of msgpack"),
-    "text": ("hello", "expected a message of msgpack: a bytes-like object is required, not 'str'"),
+    "text": ("hello", "expected a message of msgpack: TypeError: a bytes-like object is required, not 'str'"),
     "no observation": (msgpack.packb({}), "rows in every part of the observation"),
     "too many rows": (
         msgpack.packb({"observation": array(np.zeros((99, 1))), "bridge/batch": 99}),

@@ -75,6 +75,17 @@ def take_over(page):
     says(page, "#badge", "agent acts: hold a key")
 
 
+@contextlib.contextmanager
+def taps_on_paddle(opened, monkeypatch):  # noqa: F811
+    """A page that has taken over from a trainer at 2 steps a second, and the trainer."""
+    let_holds_lapse(monkeypatch, 30.0)  # a tap waits that long for the trainer's step, on a machine that stalls, too
+    with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
+        page = opened(server.web_url)
+        take_over(page)
+        until(lambda: trainer.last.get("takeover_fps") == 2)
+        yield page, trainer
+
+
 def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened):  # noqa: F811
     with serve_gym(Paddle, web=Web(play_fps=10)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
@@ -98,11 +109,7 @@ def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened
 
 
 def test_a_tap_is_one_step_of_the_trainer_s_world(opened, monkeypatch):  # noqa: F811
-    let_holds_lapse(monkeypatch, 30.0)  # a tap waits that long for the trainer's step, on a machine that stalls, too
-    with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
-        page = opened(server.web_url)
-        take_over(page)
-        until(lambda: trainer.last.get("takeover_fps") == 2)
+    with taps_on_paddle(opened, monkeypatch) as (page, trainer):
         for count in (1, 2, 3):
             taken = page.evaluate(TAP, 30)
             until(lambda count=count: trainer.interventions >= count)
@@ -115,11 +122,7 @@ def test_a_tap_is_one_step_of_the_trainer_s_world(opened, monkeypatch):  # noqa:
 
 
 def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(opened, monkeypatch):  # noqa: F811
-    let_holds_lapse(monkeypatch, 30.0)  # a tap waits that long for the trainer's step, on a machine that stalls, too
-    with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
-        page = opened(server.web_url)
-        take_over(page)
-        until(lambda: trainer.last.get("takeover_fps") == 2)
+    with taps_on_paddle(opened, monkeypatch) as (page, trainer):
         for count in (1, 2, 3):
             page.evaluate(TAP_AT_ONCE)
             until(lambda count=count: trainer.interventions >= count)
@@ -130,11 +133,7 @@ def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(o
 
 
 def test_a_key_that_is_let_go_and_tapped_at_once_is_a_tap_of_its_own(opened, monkeypatch):  # noqa: F811
-    let_holds_lapse(monkeypatch, 30.0)
-    with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
-        page = opened(server.web_url)
-        take_over(page)
-        until(lambda: trainer.last.get("takeover_fps") == 2)
+    with taps_on_paddle(opened, monkeypatch) as (page, trainer):
         page.keyboard.down("ArrowRight")
         until(lambda: trainer.interventions >= 1)
         page.evaluate(f"() => {{ {LET_GO}; ({TAP_AT_ONCE})(); }}")

@@ -190,7 +190,7 @@ class _Part:
             given, replaced = np.asarray(self.answer.result()), self.actions[self.active]
             if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
                 wanted = f"{replaced.dtype} actions of {replaced.shape}"
-                raise InvalidActionError(f"expected the policy's {wanted}, got {given.dtype} of {given.shape}")
+                raise InvalidActionError(f"expected the policy to return {wanted}, got {given.dtype} of {given.shape}")
             self.actions[self.active] = given
         self.observations, rewards, terminations, truncations, infos = self.envs.step(self.actions.copy())
         valid, errors, moved, acted, *successes = (_told(infos, name) for name in _INFOS)

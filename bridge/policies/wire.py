@@ -85,8 +85,8 @@ def unpack(data: Any) -> dict[str, Any]:
             max_ext_len=0,
         )
     except Exception as error:  # msgpack's own errors have no common class; those of NumPy come from the hook
-        reason = " ".join(str(error).split())[:200]
-        raise WireError(f"expected a message of msgpack: {reason}") from None
+        wanted = "" if isinstance(error, WireError) else f"expected a message of msgpack: {type(error).__name__}: "
+        raise WireError(f"{wanted}{' '.join(str(error).split())[:200]}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise WireError(f"expected a map with text as keys, got a {type(found).__name__}")
     return found
