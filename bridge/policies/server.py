@@ -177,9 +177,7 @@ class PolicyServer:
             is_full = len(self._connections) > self._max_connections
         with contextlib.suppress(CancelledError, ConnectionClosed):
             if is_full:
-                connection.send(
-                    f"expected at most max_connections={self._max_connections} clients, got more: close one"
-                )
+                connection.send(f"expected at most max_connections={self._max_connections} clients: close one")
             elif not self._stopped.is_set():  # `stop` may have come during its handshake
                 connection.send(self._metadata)
                 for data in connection:
