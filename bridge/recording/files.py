@@ -38,6 +38,9 @@ _SUMS = ".sums"
 # Zstandard takes half the bytes, and several times as long: more than a hundred steps of CartPole in each append. What
 # is sealed is compressed by it. Threads would cost more to wake than the columns of a batch take.
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+# Bytes of memory of the rows that Parquet takes as a group. Each group adds 1 kB to the file, and memory for a whole
+# segment, which the system clears and no cache holds, took as long again as to compress it.
+_GROUP_BYTES = 16 << 20
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 # A stranger's file may claim anything. Ours are far below: `Journal` ends a segment at 64 MiB and 2**18 rows.
 _LARGEST_FILE = 1 << 30
@@ -160,13 +163,21 @@ def _parquet_of(path: Path) -> bytes:
     """Return an Arrow stream as Parquet."""
     # What is mapped must be let go of before the file is deleted, which Windows refuses otherwise.
     with pa.memory_map(str(path)) as file:
-        table = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
+        batches = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(use_threads=False))
         sink = io.BytesIO()  # a file of Arrow's own stays open for a while where the disk is full
-        # One group of rows: each further one took 2 kB, of pictures of Pong a third more in groups of 8 MiB.
-        pq.write_table(
-            table, sink, row_group_size=max(1, len(table)), compression="zstd", use_dictionary=_DICTIONARIES,
-            column_encoding=dict.fromkeys(("call", "t"), "DELTA_BINARY_PACKED"), write_statistics=False,
-        )  # fmt: skip
+        with pq.ParquetWriter(
+            sink, batches.schema, compression="zstd", use_dictionary=_DICTIONARIES, write_statistics=False,
+            column_encoding=dict.fromkeys(("call", "t"), "DELTA_BINARY_PACKED"), store_schema=False,
+        ) as writer:  # fmt: skip
+            writer.add_key_value_metadata(batches.schema.metadata)
+            held: list[pa.RecordBatch] = []
+            for batch in batches:
+                held.append(batch)
+                if sum(one.nbytes for one in held) > _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(held), _MOST_ROWS)
+                    held.clear()
+            if held:
+                writer.write_table(pa.Table.from_batches(held), _MOST_ROWS)
         return sink.getvalue()
 
 

@@ -36,9 +36,9 @@ _CLOSE = 10.0
 """Seconds that `close` waits for what is queued to be written."""
 _BATCH = 4096
 """The most calls that are encoded at once."""
-_BATCH_BYTES = 4 << 20
-"""The most bytes of it, about. Memory of this size is used again; more comes from the system each time, which clears
-it: that took more time than to compress pictures."""
+_BATCH_BYTES = 8 << 20
+"""The most bytes of it, about. A batch costs as much as hundreds of small rows, so pictures need many; but memory for
+16 MiB comes from the system each time, which clears it: that took more time than to compress them."""
 _SEGMENT_ROWS = 1 << 18
 """Rows after which another segment is begun: where a byte of a sealed one is damaged, it is lost."""
 
