@@ -33,7 +33,7 @@ from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.hosts import host_of
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.realtime.clocked_world import kept
-from bridge.worlds.recipe import EnvRecipe, WorldSettings
+from bridge.worlds.recipe import EnvRecipe
 
 __all__ = [
     "Replay",
@@ -225,7 +225,7 @@ def _maker(stream: RecordedStream, env: Any, kwargs: dict[str, Any]) -> Callable
     """Return what makes the environment of a recording; it calls nothing that only the recording names."""
     header = stream.header
     if stream.kind == "agents":
-        return partial(_parallel(stream, env).make_env, kwargs)
+        return dataclasses.replace(_parallel(stream, env), kwargs=kwargs).make_env
     if env is None:
         if not _registered(stream):
             raise _unknown(stream)
@@ -235,13 +235,15 @@ def _maker(stream: RecordedStream, env: Any, kwargs: dict[str, Any]) -> Callable
         time_action = None if timed is None else TimeAction(**timed)
     except TypeError as error:
         raise RecordingError(f"the time_action of {stream.run} cannot be read: {error}") from error
-    recipe = EnvRecipe.of(env, adapters=() if time_action is None else (time_action,))
     count = stream.lanes if stream.kind == "lanes" else 1
     mode = str(header.get("vectorization_mode", "sync")) if stream.kind == "lanes" else "sync"
     if callable(env) and stream.kind == "lanes" and mode == "sync" and header.get("num_envs", 1) == 1:
         count = 1  # the callable makes the vector itself
-    ids = recipe.env_ids
-    return partial(recipe.make_env, WorldSettings(ids[0] if ids else None, count, mode, kwargs))
+    adapters = () if time_action is None else (time_action,)
+    recipe = EnvRecipe.of(env, num_envs=count, vectorization_mode=mode, kwargs=kwargs, adapters=adapters)
+    if recipe.patterns:
+        recipe = dataclasses.replace(recipe, spec=gymnasium.spec(recipe.env_ids[0]))
+    return recipe.make_env
 
 
 def env_for(stream: RecordedStream, env: Any) -> Any:
