@@ -91,12 +91,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._started, self.agents = False, []
-
-    def after_fork(self) -> None:
-        """Leave the connections to the parent process; the next `reset` makes some for this process."""
-        self._started = False
-        super().after_fork()
+        self._started, self._maker, self.agents = False, None, []
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""

@@ -52,8 +52,10 @@ class PoolOwner:
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next call that needs one makes it for this process."""
-        self._pool.disown(self._remotes.values())
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
+        state = self.__getstate__()
+        for remote in self._remotes.values():
+            remote.disown()
+        self.__setstate__(state)
 
     def _require_open(self) -> None:
         if self._closed:

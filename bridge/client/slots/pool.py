@@ -158,12 +158,6 @@ class Pool:
             except RemoteError as error:
                 source.give_up(error)
 
-    def disown(self, remotes: Iterable[Remote]) -> None:
-        """In a forked process: leave the connections of remotes to the parent process, untouched."""
-        self.poller, self.turn = Poller(), threading.Lock()
-        for remote in remotes:
-            remote.disown(self.poller)
-
     def close(self, remotes: Iterable[Remote], timeout: float) -> None:
         """Leave the worlds of remotes and end their connections, within `timeout` seconds in all."""
         if self.in_flight:

@@ -104,7 +104,8 @@ class VectorPool(Pool):
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
         state = self.__getstate__()
-        self.disown(member.remote for member in self.policy.everybody())
+        for remote in self.member_of:
+            remote.disown()
         self.__setstate__(state)
 
     def enable_moves(self) -> None:
