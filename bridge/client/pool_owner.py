@@ -46,7 +46,8 @@ class PoolOwner:
         self.__dict__.update({key: value for key, value in state.items() if key != "_parts"})
         self._own_pool(timeout)
         self._remotes = {
-            name: self._pool.new_remote(request, info, together=bool(name)) for name, (request, info) in known.items()
+            name: Remote(request, self._pool.poller, info, together=bool(name))
+            for name, (request, info) in known.items()
         }
 
     def after_fork(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium
 
 from bridge.encoding import values
@@ -30,7 +31,7 @@ from bridge.worlds.isolated.env import start_isolated
 from bridge.worlds.isolated.world import Isolation
 from bridge.worlds.realtime.clocked_world import ROLES, RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.recipe import EnvRecipe, WorldSettings
+from bridge.worlds.recipe import EnvRecipe
 from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler
 from bridge.worlds.settings import read_choice, read_text, refuse_unknown
 
@@ -99,7 +100,7 @@ class Replays:
             _show, self._folder / episode, self._source.factory, str(made_by.get("entry_point", "")), specs
         )
         try:
-            recipe = EnvRecipe(show, None).pickled(WorldSettings(None, 1, "sync", {}))
+            recipe = cloudpickle.dumps(EnvRecipe(show, None))
         except Exception as error:  # whatever the pickling of a user's objects raises
             raise RequestError(
                 Code.FAILED_PRECONDITION,

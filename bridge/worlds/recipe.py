@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
@@ -20,7 +19,7 @@ from bridge.worlds.isolated.world import start_method
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
 from bridge.worlds.settings import Settings, read_kwargs, read_scalar, read_string
 
-__all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "WorldSettings", "constructed", "lanes_already"]
+__all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "constructed", "lanes_already"]
 
 EnvLike: TypeAlias = "str | EnvSpec | Callable[..., object] | Sequence[str]"
 """The types that `serve_gym` takes as its environment."""
@@ -45,28 +44,16 @@ class Adapter(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class WorldSettings:
-    """The settings of a CreateWorld request, read and checked."""
-
-    env_id: str | None
-    num_envs: int
-    vectorization_mode: str
-    kwargs: Mapping[str, object]
-
-    @property
-    def single(self) -> bool:
-        """True if the world is of one environment rather than of lanes."""
-        return self.num_envs == 1 and self.vectorization_mode == "sync"
-
-
-@dataclasses.dataclass(frozen=True)
 class EnvRecipe:
-    """How to make environments. It can be pickled for another process where its parts can."""
+    """How to make environments: those of a server, or by `read` that of one world of it.
+
+    It can be pickled for another process where its parts can.
+    """
 
     factory: Callable[..., Any] | None
     """Returns an Env or a VectorEnv."""
     spec: EnvSpec | None
-    """The id of the environment to make, if there is no factory."""
+    """The environment to make, if there is no factory; in a process where it is not registered, too."""
     patterns: tuple[str, ...] = ()
     """The ids that a client may choose from where there is neither."""
     num_envs: int = 1
@@ -117,20 +104,13 @@ class EnvRecipe:
             return getattr(self.factory, "__name__", type(self.factory).__name__)
         return ", ".join(self.patterns) or (self.spec.id if self.spec else "")
 
-    def of_factory(self, factory: Callable[..., object]) -> EnvRecipe:
-        """Return a recipe that calls a client's function in place of what is served."""
-        return EnvRecipe(factory, None, max_lanes=self.max_lanes, adapters=self.adapters)
+    @property
+    def single(self) -> bool:
+        """True if a world is of one environment rather than of lanes."""
+        return self.num_envs == 1 and self.vectorization_mode == "sync"
 
-    def pickled(self, request: WorldSettings | None) -> bytes:
-        """Pickle the recipe for another process, in which nothing is registered that was registered here."""
-        recipe = self
-        if request is not None and request.env_id is not None and self.factory is None:
-            recipe = dataclasses.replace(self, spec=self.spec or gymnasium.spec(request.env_id), patterns=())
-        data: bytes = cloudpickle.dumps((recipe, request))
-        return data
-
-    def read(self, settings: Settings) -> WorldSettings:
-        """Read CreateWorld settings.
+    def read(self, settings: Settings) -> EnvRecipe:
+        """Read CreateWorld settings; return the recipe of the world that they ask for.
 
         Raises:
             RequestError: INVALID_ARGUMENT for unknown or bad settings, NOT_FOUND for an environment not served here.
@@ -143,9 +123,12 @@ class EnvRecipe:
             raise RequestError(
                 Code.INVALID_ARGUMENT, f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}"
             )
-        return WorldSettings(self._resolve(env_id), num_envs, mode, kwargs)
+        spec = self._resolve(env_id)
+        return dataclasses.replace(
+            self, spec=spec, patterns=(), num_envs=num_envs, vectorization_mode=mode, kwargs=kwargs
+        )
 
-    def _resolve(self, env_id: str | None) -> str | None:
+    def _resolve(self, env_id: str | None) -> EnvSpec | None:
         """Find the environment that a client names among those that are served."""
         served = self.env_ids
         if env_id is None:
@@ -155,43 +138,42 @@ class EnvRecipe:
                     "name one of the environments, in the path of the URL or by env_id: this server has "
                     f"{_some(served)}",
                 )
-            return served[0] if served else None
-        if env_id not in served:
+            env_id = served[0] if served else None
+        elif env_id not in served:
             offer = (
                 f"this server has {_some(served)}"
                 if served
                 else f"this server has one environment, {self.title}, without an id"
             )
             raise RequestError(Code.NOT_FOUND, f"the environment {env_id!r} is not served here; {offer}")
-        return env_id
+        return self.spec or (gymnasium.spec(env_id) if env_id else None)
 
-    def make_env(self, request: WorldSettings) -> GymEnv | Lanes:
+    def make_env(self) -> GymEnv | Lanes:
         """Make the environment of a world.
 
         Raises:
             RequestError: It could not be made.
         """
-        title = request.env_id or self.title
-        return constructed(title, request.kwargs, lambda: self._make(request), lambda: self._constructor(request))
+        return constructed(self.title, self.kwargs, self._make, self._constructor)
 
-    def _make(self, request: WorldSettings) -> GymEnv | Lanes:
-        kwargs: dict[str, Any] = dict(request.kwargs)
+    def _make(self) -> GymEnv | Lanes:
         if self.factory is not None:
-            return self._make_by_factory(self.factory, request)
-        spec = self.spec if self.spec is not None else gymnasium.spec(str(request.env_id))
-        if request.single:
-            return self._adapted(gymnasium.make(spec, **kwargs))
+            return self._make_by_factory(self.factory)
+        assert self.spec is not None, "`read` found it"
+        kwargs: dict[str, Any] = dict(self.kwargs)
+        if self.single:
+            return self._adapted(gymnasium.make(self.spec, **kwargs))
         # Gymnasium refuses wrappers of one environment there.
-        stepped_together = request.vectorization_mode == "vector_entry_point"
+        stepped_together = self.vectorization_mode == "vector_entry_point"
         vector_kwargs: dict[str, Any] = {}
-        if request.vectorization_mode == "sync":
+        if self.vectorization_mode == "sync":
             vector_kwargs = {"copy": False}  # what it returns is sent before its next step
-        elif request.vectorization_mode == "async":
+        elif self.vectorization_mode == "async":
             vector_kwargs = {"copy": False, "context": start_method()}
         vector: Lanes = gymnasium.make_vec(
-            spec,
-            num_envs=request.num_envs,
-            vectorization_mode=request.vectorization_mode,
+            self.spec,
+            num_envs=self.num_envs,
+            vectorization_mode=self.vectorization_mode,
             vector_kwargs=vector_kwargs,
             wrappers=None if stepped_together else [adapter.wrap for adapter in self.adapters] or None,
             **kwargs,
@@ -215,41 +197,38 @@ class EnvRecipe:
             env = adapter.wrap_lanes(env) if isinstance(env, VectorEnv) else adapter.wrap(env)
         return env
 
-    def _make_by_factory(self, factory: Callable[..., Any], request: WorldSettings) -> GymEnv | Lanes:
-        num_envs, kwargs = request.num_envs, request.kwargs
-        if request.single:
-            return self._adapted(factory(**kwargs))
-        if request.vectorization_mode == "vector_entry_point":
+    def _make_by_factory(self, factory: Callable[..., Any]) -> GymEnv | Lanes:
+        if self.single:
+            return self._adapted(factory(**self.kwargs))
+        if self.vectorization_mode == "vector_entry_point":
             raise RequestError(
                 Code.INVALID_ARGUMENT,
                 f"{self.title} is a callable, which has no vector entry point; expected vectorization_mode sync or "
                 "async, or a callable that returns a VectorEnv",
             )
-        if request.vectorization_mode == "async":
-            return AsyncVectorEnv([lambda: self._one(factory, kwargs)] * num_envs, copy=False, context=start_method())
-        first = self._adapted(factory(**kwargs))
+        if self.vectorization_mode == "async":
+            return AsyncVectorEnv([lambda: self._one(factory)] * self.num_envs, copy=False, context=start_method())
+        first = self._adapted(factory(**self.kwargs))
         if isinstance(first, VectorEnv):
             first.close()
             raise lanes_already(self.title, first.num_envs)
         made = iter([first])
-        return SyncVectorEnv([lambda: next(made, None) or self._one(factory, kwargs)] * num_envs, copy=False)
+        return SyncVectorEnv([lambda: next(made, None) or self._one(factory)] * self.num_envs, copy=False)
 
-    def _one(self, factory: Callable[..., object], kwargs: Mapping[str, object]) -> GymEnv:
-        env = self._adapted(factory(**kwargs))
+    def _one(self, factory: Callable[..., object]) -> GymEnv:
+        env = self._adapted(factory(**self.kwargs))
         assert not isinstance(env, VectorEnv), "the same function made one environment before"
         return env
 
-    def _constructor(self, request: WorldSettings) -> tuple[object, dict[str, object]]:
+    def _constructor(self) -> tuple[object, Mapping[str, object]]:
         """Return what makes the environment, or the name of it, and the arguments that it gets."""
-        arguments = dict(request.kwargs)
-        if self.factory is not None:
-            return self.factory, arguments
-        spec = self.spec or gymnasium.spec(str(request.env_id))
+        if self.spec is None:
+            return self.factory, self.kwargs
         of_make = inspect.signature(gymnasium.make).parameters
-        arguments = {**spec.kwargs, **{key: value for key, value in arguments.items() if key not in of_make}}
-        if request.vectorization_mode == "vector_entry_point" and not request.single:
-            return spec.vector_entry_point, {**arguments, "num_envs": request.num_envs}
-        return spec.entry_point, arguments
+        arguments = {**self.spec.kwargs, **{key: value for key, value in self.kwargs.items() if key not in of_make}}
+        if self.vectorization_mode == "vector_entry_point" and not self.single:
+            return self.spec.vector_entry_point, {**arguments, "num_envs": self.num_envs}
+        return self.spec.entry_point, arguments
 
 
 def lanes_already(title: str, count: int) -> RequestError:

@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-import gymnasium
+import cloudpickle
 
 from bridge.encoding.spaces import Layout
 from bridge.errors import Code, RequestError, SettingError, TensorError
@@ -21,21 +21,19 @@ from bridge.worlds.kinds import Known
 from bridge.worlds.local import LaneGroup, adopt
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, WorldSettings, lanes_already
+from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, lanes_already
 from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler, gather
 from bridge.worlds.settings import Settings
 from bridge.worlds.single import GymWorld
 
-__all__ = ["EnvSource", "Recipe", "Source", "WorldKind", "WorldOrder"]
+__all__ = ["EnvSource", "Recipe", "Source", "WorldKind"]
 
 WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
 """Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
-Request = TypeVar("Request")
-"""The settings of a CreateWorld, as a recipe reads them."""
 
 
-class Recipe(Protocol[Request]):
-    """How to make environments. It can be pickled for another process where its parts can."""
+class Recipe(Protocol):
+    """How to make an environment. It can be pickled for another process where its parts can."""
 
     @property
     def factory(self) -> Callable[..., object] | None:
@@ -45,31 +43,14 @@ class Recipe(Protocol[Request]):
     def title(self) -> str:
         """Its name, as a person reads it."""
 
-    def pickled(self, request: Request | None) -> bytes:
-        """Pickle what another process makes an environment of."""
-
-    def read(self, settings: Settings) -> Request:
-        """Read CreateWorld settings; raises RequestError."""
-
-    def make_env(self, request: Request) -> Known:
-        """Make the environment of a world; raises RequestError."""
+    def make_env(self) -> Known:
+        """Make the environment; raises RequestError."""
 
 
-@dataclasses.dataclass(frozen=True)
-class WorldOrder(Generic[Request]):
-    """What a CreateWorld asks for."""
-
-    recipe: Recipe[Request]
-    """Makes the environment."""
-    request: Request
-    """The settings."""
-    factory: bytes | None = None
-    """A client's own factory, pickled."""
-    title: str | None = None
-    """The world's name, as a person reads it; None: that of the source."""
+R = TypeVar("R", bound=Recipe)
 
 
-class Source(abc.ABC, Generic[Request]):
+class Source(abc.ABC, Generic[R]):
     """Makes worlds, each of an environment of its own.
 
     The environment of the first world is made as the server starts: what it lacks shows at once. At most one is held
@@ -92,7 +73,7 @@ class Source(abc.ABC, Generic[Request]):
 
     def __init__(
         self,
-        recipe: Recipe[Request],
+        recipe: R,
         kind: WorldKind,
         realtime: RealtimeOptions | None,
         thread_safe: bool,
@@ -115,11 +96,11 @@ class Source(abc.ABC, Generic[Request]):
         """The part of the page that is the same for all its worlds."""
         self._making: PendingResult[None] | None = None
         """Done once an environment has been made ahead, or could not be."""
-        self._made: tuple[Request, Environment] | None = None
-        """The request that an environment was made ahead for, and the environment."""
+        self._made: tuple[R, Environment] | None = None
+        """The recipe that an environment was made ahead by, and the environment."""
         if isolation is not None:
             try:
-                recipe.pickled(None)
+                cloudpickle.dumps(recipe)
             except Exception as error:  # whatever the pickling of a user's objects raises
                 raise SettingError(
                     f'isolation="process" sends {recipe.title} to other processes, and it cannot be pickled: '
@@ -144,11 +125,11 @@ class Source(abc.ABC, Generic[Request]):
         """
         if not self.offers_one:
             return None
-        order = self.read({})
+        recipe, _ = self.read({})
         done = self._making = PendingResult()
         try:
-            env = await self._make_env("", order, runtime)
-            self._made = (order.request, env)
+            env = await self._make_env("", recipe, None, runtime)
+            self._made = (recipe, env)
             for name, space in env.facts.named_spaces():
                 Layout(space, name)
             return env
@@ -166,31 +147,33 @@ class Source(abc.ABC, Generic[Request]):
         if made is not None:
             await made[1].close()
 
-    async def _take(self, request: Request | None) -> Environment | None:
-        """Return the environment that was made ahead for this request, once it is; else None.
+    async def _take(self, recipe: R) -> Environment | None:
+        """Return the environment that was made ahead by this recipe, once it is; else None.
 
-        One that was made for another request is closed, because there may be no second one at a time.
+        One that was made by another recipe is closed, because there may be no second one at a time.
         """
         if self._making is not None:
             await self._making
-        if self._made is not None and _equal(self._made[0], request):
+        if self._made is not None and _equal(self._made[0], recipe):
             (_, env), self._made = self._made, None
             return env
         await self.close()
         return None
 
-    async def _make_env(self, name: str, order: WorldOrder[Request], runtime: Runtime) -> Environment:
+    async def _make_env(self, name: str, recipe: R, factory: bytes | None, runtime: Runtime) -> Environment:
         """Make the environment of a world of this name, in this process or in one of its own."""
-        recipe, request = order.recipe, order.request
         if self._isolation is not None:
-            return await start_isolated(name, recipe.pickled(request), order.factory, self._isolation, runtime)
-        make = partial(recipe.make_env, request)
+            return await start_isolated(name, cloudpickle.dumps(recipe), factory, self._isolation, runtime)
         thread = f"bridge-world {name or 'default'}"
-        return await adopt(make, runtime.start_thread(thread) if self._thread_safe else runtime.executor)
+        return await adopt(recipe.make_env, runtime.start_thread(thread) if self._thread_safe else runtime.executor)
 
     @abc.abstractmethod
-    def read(self, settings: Settings) -> WorldOrder[Request]:
-        """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
+    def read(self, settings: Settings) -> tuple[R, bytes | None]:
+        """Read CreateWorld settings; none of them: of the default world. Raises RequestError.
+
+        Returns:
+            How its environment is made, and a client's own factory, pickled; None: the client gave none.
+        """
 
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for; none of them: the default one.
@@ -198,10 +181,10 @@ class Source(abc.ABC, Generic[Request]):
         Raises:
             RequestError: Settings that are unknown or invalid, or an environment that could not be made.
         """
-        order = self.read(settings)
-        env = await self._take(order.request if order.factory is None else None)
+        recipe, factory = self.read(settings)
+        env = await self._take(recipe)
         if env is None:
-            env = await self._make_env(name, order, runtime)
+            env = await self._make_env(name, recipe, factory, runtime)
         try:
             world = self._kind(name, env, runtime.scheduler)
         except BaseException as error:
@@ -209,7 +192,8 @@ class Source(abc.ABC, Generic[Request]):
             if isinstance(error, SettingError):
                 raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
             raise
-        world.title = order.title
+        if recipe.factory is None:  # by its id; the function of a server has one title for all worlds
+            world.title = recipe.title
         return world
 
 
@@ -220,7 +204,7 @@ def _equal(one: object, other: object) -> bool:
         return False
 
 
-class EnvSource(Source[WorldSettings]):
+class EnvSource(Source[EnvRecipe]):
     """Makes worlds of Gymnasium environments.
 
     Args:
@@ -243,7 +227,6 @@ class EnvSource(Source[WorldSettings]):
     """
 
     SETTINGS = SETTINGS
-    recipe: EnvRecipe
 
     def __init__(
         self,
@@ -297,51 +280,48 @@ class EnvSource(Source[WorldSettings]):
 
     def made_by(self, settings: Settings) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
-        recipe, request = self._chosen(settings)
-        spec = recipe.spec or (gymnasium.spec(request.env_id) if request.env_id and recipe.factory is None else None)
-        entry_point = getattr(spec, "entry_point", recipe.factory)
+        recipe, _ = self.read(settings)
+        entry_point = getattr(recipe.spec, "entry_point", recipe.factory)
         if callable(entry_point):
             module = getattr(entry_point, "__module__", "")
             entry_point = f"{module}:{getattr(entry_point, '__qualname__', type(entry_point).__qualname__)}"
         return {
-            "env_id": request.env_id or "",
+            "env_id": recipe.spec.id if recipe.spec else "",
             "title": recipe.title,
             "entry_point": str(entry_point or ""),
-            "num_envs": request.num_envs,
-            "vectorization_mode": request.vectorization_mode,
-            "kwargs": request.kwargs,
+            "num_envs": recipe.num_envs,
+            "vectorization_mode": recipe.vectorization_mode,
+            "kwargs": recipe.kwargs,
             **{name: value for adapter in recipe.adapters for name, value in adapter.describe().items()},
         }
 
-    def _chosen(self, settings: Settings) -> tuple[EnvRecipe, WorldSettings]:
-        recipe = self.recipe if "env_factory" not in settings else self.recipe.of_factory(_factory_of_client)
-        return recipe, recipe.read({key: value for key, value in settings.items() if key != "env_factory"})
-
-    def read(self, settings: Settings) -> WorldOrder[WorldSettings]:
+    def read(self, settings: Settings) -> tuple[EnvRecipe, bytes | None]:
         """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
         factory = self._read_factory(settings)
-        recipe, request = self._chosen(settings)
-        return WorldOrder(recipe, request, factory, request.env_id)
+        if factory is None:
+            return self.recipe.read(settings), None
+        own = {name: tensor for name, tensor in settings.items() if name != "env_factory"}
+        recipe = EnvRecipe(_factory_of_client, None, max_lanes=self.recipe.max_lanes, adapters=self.recipe.adapters)
+        return recipe.read(own), factory
 
-    async def _make_env(self, name: str, order: WorldOrder[WorldSettings], runtime: Runtime) -> Environment:
+    async def _make_env(self, name: str, recipe: EnvRecipe, factory: bytes | None, runtime: Runtime) -> Environment:
         """Make the environment of a world; the lanes of a real-time world may have a thread or a process each."""
-        request = order.request
-        if self._realtime is None or not self._thread_safe or request.num_envs == 1:
-            return await super()._make_env(name, order, runtime)
-        if request.vectorization_mode != "sync":
+        if self._realtime is None or not self._thread_safe or recipe.num_envs == 1:
+            return await super()._make_env(name, recipe, factory, runtime)
+        if recipe.vectorization_mode != "sync":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
                 "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', got "
-                f"{request.vectorization_mode!r}",
+                f"{recipe.vectorization_mode!r}",
             )
-        single = dataclasses.replace(order, request=dataclasses.replace(request, num_envs=1))
+        single = dataclasses.replace(recipe, num_envs=1)
         lanes: list[Environment] = []
         try:
-            for lane in range(request.num_envs):
+            for lane in range(recipe.num_envs):
                 own = f"{name or 'default'} {lane}"
-                lanes.append(await super()._make_env(own, single, runtime))
+                lanes.append(await super()._make_env(own, single, factory, runtime))
                 if (count := lanes[-1].facts.num_envs) is not None:
-                    raise lanes_already(order.recipe.title, count)
+                    raise lanes_already(recipe.title, count)
         except BaseException:
             await gather(runtime.scheduler, [lane.close() for lane in lanes])
             raise

@@ -16,7 +16,6 @@ import numpy as np
 
 from bridge.client.realtime.acting import ActingStream
 from bridge.client.realtime.answer_buffer import AnswerBuffer
-from bridge.client.realtime.far_session import FarSession
 from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.slots.remote_record import RemoteRecord
 from bridge.client.wire.connect import AnyCall, close_all, connect
@@ -25,7 +24,7 @@ from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Event, Joined, Lost, StepAnswered
 from bridge.client.world.extensions import extension, property_request, property_write
 from bridge.client.world.joined_world import JoinedWorld
-from bridge.client.world.session import CONNECTING, ONLINE, ClientState
+from bridge.client.world.session import CONNECTING, ONLINE, ClientSession, ClientState
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values
@@ -71,7 +70,7 @@ class Remote:
 
     def __post_init__(self, known: WorldInfo | None) -> None:
         self.url = self.request.address.url
-        self.session = FarSession(self.request, known)
+        self.session = ClientSession(self.request, known)
         """The protocol state."""
 
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

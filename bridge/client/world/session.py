@@ -4,6 +4,9 @@ Requests are made by methods, and `data_to_send` gives their bytes. Answers go i
 through `connection_lost`; frozen events come out. Everything that affects the state lives in `TRANSITIONS`. How long
 an answer may take is for the driver to say. dm_env_rpc answers requests in their order, so an answer belongs to the
 oldest request without one.
+
+In a real-time world that is far away, Steps are in flight: the server holds each until there is a new frame. The
+world's `AnswerBuffer` keeps the answers, and `due` gives them out.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from bridge.client.realtime.answer_buffer import AnswerBuffer
 from bridge.client.warn import warn
 from bridge.client.world.description import Description
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
@@ -22,26 +26,17 @@ from bridge.client.world.extensions import refusal
 from bridge.client.world.joined_world import JoinedWorld, changes_of
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
-from bridge.encoding.tensors import pack_tensor
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, PeerError, RefusedError, RemoteError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = [
-    "CONNECTING",
-    "ENDED_CODES",
-    "ONLINE",
-    "TRANSITIONS",
-    "Answer",
-    "ClientSession",
-    "ClientState",
-    "OpenRequest",
-    "RequestKind",
-    "Trigger",
-]
+__all__ = ["CONNECTING", "ENDED_CODES", "ONLINE", "TRANSITIONS", "ClientSession", "ClientState", "Trigger"]
 
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
 _MAX_RENUMBERED = 3
+# What answers to Steps in flight raise that lack something, or say what is not possible.
+_UNREADABLE = (KeyError, IndexError, OverflowError, TensorError, TypeError, ValueError)
 
 
 class ClientState(enum.Enum):
@@ -208,6 +203,11 @@ class ClientSession:
             raise PeerError(self._url, f"{trigger.value!r} is not possible while {self.state.value}") from None
 
     @property
+    def answers(self) -> AnswerBuffer | None:
+        """The results of Steps in flight; None: each Step waits for its own answer."""
+        return None if self.world is None else self.world.answers
+
+    @property
     def foreign(self) -> bool:
         """True if the joined world is another server's than ours."""
         return self.info is not None and self.info.server_version is None
@@ -262,21 +262,46 @@ class ClientSession:
     def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
         """Ask for the first Step of the next episode; what still comes of the present one is dropped.
 
+        Where Steps are in flight, a single environment enters a new episode only by a Reset, so that one is sent that
+        restarts nothing. Lanes enter theirs by themselves: nothing is sent, for the answer has come, or is on its way.
+
         Args:
             settings: For a Reset before it.
             now: The time.
             reset: Whether to send a Reset; after an episode's end a Step alone begins the next (D-9).
         """
         world = self._require_world()
+        answers = world.answers
+        if answers is not None and not reset:
+            settings, reset = {"restart": pack_tensor(False)}, True
+        goes_on = self.state is ClientState.RUNNING and settings is not None and "restart" in settings
         self._move(Trigger.BEGIN)
+        if answers is not None and answers.enters_by_itself and goes_on:
+            answers.asked = 1
+            return
         self._episode += 1
         self._settings = settings or {}
         if reset:
             self._send(RequestKind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
-        self._send_first_step(world, now)
+        if answers is None:
+            self._send(RequestKind.STEP, world.first_step, now)
+            return
+        mask = self._settings.get("reset_mask")
+        answers.begin(self._episode, None if mask is None else unpack_tensor(mask, "reset_mask"))
+        self._send_ahead(world, answers, now, 1)
+        self.ask_ahead(now)
 
-    def _send_first_step(self, world: JoinedWorld, now: float) -> None:
-        self._send(RequestKind.STEP, world.first_step, now)
+    def ask_ahead(self, now: float) -> None:
+        """Ask for what Steps in flight bring; `due` gives it, or the next answer."""
+        world = self._require_world()
+        if world.answers is not None:
+            world.answers.asked += 1
+            self._send_ahead(world, world.answers, now, world.answers.may_send)
+
+    def _send_ahead(self, world: JoinedWorld, answers: AnswerBuffer, now: float, count: int) -> None:
+        for _ in range(count):
+            self._send(RequestKind.HELD, world.first_step, now)
+        answers.in_flight += count
 
     def step(self, request: bytes, now: float) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
@@ -310,6 +335,8 @@ class ClientSession:
         """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
         self._move(Trigger.ABANDON)
         self._episode += 1
+        if self.answers is not None:
+            self.answers.begin(self._episode)
 
     def abandon_questions(self) -> None:
         """Drop the answers to questions that are still to come."""
@@ -356,6 +383,26 @@ class ClientSession:
         request = pending.popleft()
         error = refusal(self._url, message.error) if message.WhichOneof("payload") == "error" else None
         return self._ON_ANSWER[request.kind](self, Answer(request, message, error, now))
+
+    def due(self, now: float) -> StepAnswered | Refused | Lost | None:
+        """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
+        world = self._require_world()
+        try:
+            repeats = self.state is ClientState.RUNNING
+            found = None if world.answers is None else world.answers.take(now, repeats=repeats)
+        except _UNREADABLE as problem:
+            return self._break(f"its answers cannot be read: {problem}")
+        if isinstance(found, RemoteError):
+            self._move(Trigger.REFUSED)
+            return Refused(found)
+        if found is None or world.answers is None:
+            return None
+        answered = self._step_answered(world, found, found.step.state)
+        # A caller waits already for the next episode, as in a rollout.
+        if self.state is ClientState.ENDED and (asked := world.answers.asked):
+            self.begin(None, now, reset=False)
+            world.answers.asked = asked
+        return answered
 
     def connection_lost(self, error: RemoteError) -> Lost:
         """Take note that the stream ended, or give it up: nothing more comes."""
@@ -462,8 +509,26 @@ class ClientSession:
         return StepAnswered(answer, world.reader)
 
     def _on_held(self, answer: Answer) -> Event | None:
-        """Take the answer to a Step in flight, which this class sends none of."""
-        return self._break("it answered a Step that was not sent")
+        world, (request, message, error, now) = self._require_world(), answer
+        answers = world.answers
+        if answers is None or (error is None and message.WhichOneof("payload") != "step"):
+            return self._break("it answered a Step by something else")
+        answers.in_flight -= 1
+        current = request.number == self._episode
+        if error is not None:
+            if error.code in ENDED_CODES and current:
+                return self.connection_lost(error)
+            if current:
+                answers.push_error(error)
+            return self.due(now)
+        try:
+            if not answers.push(message, request.number, request.sent, now):
+                self.stale += 1
+                world.dropped()
+        except _UNREADABLE as problem:
+            return self._break(f"its answer cannot be read: {problem}")
+        self._send_ahead(world, answers, now, answers.may_send)
+        return self.due(now)
 
     def _on_step_or_reset(self, answer: Answer) -> Event | None:
         world, (request, message, error, now) = self._require_world(), answer
@@ -520,7 +585,7 @@ class ClientSession:
         RequestKind.DESCRIBE: _on_described,
         RequestKind.RESET: _on_step_or_reset,
         RequestKind.STEP: _on_step_or_reset,
-        RequestKind.HELD: lambda self, answer: self._on_held(answer),
+        RequestKind.HELD: _on_held,
         RequestKind.ACT: _on_act,
         RequestKind.QUESTION: _on_reply,
     }

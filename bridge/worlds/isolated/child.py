@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import signal
@@ -197,15 +198,16 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     what = "the environment factory" if factory is not None else "what makes the environment"
     with failures_in(f"unpickling {what} on Python {'.'.join(map(str, sys.version_info[:3]))}"):
-        source, request = pickle.loads(recipe)
+        how = pickle.loads(recipe)
         if factory is not None:
             made = pickle.loads(factory)
             if not callable(made):
                 raise RequestError(
                     Code.INVALID_ARGUMENT, f"expected env to be a function, got {made!r:.80}; not callable"
                 )
-            source = source.of_factory(made)
-    return lambda: source.make_env(request)
+            how = dataclasses.replace(how, factory=made)
+    make: Callable[[], Known] = how.make_env
+    return make
 
 
 def _refusal(error: RequestError) -> bytes:

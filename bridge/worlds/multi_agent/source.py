@@ -9,7 +9,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import cloudpickle
 import gymnasium
 
 from bridge.errors import Code, RequestError, SettingError
@@ -26,7 +25,7 @@ from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.worlds.recipe import constructed
 from bridge.worlds.scheduling import Runtime, Scheduler
 from bridge.worlds.settings import Settings, read_kwargs
-from bridge.worlds.source import Source, WorldOrder
+from bridge.worlds.source import Source
 
 __all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
 
@@ -61,20 +60,15 @@ class ParallelRecipe:
     """Its name, as a person reads it."""
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
-    def pickled(self, kwargs: Mapping[str, object] | None) -> bytes:
-        """Pickle what another process makes an environment of."""
-        data: bytes = cloudpickle.dumps((self, None if kwargs is None else dict(kwargs)))
-        return data
-
-    def read(self, settings: Settings) -> dict[str, object]:
-        """Read CreateWorld settings; return the keyword arguments of the environment.
+    def read(self, settings: Settings) -> ParallelRecipe:
+        """Read CreateWorld settings; return the recipe of the world that they ask for.
 
         Raises:
             RequestError: INVALID_ARGUMENT for unknown or bad settings.
         """
-        return read_kwargs(settings, SETTINGS, self.kwargs)
+        return dataclasses.replace(self, kwargs=read_kwargs(settings, SETTINGS, self.kwargs))
 
-    def make_env(self, kwargs: Mapping[str, object]) -> ParallelEnv:
+    def make_env(self) -> ParallelEnv:
         """Make the environment of a world.
 
         Raises:
@@ -82,11 +76,11 @@ class ParallelRecipe:
         """
         if self.factory is None:
             raise RequestError(Code.FAILED_PRECONDITION, f"{self.title} was made already")
-        factory = self.factory
+        factory, kwargs = self.factory, self.kwargs
         return constructed(self.title, kwargs, lambda: as_parallel(factory(**kwargs)), lambda: (factory, kwargs))
 
 
-class ParallelSource(Source[Mapping[str, object]]):
+class ParallelSource(Source[ParallelRecipe]):
     """Makes worlds of a PettingZoo environment.
 
     Args:
@@ -106,7 +100,6 @@ class ParallelSource(Source[Mapping[str, object]]):
     """
 
     SETTINGS = SETTINGS
-    recipe: ParallelRecipe
 
     def __init__(
         self,
@@ -175,17 +168,19 @@ class ParallelSource(Source[Mapping[str, object]]):
             "env_id": env_id,
             "title": env_id or self.recipe.title,
             "entry_point": entry_point,
-            "kwargs": self.recipe.read(settings),
+            "kwargs": self.recipe.read(settings).kwargs,
         }
 
-    def read(self, settings: Settings) -> WorldOrder[Mapping[str, object]]:
+    def read(self, settings: Settings) -> tuple[ParallelRecipe, None]:
         """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
-        kwargs = self.recipe.read(settings)
-        return WorldOrder(self.recipe if self.offers_one else self._hand_over(settings), kwargs)
+        recipe = self.recipe.read(settings)
+        return recipe if self.offers_one else self._hand_over(settings), None
 
-    async def _make_env(self, name: str, order: WorldOrder[Mapping[str, object]], runtime: Runtime) -> Environment:
+    async def _make_env(
+        self, name: str, recipe: ParallelRecipe, factory: bytes | None, runtime: Runtime
+    ) -> Environment:
         """Make the environment of a world, which has all agents for which policies are given."""
-        env = await super()._make_env(name, order, runtime)
+        env = await super()._make_env(name, recipe, factory, runtime)
         try:
             if self._realtime is not None:
                 by_name("agents", self._realtime.agents, [str(agent) for agent in env.facts.agents], "agents")
