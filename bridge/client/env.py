@@ -105,7 +105,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         if options.agent is not None and not isinstance(options.agent, str):
             raise SettingError(f"expected agent to be the name of one agent, got {options.agent!r:.80}")
         self._own_pool(options.timeout)
-        self._remote = self._pool.new_remote(options.request(url, options.agent))
+        self._remote = Remote(options.request(url, options.agent), self._pool.poller)
         self._remotes = {"": self._remote}
         self._rollout: object | None = None
         self._connect()

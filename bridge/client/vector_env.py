@@ -415,8 +415,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
-        with self._slots.closing():
-            self._slots.pool.close_all(2.0)
+        self._slots.close()
 
     def __del__(self) -> None:
         if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early

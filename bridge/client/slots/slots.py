@@ -125,12 +125,11 @@ class Slots:
             finally:
                 self._pending, self._timed_out = None if over else pending, not over
 
-    @contextlib.contextmanager
-    def closing(self) -> Iterator[None]:
-        """Run `close` in a `with` block, after which no other call may come."""
+    def close(self) -> None:
+        """Leave the worlds and disconnect; no other call may come after it."""
         with self._conflicts:
             self.closed, self._pending = True, None
-            yield
+            self.pool.close_all(2.0)
 
     def cancel(self) -> None:
         """Let a `reset` give up what is pending, without a wait for it."""
