@@ -1,4 +1,4 @@
-"""The parts behind the slots of a vector environment: their life in a copy, the order of calls, and questions to all."""
+"""The parts behind the slots of a vector environment: copies, the order of calls, and questions to all of them."""
 
 from __future__ import annotations
 
