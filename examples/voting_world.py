@@ -31,11 +31,11 @@ class Ballot(EnvironmentProxy):
         super().__init__(world.env)
         self._world = world
 
-    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
         """Ask for a reset."""
         return self._world.hand_in(None, seed)
 
-    def step(self, action: object) -> Call[Result]:
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
         """Vote for an action."""
         return self._world.hand_in(action, None)
 

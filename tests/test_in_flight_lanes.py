@@ -50,7 +50,7 @@ class Lanes(FarNetwork):
     @property
     def stepped(self) -> list[Lane]:
         """The lanes' environments."""
-        return self.made[-len(self.world.env.lanes) :]
+        return self.made[-self.world.env.facts.num_envs :]
 
     def stream(self) -> Any:
         """A session of another client, without a network."""

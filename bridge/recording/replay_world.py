@@ -167,11 +167,11 @@ class SteeredEnv(EnvironmentProxy):
         self._closed = False
         self._changed: PendingResult[None] = PendingResult()
 
-    async def reset(self, *, seed: object = None, options: object = None) -> Result:
+    async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
         """Show what is shown: where people look is not for a reset to change."""
         return await self.inner.reset(options={"position": self._aim})
 
-    async def step(self, action: object) -> Result:
+    async def step(self, action: object, lane: int | None = None) -> Result:
         """Go on; wait while the replay is paused and shows what it showed."""
         while self.state["paused"] and not self._moved and not self._closed:
             await self._changed

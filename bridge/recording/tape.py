@@ -23,7 +23,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import describe_world
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.writer import Journal
-from bridge.worlds.environment import Environment, EnvironmentProxy, Lane, Result
+from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result
 from bridge.worlds.realtime.clocked_world import IMMUTABLE, ClockedWorld, kept
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.single import EnvWorld
@@ -98,8 +98,11 @@ class _RecordedLane:
 
     def __init__(self, world: EnvWorld, tape: Tape, lane: int | None = None) -> None:
         self._inner = world.env
-        self._env: Lane = world.env if lane is None else world.env.lanes[lane]
-        self.facts = self._env.facts
+        self.facts = self._inner.facts
+        self._reset, self._step = self._inner.reset, self._inner.step
+        if lane is not None and self.facts.num_envs is not None:
+            self.facts = self.facts.of_lane
+            self._reset, self._step = partial(self._reset, lane=lane), partial(self._step, lane=lane)
         self.tape = tape
         self._world = world
         self._lane = lane
@@ -124,13 +127,13 @@ class _RecordedLane:
             self.tape.skip()
         return self._nobodys
 
-    async def reset(self, *, seed: object = None, options: object = None) -> Result:
+    async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
         """Reset the environment."""
         if self._may_skip and self._skips(begins=True):
-            return await self._env.reset(seed=seed, options=options)
+            return await self._reset(seed=seed, options=options)
         given = kept(seed), kept(options)  # Gymnasium's vector environments take `reset_mask` out of the dict
         try:
-            result = await self._env.reset(seed=seed, options=options)
+            result = await self._reset(seed=seed, options=options)
         except RequestError as error:
             failed = Row(Kind.FAILED_RESET, time.time(), seed=given[0], options=given[1], error=error.message)
             self.tape.add(failed._replace(moment=self._moment and self._moment()))
@@ -139,10 +142,10 @@ class _RecordedLane:
         self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given)
         return result
 
-    async def step(self, action: object) -> Result:
+    async def step(self, action: object, lane: int | None = None) -> Result:
         """Step the environment."""
         if self._may_skip and self._skips(begins=False):
-            return await self._env.step(action)
+            return await self._step(action)
         by = self._applied_by()
         if self._world.taken_over:
             by = self._acting(by)
@@ -151,7 +154,7 @@ class _RecordedLane:
             given = kept(dict(given) if self._several else given)
         moment = self._moment and self._moment()
         try:
-            result = await self._env.step(action)
+            result = await self._step(action)
         except RequestError as error:
             self.tape.add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
             raise
@@ -253,13 +256,16 @@ class RecordedEnv(EnvironmentProxy):
         self._parts = parts
         self._tapes = [part.tape for part in parts]
         self._by_lane = by_lane
-        if not by_lane:  # methods would be one call more in each step
+        if len(parts) == 1:  # methods would be one call more in each step
             self.reset, self.step = parts[0].reset, parts[0].step  # type: ignore[method-assign]
 
-    @property
-    def lanes(self) -> Sequence[Lane]:
-        """The parts that a world can step separately."""
-        return self._parts if self._by_lane else super().lanes
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset the environment, or one lane by itself."""
+        return self._parts[lane or 0].reset(seed=seed, options=options)
+
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step the environment, or one lane by itself."""
+        return self._parts[lane or 0].step(action)
 
     @property
     def recording(self) -> bool:
@@ -330,7 +336,7 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
     env, facts = world.env, world.env.facts
     by_lane = isinstance(world, RealtimeWorld)
     kind = "agents" if facts.agents else "env" if by_lane or facts.num_envs is None else "lanes"
-    lanes: Sequence[int | None] = range(len(env.lanes)) if by_lane else [None]
+    lanes: Sequence[int | None] = range(facts.num_envs or 1) if by_lane else [None]
     headers = [describe_world(journal, world, kind, made_by, lane) for lane in lanes]
     tapes = [Tape(journal, Encoder(header)) for header in headers]
     parts = [_RecordedLane(world, tape, lane) for tape, lane in zip(tapes, lanes, strict=True)]

@@ -89,7 +89,7 @@ class Mirror(EnvironmentProxy):
 
     # What the agent asks for
 
-    async def reset(self, *, seed: object = None, options: object = None) -> Result:
+    async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
         """Wait until an episode runs, and return its newest observation and info."""
         self.leave()
         self._refuse_if_over()
@@ -102,7 +102,7 @@ class Mirror(EnvironmentProxy):
         self._unseen = self._steps.begin()
         return self._steps.newest
 
-    async def step(self, action: object) -> Result:
+    async def step(self, action: object, lane: int | None = None) -> Result:
         """Return what happened since the last call; the action is dropped."""
         self._refuse_if_over()
         transition = self._look()

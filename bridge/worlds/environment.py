@@ -8,8 +8,7 @@ its environment (a recording, people who watch) is an `EnvironmentProxy`, which 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gymnasium import Space
@@ -26,15 +25,11 @@ __all__ = [
     "EnvFacts",
     "Environment",
     "EnvironmentProxy",
-    "HasLanes",
     "Job",
-    "Lane",
-    "LaneOf",
     "Result",
     "Spaces",
     "StepTimes",
     "Transition",
-    "lanes_of",
 ]
 
 T = TypeVar("T")
@@ -143,23 +138,11 @@ class EnvFacts:
         return dataclasses.replace(self, num_envs=None, autoreset=None, resets_lanes=False, steps_lanes=False)
 
 
-class Lane(Protocol):
-    """A part that a world resets and steps: an environment, or one lane of it."""
-
-    @property
-    def facts(self) -> EnvFacts:
-        """Its description."""
-
-    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
-        """Reset it."""
-
-    def step(self, action: object) -> Call[Result]:
-        """Step it."""
-
-
-class Environment(Lane, Protocol):
+class Environment(Protocol):
     """An environment, as every world uses it."""
 
+    facts: EnvFacts
+    """Its description."""
     executor: Executor
     """Runs functions in the thread that calls the environment, if it has one of its own; else in the server's."""
     times: StepTimes
@@ -168,12 +151,14 @@ class Environment(Lane, Protocol):
     """Remarks for clients on what it returned; whoever tells them takes them."""
 
     @property
-    def lanes(self) -> Sequence[Lane]:
-        """The parts to step separately: each lane, or the environment itself; empty: lanes are stepped together."""
-
-    @property
     def ended(self) -> RequestError | None:
         """The error to answer with if the environment's process has ended; None: it has not."""
+
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset it, or where `facts.steps_lanes` one lane by itself."""
+
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step it, or where `facts.steps_lanes` one lane by itself."""
 
     def close(self, reason: RequestError | None = None) -> Call[None]:
         """Close it and give it up; later calls raise `reason`.
@@ -195,44 +180,6 @@ class Environment(Lane, Protocol):
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LaneOf:
-    """One lane of an environment, reset and stepped by itself."""
-
-    facts: EnvFacts
-    """Its description."""
-    reset: Callable[..., Call[Result]]
-    """Resets it, given `seed` and `options`."""
-    step: Callable[[object], Call[Result]]
-    """Steps it, given an action."""
-
-
-class HasLanes(Protocol):
-    """An environment that resets and steps, where a call says so, a lane of it by itself."""
-
-    @property
-    def facts(self) -> EnvFacts:
-        """Its description."""
-
-    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
-        """Reset it, or one lane by itself."""
-
-    def step(self, action: object, lane: int | None = None) -> Call[Result]:
-        """Step it, or one lane by itself."""
-
-
-def lanes_of(env: HasLanes) -> Sequence[Lane]:
-    """Return the parts that a world can step separately: each lane, or a single environment itself."""
-    facts, of_lane = env.facts, env.facts.of_lane
-
-    def lane(number: int) -> LaneOf:
-        return LaneOf(of_lane, partial(env.reset, lane=number), lambda action: env.step(action, number))
-
-    if facts.num_envs is None:
-        return [env]
-    return [lane(number) for number in range(facts.num_envs if facts.steps_lanes else 0)]
-
-
 class EnvironmentProxy:
     """An environment that stands before another one and does as that does. Subclasses change what they are for.
 
@@ -249,22 +196,17 @@ class EnvironmentProxy:
         self.notes = env.notes
 
     @property
-    def lanes(self) -> Sequence[Lane]:
-        """The parts that a world can step separately; of a single environment, this one."""
-        return self.inner.lanes if self.facts.num_envs is not None else [self]
-
-    @property
     def ended(self) -> RequestError | None:
         """The error to answer with if the environment's process has ended; None: it has not."""
         return self.inner.ended
 
-    def reset(self, *, seed: object = None, options: object = None) -> Call[Result]:
-        """Reset the environment."""
-        return self.inner.reset(seed=seed, options=options)
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset the environment, or one lane by itself."""
+        return self.inner.reset(seed=seed, options=options, lane=lane)
 
-    def step(self, action: object) -> Call[Result]:
-        """Step the environment."""
-        return self.inner.step(action)
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step the environment, or one lane by itself."""
+        return self.inner.step(action, lane)
 
     def close(self, reason: RequestError | None = None) -> Call[None]:
         """Close the environment."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import gymnasium
 import numpy as np
@@ -79,12 +79,16 @@ class Host(abc.ABC, Generic[E]):
         """Return what the environment adds to the tree below `world`."""
         env, facts, spec = self.env, self.facts, kinds.spec_of(self.env)
         reward_space = "" if facts.reward_space is None else space_to_json(facts.reward_space)
+        render_mode = kinds.read_attribute(env, "render_mode", None) or ""
+        metadata = _plain_dict(kinds.metadata_of(env))
+        if facts.autoreset is not None:
+            metadata["autoreset_mode"] = facts.autoreset.value
         leaves = [
             _fixed("env_id", TEXT, "the environment's id; empty where it has none", spec.id if spec else ""),
             _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", facts.num_envs or 0),
             _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", reward_space),
-            _fixed("metadata", ENCODED, "the environment's metadata", self._metadata()),
-            _fixed("render_mode", TEXT, "the render mode; empty where there is none", kinds.render_mode_of(env)),
+            _fixed("metadata", ENCODED, "the environment's metadata", metadata),
+            _fixed("render_mode", TEXT, "the render mode; empty where there is none", render_mode),
             _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
             _live("frame", ENCODED, "what render() gives now, a value for each lane", self.frame),
         ]
@@ -97,19 +101,41 @@ class Host(abc.ABC, Generic[E]):
             self._look_for,
             in_environment=True,
         )
-        return PropertyTree([*leaves, *self._own_properties()], [attributes])
+        if not facts.agents:  # each of several has spaces of its own, which worlds add
+            leaves += self._of_gymnasium()
+        return PropertyTree(leaves, [attributes])
 
-    def _metadata(self) -> dict[str, object]:
-        return _plain_dict(kinds.metadata_of(self.env))
+    def _of_gymnasium(self) -> list[Property]:
+        """Return the properties that environments of one agent have."""
+        env: Any = self.env
+        # Of the environment itself: the facts have a plain space where its space is of a class of its own.
+        one = "single_" if isinstance(env, VectorEnv) else ""
+        names = "observation_space", "action_space"
+        spaces = {name: space_to_json(getattr(env, f"{one}{name}")) for name in names}
+        return [
+            *(_fixed(name, TEXT, "one environment's exact space, as JSON", space) for name, space in spaces.items()),
+            _live("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of(cast(Any, self.env))),
+            _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
+            _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", _wrappers_of(env)),
+        ]
 
-    def _own_properties(self) -> list[Property]:
-        """Return what this kind of environment adds; of several agents each has spaces of its own, which worlds add."""
-        return []
+    def _random(self) -> list[dict[str, object]]:
+        env: Any = self.env
+        with failures_in("np_random"):
+            found: Any = env.np_random, env.np_random_seed
+        if not isinstance(found[0], tuple):  # one environment, or lanes that share a generator
+            found = [(part,) * (self.facts.num_envs or 1) for part in found]
+        try:
+            return [state_of(generator, seed) for generator, seed in zip(*found, strict=True)]
+        except TensorError as error:
+            raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
 
     def draw(self, lanes: Sequence[int]) -> list[object]:
-        """Return what `render()` gives now for some lanes, copied."""
-        found = self.frame()
-        return [None if found[lane] is None else np.array(found[lane]) for lane in lanes]
+        """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
+        environments: Sequence[Any] = kinds.local_parts(self.env)
+        with failures_in("render"):
+            frames = {lane: environments[lane].render() for lane in lanes} if environments else self.frame()
+        return [None if frames[lane] is None else np.array(frames[lane]) for lane in lanes]
 
     def frame(self) -> list[object]:
         """Return what `render()` gives now, a list with an entry a lane."""
@@ -145,9 +171,8 @@ class Host(abc.ABC, Generic[E]):
 
     def _set_attr(self, name: str, value: object) -> None:
         refuse_private(name)
-        values_of = checked_values(value, self.facts.num_envs or 1)
         with failures_in(f"setting {name}"):
-            self._set(name, values_of)
+            self._set(name, checked_values(value, self.facts.num_envs or 1))
 
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
@@ -160,7 +185,11 @@ class Host(abc.ABC, Generic[E]):
             }
         except (TensorError, ValueError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
-        lanes = self._check_lanes(request.lanes)
+        count = self.facts.num_envs or 1
+        lanes = checked_lanes(request.lanes, count)
+        if len(set(lanes)) < count and not kinds.local_parts(self.env):
+            text = f"the lanes of {self.facts.kind} are called all together; name all {count} of them"
+            raise RequestError(Code.UNIMPLEMENTED, text)
         with failures_in(f"call of {request.name}"):
             if request.look:
                 results = self._find(request.name, lanes)
@@ -175,16 +204,15 @@ class Host(abc.ABC, Generic[E]):
                 Code.INVALID_ARGUMENT, f"the result of {request.name} cannot be sent: {error}"
             ) from error
 
-    def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
-        """Return the lanes to call; all of them where none is named."""
-        return checked_lanes(lanes, self.facts.num_envs or 1)
-
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
 
-    @abc.abstractmethod
     def _find(self, name: str, lanes: list[int]) -> list[object]:
         """Return an attribute, or a method, of the environment or of some lanes, which must be here."""
+        parts = kinds.local_parts(self.env)
+        if not parts:
+            raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are elsewhere")
+        return [_look_up(partial(kinds.attribute_of, parts[lane], name), name) for lane in lanes]
 
     @abc.abstractmethod
     def _set(self, name: str, value: list[object]) -> None:
@@ -197,12 +225,6 @@ class EnvHost(Host[GymEnv]):
     def __init__(self, env: GymEnv, facts: EnvFacts) -> None:
         super().__init__(env, facts)
         self.step = env.step  # type: ignore[method-assign]  # one call less in each step
-
-    def _own_properties(self) -> list[Property]:
-        return _of_gymnasium(self, self.env)
-
-    def _find(self, name: str, lanes: list[int]) -> list[object]:
-        return [_look_up(partial(self.env.get_wrapper_attr, name), name)]
 
     def _set(self, name: str, value: list[object]) -> None:
         self.env.set_wrapper_attr(name, value[0])
@@ -284,15 +306,6 @@ class LanesHost(Host[Lanes]):
                 self._broken = RequestError(Code.FAILED_PRECONDITION, text)
             raise
 
-    def draw(self, lanes: Sequence[int]) -> list[object]:
-        """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
-        environments = kinds.local_lanes(self.env)
-        if not environments:
-            return super().draw(lanes)
-        with failures_in("render"):
-            frames = [environments[lane].render() for lane in lanes]
-        return [None if frame is None else np.array(frame) for frame in frames]
-
     def frame(self) -> list[object]:
         """Return what `render()` gives now, a list with an entry a lane."""
         with failures_in("render"):
@@ -301,39 +314,17 @@ class LanesHost(Host[Lanes]):
             frame = None if not frame.size else [frame] * self.env.num_envs  # one picture of all, as of a simulator
         return [None] * self.env.num_envs if frame is None else list(frame)
 
-    def _metadata(self) -> dict[str, object]:
-        mode = self.facts.autoreset
-        return {**super()._metadata(), **({} if mode is None else {"autoreset_mode": mode.value})}
-
-    def _own_properties(self) -> list[Property]:
-        return _of_gymnasium(self, next(iter(kinds.local_lanes(self.env)), None))
-
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         if set(lanes) < set(range(self.env.num_envs)):
             return super()._call(name, args, kwargs, lanes)
-        if environments := kinds.local_lanes(self.env):
-            _look_up(lambda: environments[0].get_wrapper_attr(name), name)
+        if kinds.local_lanes(self.env):
+            self._find(name, [0])
         if not self.facts.resets_lanes:
             results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
         else:
             vector: Any = self.env  # Sync and Async have methods that a VectorEnv has not
             results = list(vector.call(name, *args, **kwargs))
         return [results[lane] for lane in lanes]
-
-    def _check_lanes(self, lanes: Sequence[int]) -> list[int]:
-        chosen = super()._check_lanes(lanes)
-        if set(chosen) < set(range(self.env.num_envs)) and not kinds.local_lanes(self.env):
-            raise RequestError(
-                Code.UNIMPLEMENTED,
-                f"the lanes of {self.facts.kind} are called all together; name all {self.env.num_envs} of them",
-            )
-        return chosen
-
-    def _find(self, name: str, lanes: list[int]) -> list[object]:
-        environments = kinds.local_lanes(self.env)
-        if not environments:
-            raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are elsewhere")
-        return [_look_up(partial(environments[lane].get_wrapper_attr, name), name) for lane in lanes]
 
     def _set(self, name: str, value: list[object]) -> None:
         vector: Any = self.env
@@ -352,11 +343,9 @@ class ParallelHost(Host[ParallelEnv]):
         """Step it."""
         return *self.env.step(action), list(self.env.agents)
 
-    def _find(self, name: str, lanes: list[int]) -> list[object]:
-        return [_look_up(lambda: getattr(self.env, name), name)]
-
     def _set(self, name: str, value: list[object]) -> None:
-        setattr(kinds.unwrapped_of(self.env), name, value[0])
+        # Not all environments that have agents know `unwrapped`.
+        setattr(kinds.read_attribute(self.env, "unwrapped", self.env), name, value[0])
 
 
 AnyHost: TypeAlias = EnvHost | LanesHost | ParallelHost
@@ -394,46 +383,13 @@ def refuse_private(name: str) -> None:
         raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
 
 
-def _of_gymnasium(host: EnvHost | LanesHost, one: GymEnv | None) -> list[Property]:
-    """Return the properties that environments of one agent have; `one` is one of them, where it is in this process."""
-    env = host.env
-    # Of the environment itself: the facts have a plain space where its space is of a class of its own.
-    spaces = (
-        (env.single_observation_space, env.single_action_space)
-        if isinstance(env, VectorEnv)
-        else (env.observation_space, env.action_space)
-    )
-    observation_space, action_space = (space_to_json(space) for space in spaces)
-
-    def random() -> list[dict[str, object]]:
-        return _random_states(host.env, host.facts.num_envs or 1)
-
-    return [
-        _fixed("observation_space", TEXT, "one environment's exact space, as JSON", observation_space),
-        _fixed("action_space", TEXT, "one environment's exact space, as JSON", action_space),
-        _live("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of(host.env)),
-        _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", random),
-        _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", _wrappers_of(one)),
-    ]
-
-
-def _wrappers_of(env: GymEnv | None) -> list[str]:
+def _wrappers_of(env: GymEnv | Lanes) -> list[str]:
     names: dict[str, None] = {}
-    while isinstance(env, gymnasium.Wrapper):
-        names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
-        env = env.env
+    one: Any = next(iter(kinds.local_parts(env)), None)
+    while isinstance(one, gymnasium.Wrapper):
+        names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(one).__mro__)
+        one = one.env
     return list(names)
-
-
-def _random_states(env: GymEnv | Lanes, count: int) -> list[dict[str, object]]:
-    with failures_in("np_random"):
-        found: Any = env.np_random, env.np_random_seed
-    if not isinstance(found[0], tuple):  # one environment, or lanes that share a generator
-        found = [(part,) * count for part in found]
-    try:
-        return [state_of(generator, seed) for generator, seed in zip(*found, strict=True)]
-    except TensorError as error:
-        raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
 
 
 def _fixed(name: str, kind: str, description: str, value: object) -> Property:
@@ -462,15 +418,8 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
     """Return the fields of an EnvSpec that are valid for the client too."""
     if spec is None:
         return None
-    facts = {
-        "id": spec.id,
-        "reward_threshold": spec.reward_threshold,
-        "nondeterministic": spec.nondeterministic,
-        "max_episode_steps": spec.max_episode_steps,
-        "order_enforce": spec.order_enforce,
-        "kwargs": _plain_dict(spec.kwargs),
-    }
-    return {key: value for key, value in facts.items() if _travels(value)}
+    names = "id", "reward_threshold", "nondeterministic", "max_episode_steps", "order_enforce"
+    return _plain_dict({**{name: getattr(spec, name) for name in names}, "kwargs": _plain_dict(spec.kwargs)})
 
 
 # Attributes
@@ -478,10 +427,8 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
 
 def _layers(env: Known) -> Sequence[object]:
     """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
-    if not isinstance(env, VectorEnv) or isinstance(env, BatchVector):
-        return list(kinds.layers_of(env))
-    lanes = kinds.local_lanes(env)
-    return list(kinds.layers_of(lanes[0])) if lanes else []
+    parts = [env] if isinstance(env, BatchVector) else kinds.local_parts(env)
+    return list(kinds.layers_of(parts[0])) if parts else []
 
 
 def _listed(value: object) -> bool:

@@ -33,20 +33,19 @@ __all__ = [
     "Known",
     "Lanes",
     "ParallelEnv",
-    "Steppable",
     "as_parallel",
+    "attribute_of",
     "call_simulator",
     "facts_of",
     "has_attribute",
     "is_parallel",
     "layers_of",
     "local_lanes",
+    "local_parts",
     "metadata_of",
     "read_attribute",
     "recognise",
-    "render_mode_of",
     "spec_of",
-    "unwrapped_of",
 ]
 
 GymEnv = gymnasium.Env[Any, Any]
@@ -59,16 +58,6 @@ _MISSING = object()
 
 Joint: TypeAlias = Mapping[Hashable, Any]
 """A part of each agent, such as its observation, by the environment's own ids."""
-
-
-class Steppable(Protocol):
-    """An object with the two methods that every environment has, whatever they take and give."""
-
-    def reset(self, **given: Any) -> Any:
-        """Begin an episode."""
-
-    def step(self, action: Any) -> Any:
-        """Make a step."""
 
 
 class ParallelEnv(Protocol):
@@ -104,10 +93,10 @@ class _Unregistered:
     """The common part of environments that are of none of Gymnasium's classes.
 
     Args:
-        env: The environment.
+        env: The environment, with `reset` and `step`.
     """
 
-    def __init__(self, env: Steppable) -> None:
+    def __init__(self, env: Any) -> None:
         self.env = env
         self.metadata: dict[str, Any] = dict(read_attribute(env, "metadata", None) or {})
         self.render_mode: str | None = read_attribute(env, "render_mode", None)
@@ -134,10 +123,7 @@ class _Unregistered:
 
     def get_wrapper_attr(self, name: str) -> object:
         """Return an attribute of the environment or of one in it."""
-        value = read_attribute(self.env, name)
-        if value is _MISSING:
-            raise AttributeError(f"{type(self.env).__name__!r} object has no attribute {name!r}")
-        return value
+        return attribute_of(self.env, name)
 
     def set_wrapper_attr(self, name: str, value: object, *, force: bool = True) -> bool:
         """Set an attribute of the environment."""
@@ -148,7 +134,7 @@ class _Unregistered:
 class BatchVector(_Unregistered, Lanes):
     """A batched simulator that is no `VectorEnv`, as one."""
 
-    def __init__(self, env: Steppable) -> None:
+    def __init__(self, env: Any) -> None:
         super().__init__(env)
         self.num_envs = int(read_attribute(env, "num_envs"))
         self.single_observation_space = read_attribute(env, "single_observation_space")
@@ -160,7 +146,7 @@ class BatchVector(_Unregistered, Lanes):
 class _Single(_Unregistered, GymEnv):
     """One environment that is no `gymnasium.Env`, as one."""
 
-    def __init__(self, env: Steppable) -> None:
+    def __init__(self, env: Any) -> None:
         super().__init__(env)
         self.observation_space = read_attribute(env, "observation_space")
         self.action_space = read_attribute(env, "action_space")
@@ -191,7 +177,7 @@ def recognise(env: object) -> Known:
     return _Single(env)
 
 
-def _is_steppable(env: object) -> TypeGuard[Steppable]:
+def _is_steppable(env: object) -> bool:
     return all(callable(read_attribute(env, name)) for name in _OF_ALL)
 
 
@@ -216,6 +202,16 @@ def read_attribute(env: object, name: str, default: object = _MISSING) -> Any:
     return default
 
 
+def attribute_of(env: object, name: str) -> Any:
+    """Return an attribute or a method of an environment that a user may name; raises AttributeError."""
+    if isinstance(env, gymnasium.Env):
+        return env.get_wrapper_attr(name)
+    if (value := read_attribute(env, name)) is _MISSING:
+        served = env.env if isinstance(env, BatchVector) else env  # a user has never heard of Batch
+        raise AttributeError(f"{type(served).__name__!r} object has no attribute {name!r}")
+    return value
+
+
 def has_attribute(layer: object, name: str) -> bool:
     """True if a wrapper, or the environment in it, has an attribute itself."""
     # A property may take its time: only what is there in no plain way is asked for.
@@ -228,6 +224,11 @@ def layers_of(env: object) -> Iterator[Any]:
     while isinstance(env, (gymnasium.Wrapper, VectorWrapper, _Unregistered)):
         env = env.env
         yield env
+
+
+def local_parts(env: Known) -> Sequence[Known]:
+    """Return what can be called one by one: the environment, or its lanes where they are in this process."""
+    return local_lanes(env) if isinstance(env, VectorEnv) else [env]
 
 
 def local_lanes(env: Lanes) -> Sequence[GymEnv]:
@@ -244,21 +245,12 @@ def call_simulator(env: Lanes, name: str, args: Sequence[object], kwargs: Mappin
     Raises:
         AttributeError: There is none of that name.
     """
-    call = read_attribute(env, "call")
-    if call is not _MISSING:
+    if (call := read_attribute(env, "call", None)) is not None:
         value = call(name, *args, **kwargs)
-    elif (value := read_attribute(env, name)) is _MISSING:
-        served = env.env if isinstance(env, BatchVector) else env  # a user has never heard of Batch
-        raise AttributeError(f"{type(served).__name__!r} object has no attribute {name!r}")
-    elif callable(value):
+    elif callable(value := attribute_of(env, name)):
         value = value(*args, **kwargs)
     sized = not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__getitem__") and hasattr(value, "__len__")
     return value if sized and len(value) == env.num_envs else [value] * env.num_envs
-
-
-def unwrapped_of(env: ParallelEnv) -> object:
-    """Return what is in a PettingZoo environment's wrappers; not all that have agents know them."""
-    return read_attribute(env, "unwrapped", env)
 
 
 def spec_of(env: object) -> EnvSpec | None:
@@ -270,11 +262,6 @@ def spec_of(env: object) -> EnvSpec | None:
 def metadata_of(env: object) -> Mapping[str, Any]:
     """Return an environment's metadata, which some set to None."""
     return read_attribute(env, "metadata", None) or {}
-
-
-def render_mode_of(env: object) -> str:
-    """Return an environment's render mode; empty: it has none."""
-    return read_attribute(env, "render_mode", None) or ""
 
 
 def facts_of(env: Known) -> EnvFacts:
@@ -316,9 +303,8 @@ def _reward_space_of(env: GymEnv | Lanes) -> Space[object] | None:
     The outermost wrapper with an attribute `reward_space` says it; MO-Gymnasium's LinearReward makes numbers. A wrapper
     of one's own that makes numbers says so by `reward_space = None`. Of lanes the first is asked.
     """
-    lanes = local_lanes(env) if isinstance(env, VectorEnv) else ()
     space: Any = None
-    for layer in layers_of(lanes[0] if lanes else env):
+    for layer in layers_of(next(iter(local_parts(env)), env)):
         if any(kind.__name__ == "LinearReward" for kind in type(layer).__mro__):
             break
         if inspect.getattr_static(layer, "reward_space", _MISSING) is not _MISSING:

@@ -16,7 +16,7 @@ from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, 
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
-from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes, lanes_of
+from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes
 from bridge.worlds.hosts import AnyHost, checked_lanes, checked_values, host_of
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
@@ -41,8 +41,6 @@ class LocalEnv:
         self.times = StepTimes()
         self.notes = host.notes
         self.step = partial(executor.run, self._step)  # a method would be one call more in each step
-        self.lanes = lanes_of(self)
-        """The parts that a world can step separately."""
 
     ended: RequestError | None = None
 
@@ -142,7 +140,8 @@ class LaneGroup(EnvironmentProxy):
 
     def __init__(self, lanes: Sequence[Environment], scheduler: Scheduler) -> None:
         super().__init__(lanes[0])
-        self._lanes = lanes
+        self.lanes = lanes
+        """The environments."""
         self._scheduler = scheduler
         self.num_envs = len(lanes)
         self.facts = dataclasses.replace(lanes[0].facts, kind="LaneGroup", num_envs=len(lanes), steps_lanes=True)
@@ -150,14 +149,17 @@ class LaneGroup(EnvironmentProxy):
             lane.times, lane.notes = self.times, self.notes
 
     @property
-    def lanes(self) -> Sequence[Environment]:
-        """The environments."""
-        return self._lanes
-
-    @property
     def ended(self) -> RequestError | None:
         """The error to answer with if one of their processes has ended; None: none has."""
         return next((lane.ended for lane in self.lanes if lane.ended is not None), None)
+
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset one lane by itself."""
+        return self.lanes[lane or 0].reset(seed=seed, options=options)
+
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step one lane by itself."""
+        return self.lanes[lane or 0].step(action)
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close all environments."""

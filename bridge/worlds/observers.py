@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
-from bridge.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Lane, Result, lanes_of
+from bridge.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Result
 from bridge.worlds.settings import Settings
 
 if TYPE_CHECKING:
@@ -96,27 +96,19 @@ class ObservedEnv(EnvironmentProxy):
     def __init__(self, env: Environment, listener: Listener) -> None:
         super().__init__(env)
         self._listener = listener
-        self._lanes = lanes_of(self)
-
-    @property
-    def lanes(self) -> Sequence[Lane]:
-        """The parts that a world can step separately."""
-        return self._lanes
 
     async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
         """Reset the environment, or one lane by itself."""
         # Read before the call: Gymnasium's vector environments take it out of the dict.
         mask = options.get("reset_mask") if isinstance(options, Mapping) else None
-        env = self.inner if lane is None else self.inner.lanes[lane]
-        result = await env.reset(seed=seed, options=options)
+        result = await self.inner.reset(seed=seed, options=options, lane=lane)
         self._listener.began(lane, result, mask)
         return result
 
     async def step(self, action: object, lane: int | None = None) -> Result:
         """Step the environment, or one lane by itself."""
         action = await self._listener.acting(lane, action)
-        env = self.inner if lane is None else self.inner.lanes[lane]
-        return self._listener.stepped(lane, action, await env.step(action))
+        return self._listener.stepped(lane, action, await self.inner.step(action, lane))
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""

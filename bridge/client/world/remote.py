@@ -329,8 +329,8 @@ class Remote:
         self._finish(0.0)
         return event
 
-    def disown(self, poller: Poller[Delivery]) -> None:
-        """In a forked process: leave the connection to the parent process, untouched, and have none."""
+    def disown(self) -> None:
+        """In a forked process: leave the connection to the parent process, untouched. Another remote replaces it."""
         if self._call is not None:
             leak(self._call)
             leak(self.poller)
@@ -338,8 +338,6 @@ class Remote:
         if self._acting is not None:
             self._acting.disown()
             self._acting = None
-        self.session.forget()
-        self.poller = poller
 
     def leave(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""

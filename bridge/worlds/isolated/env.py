@@ -14,7 +14,7 @@ from bridge.encoding.properties import Family, Property, PropertyTree, read_enco
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.samples import Samples
-from bridge.worlds.environment import Call, Result, StepTimes, lanes_of
+from bridge.worlds.environment import Call, Result, StepTimes
 from bridge.worlds.isolated.codec import Codec, facts_from_values
 from bridge.worlds.isolated.world import Isolation, WorldProcess
 from bridge.worlds.scheduling import Executor, Runtime
@@ -44,8 +44,6 @@ class IsolatedEnv:
         )
         self._codecs = Codec(facts), Codec(facts.of_lane)
         """Of the environment, and of a lane that is stepped by itself."""
-        self.lanes = lanes_of(self)
-        """The parts that a world can step separately."""
 
     @property
     def ended(self) -> RequestError | None:

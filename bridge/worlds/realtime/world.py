@@ -33,23 +33,24 @@ class RealtimeWorld(ClockedWorld[Transition]):
     """
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
-        if not env.lanes:
+        facts = env.facts
+        if facts.num_envs is not None and not facts.steps_lanes:
             raise SettingError(
                 "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', "
-                f"got {env.facts.kind}"
+                f"got {facts.kind}"
             )
-        if env.facts.reward_space is not None:
+        if facts.reward_space is not None:
             raise SettingError(
                 "a real-time world adds rewards up, which are numbers then: expected none of "
-                f"{env.facts.reward_space}; make them numbers by a wrapper such as mo_gymnasium.wrappers.LinearReward"
+                f"{facts.reward_space}; make them numbers by a wrapper such as mo_gymnasium.wrappers.LinearReward"
             )
-        space = env.facts.action_space
+        space = facts.action_space
         default = neutral_action(space) if options.default_action is None else options.default_action
         if not space.contains(default):
             raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}")
-        loop = RealtimeLoop(len(env.lanes), options.fps, default, **options.timing())
+        loop = RealtimeLoop(facts.num_envs or 1, options.fps, default, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
-        self.single = env.facts.num_envs is None
+        self.single = facts.num_envs is None
         """True if it is of one environment, without lanes."""
 
     def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeAgent:
@@ -79,11 +80,11 @@ class RealtimeWorld(ClockedWorld[Transition]):
         self.start()
 
     async def _call_environment(self, job: Job) -> Transition:
-        env = self.env.lanes[job.lane]
+        lane = None if self.single else job.lane
         if job.kind == "reset":
-            observation, info = await env.reset(seed=job.seed, options=job.options)
+            observation, info = await self.env.reset(seed=job.seed, options=job.options, lane=lane)
             return Transition(kept(observation), info=kept(info))
-        result = await env.step(job.action)
+        result = await self.env.step(job.action, lane)
         with failures_in("step"):
             observation, reward, terminated, truncated, info = result
             return Transition(kept(observation), float(reward), bool(terminated), bool(truncated), kept(info))
