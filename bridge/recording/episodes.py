@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -19,7 +19,9 @@ from bridge.recording.reader import RecordedEpisode
 from bridge.recording.replay import Replay, ReplayComparison, replayed_from
 from bridge.recording.rows import LaneSamples, Row
 
-__all__ = ["EpisodeData", "load_episode", "observed_rows", "obstacle", "stacked"]
+__all__ = ["EpisodeData", "ObservedRows", "load_episode", "observed_rows", "obstacle", "stacked"]
+
+ObservedRows: TypeAlias = Generator[tuple[int, Any, Callable[[], Any] | None], None, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class EpisodeData:
 
 def observed_rows(
     episode: RecordedEpisode, env: Any = None, *, frames: bool = False, check: bool = True, allow_calls: bool = False
-) -> Iterator[tuple[int, Any, Callable[[], Any] | None]]:
+) -> ObservedRows:
     """Yield step and observation of each call of an episode, and what gives its frame before the next is asked for.
 
     Observations and frames are as recorded, or by a replay where they were not. The observation of a lane is its own;
