@@ -349,17 +349,15 @@ def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int
         begin: The call from which on seeded resets count.
         last: The call before which it ends.
     """
-    ends = sorted({at for at, _ in stream.gaps} | {last})
     found: dict[int, str] = {}
-    seeded, done = [call for call in stream.seeded if begin <= call < last], -1
-    for at, start in enumerate(seeded):
-        if start < done:
-            continue  # the pass that is over came through it
-        done = next(end for end in ends if end > start)
-        stops = [call for call in seeded[at + 1 :] if call < done]
+    # Where calls are missing, what follows depends on what nobody knows, up to the next seeded reset.
+    for start, end in itertools.pairwise([begin, *(at for at, _ in stream.gaps if begin < at < last), last]):
+        seeded = [call for call in stream.seeded if start <= call < end]
+        if not seeded:
+            continue
         with Replay(stream, env, allow_calls=allow_calls) as replay:
-            compare, replayed = ReplayComparison(stream), replay.calls(start, done)
-            for first, stop in itertools.pairwise([start, *stops, done]):
+            compare, replayed = ReplayComparison(stream), replay.calls(seeded[0], end)
+            for first, stop in itertools.pairwise([*seeded, end]):
                 found.update(compare.all(itertools.islice(replayed, stop - first)))
     return found
 
