@@ -174,8 +174,7 @@ class JoinedWorld:
     def as_act(self, request: bytes) -> pb.EnvironmentRequest:
         """Return a Step with actions that asks for nothing but times."""
         message = pb.EnvironmentRequest.FromString(request)
-        del message.step.requested_observations[:]
-        message.step.requested_observations.append(self._uids["timing"])
+        message.step.requested_observations[:] = [self._uids["timing"]]
         return message
 
 
