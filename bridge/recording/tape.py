@@ -171,7 +171,7 @@ class _RecordedLane:
         Returns:
             As `applied_by` of the world; of lanes that are stepped together a list with an entry for each.
         """
-        taken = self._world.take_takeovers()
+        taken, self._world.taken_over = self._world.taken_over, {}
         people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
         lanes = self.facts.num_envs
         if lanes is not None:

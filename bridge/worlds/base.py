@@ -319,8 +319,6 @@ def in_environment(where: str, function: Callable[..., T], *args: object, **kwar
     """
     try:
         return function(*args, **kwargs)
-    except RequestError as error:
-        answer = error
     except BaseException as error:
         answer = answer_to(where, error)
     answer.__cause__ = answer.__context__ = answer.__traceback__ = None

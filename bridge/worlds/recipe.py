@@ -17,7 +17,7 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.worlds.base import answer_to
 from bridge.worlds.isolated.world import start_method
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
-from bridge.worlds.settings import Settings, read_kwargs, read_scalar, read_string
+from bridge.worlds.settings import Settings, read_kwargs, read_scalar, read_string, wrong
 
 __all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "constructed", "lanes_already"]
 
@@ -304,8 +304,7 @@ def _count(settings: Settings, name: str, most: int) -> int | None:
     if value is None:
         return None
     if not isinstance(value, np.integer) or not 1 <= value <= most:
-        text = f"expected the setting {name!r} to be an integer from 1 to {most}, got {value!r:.80}"
-        raise RequestError(Code.INVALID_ARGUMENT, text)
+        raise wrong(repr(name), f"an integer from 1 to {most}", value)
     return int(value)
 
 

@@ -17,7 +17,6 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
 from bridge.worlds.environment import Environment, Spaces
-from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
@@ -195,7 +194,6 @@ class EnvAgent(Agent):
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method of the environment, or read a public attribute, on some lanes."""
-        refuse_private(request.name)
         self._world.refuse_if_over()
         return await self._world.env.call(request)
 
@@ -346,11 +344,6 @@ class EnvWorld(World):
             A text such as `agent`, `agent:PPO`, `person:Ann` or `default`; of several agents one for each, by name.
         """
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
-
-    def take_takeovers(self) -> Mapping[object, str]:
-        """Return `taken_over` for the step at hand, once."""
-        people, self.taken_over = self.taken_over, {}
-        return people
 
     @property
     def clock_frames(self) -> int | None:
