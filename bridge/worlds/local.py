@@ -143,7 +143,6 @@ class LaneGroup(EnvironmentProxy):
         self.lanes = lanes
         """The environments."""
         self._scheduler = scheduler
-        self.num_envs = len(lanes)
         self.facts = dataclasses.replace(lanes[0].facts, kind="LaneGroup", num_envs=len(lanes), steps_lanes=True)
         for lane in lanes:
             lane.times, lane.notes = self.times, self.notes
@@ -173,7 +172,7 @@ class LaneGroup(EnvironmentProxy):
     def properties(self) -> PropertyTree:
         """Return what the environments add to the tree below `world`."""
         first: PropertyTree = self.lanes[0].properties()
-        number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: self.num_envs)
+        number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))
         return first.merged(PropertyTree([number]))
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
@@ -183,9 +182,9 @@ class LaneGroup(EnvironmentProxy):
         if kind == "list_property" or request.read_property.key == "world.controls":
             listed: properties_pb2.PropertyResponse = await self.lanes[0].answer_property(request)
             return listed
-        requests = [request] * self.num_envs
+        requests = [request] * len(self.lanes)
         if kind == "write_property":
-            value = checked_values(read_encoded(request.write_property.value), self.num_envs)
+            value = checked_values(read_encoded(request.write_property.value), len(self.lanes))
             requests = [properties_pb2.PropertyRequest() for _ in value]
             for part, item in zip(requests, value, strict=True):
                 part.write_property.key = request.write_property.key
@@ -201,7 +200,7 @@ class LaneGroup(EnvironmentProxy):
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
-        chosen = checked_lanes(request.lanes, self.num_envs)
+        chosen = checked_lanes(request.lanes, len(self.lanes))
         part = bridge_pb2.CallRequest()
         part.CopyFrom(request)
         del part.lanes[:]

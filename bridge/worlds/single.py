@@ -41,7 +41,8 @@ class EnvAgent(Agent):
     def __init__(self, world: EnvWorld, spaces: Spaces | None = None) -> None:
         self._world = world
         self._facts = world.env.facts
-        self._lanes = lanes = self._facts.num_envs
+        self.lanes = lanes = self._facts.num_envs
+        """The number of lanes; None: it is of a single environment, or one agent of several."""
         observation_space, action_space = spaces or self._facts.spaces
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
@@ -101,13 +102,13 @@ class EnvAgent(Agent):
     @property
     def newest(self) -> tuple[object, object] | None:
         """Observation and info of the running episode; None: none runs."""
-        over = self._lanes is None and bool(self._terminated or self._truncated)
+        over = self.lanes is None and bool(self._terminated or self._truncated)
         return None if over or self._observation is None else (self._observation, self._info)
 
     @property
     def ended_lanes(self) -> Array | None:
         """Which lanes the next step resets in place of stepping them, bools `(lanes,)`; None: there are no lanes."""
-        return None if self._lanes is None else self._terminated | self._truncated
+        return None if self.lanes is None else self._terminated | self._truncated
 
     def interrupt(self) -> None:
         """End the sequence by truncation, with the last observations."""
@@ -247,7 +248,7 @@ class VectorAgent(EnvAgent):
 
         An integer seeds lane i with itself + i; a list gives each lane's, -1 for none.
         """
-        asked = read_reset(settings, self.SETTINGS, self._lanes)
+        asked = read_reset(settings, self.SETTINGS, self.lanes)
         with reading("Reset"):
             seed, options = self._seed_of(asked.seed), asked.options
             if asked.mask.all():
@@ -279,7 +280,7 @@ class VectorAgent(EnvAgent):
         result = await self._world.env.step(action)
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = self._rewards.read_lanes(reward, self._notes)
+            self._reward[...] = self._rewards.read(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
         self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated))
@@ -351,11 +352,6 @@ class EnvWorld(World):
         return None
 
     @property
-    def begun(self) -> bool:
-        """True if its environment was ever reset."""
-        return bool(self.env.times.reset.count)
-
-    @property
     def newest(self) -> tuple[object, object] | None:
         """Observation and info of the running episode; None: nobody plays one."""
         return None if self._agent is None else self._agent.newest
@@ -375,7 +371,7 @@ class EnvWorld(World):
         recording = self.env.properties().get("world.recording")
         return {
             "lanes": self.env.facts.num_envs,
-            "begun": self.begun,
+            "begun": bool(self.env.times.reset.count),
             "recording": None if recording is None else recording == "on",
         }
 

@@ -52,7 +52,7 @@ class RealtimeAgent(EnvAgent):
         self, world: ClockedWorld[Any], loop_agent: LoopAgent, wait: str, spaces: Spaces | None = None
     ) -> None:
         super().__init__(world, spaces)
-        lanes = self._lanes
+        lanes = self.lanes
         self.world = world
         """Where it is."""
         self._loop_agent = loop_agent
@@ -83,11 +83,6 @@ class RealtimeAgent(EnvAgent):
         """True if its actions and resets change nothing."""
         return not self._loop_agent.player
 
-    @property
-    def lanes(self) -> int | None:
-        """The number of lanes; None: it is of a single environment, or one agent of several."""
-        return self._lanes
-
     def hang_up(self) -> None:
         """End its wait."""
         self.world.cancel(self)
@@ -108,7 +103,7 @@ class RealtimeAgent(EnvAgent):
     async def begin(self) -> int:
         """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
         received = self.world.now()
-        if self._ended and self._wait == "new_frame" and self._lanes is None:  # lanes begin by themselves
+        if self._ended and self._wait == "new_frame" and self.lanes is None:  # lanes begin by themselves
             text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
             raise RequestError(Code.FAILED_PRECONDITION, text)
         self.world.start()
@@ -129,7 +124,7 @@ class RealtimeAgent(EnvAgent):
 
         def ready() -> bool:
             there = [bool(buffer.reading) or loop.may_enter(self._loop_agent, buffer) for buffer in buffers]
-            if self._lanes is None and buffers[0].error is not None and not there[0]:
+            if self.lanes is None and buffers[0].error is not None and not there[0]:
                 error, buffers[0].error = buffers[0].error, None
                 raise RequestError(Code.INTERNAL, error)
             self._refuse_absence()
@@ -161,14 +156,14 @@ class RealtimeAgent(EnvAgent):
             await self._wait_for_frame()
         elif self._wait == "new_frame":
             await self._wait_for_news()
-        if self._lanes is not None and not self._partial:
+        if self.lanes is not None and not self._partial:
             await self._wait_for_lanes()
         buffer = self._loop_agent.buffers[0]
-        if self._lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
+        if self.lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
         self._collect(self._take(), received)
-        if self._lanes is not None:
+        if self.lanes is not None:
             return pb.RUNNING
         self._ended = bool(self._terminated or self._truncated)
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
@@ -188,7 +183,7 @@ class RealtimeAgent(EnvAgent):
         if action is None or not self._loop_agent.player:
             return
         self._loop_agent.name = self.player
-        for index, own in enumerate([action] if self._lanes is None else iterate(self._batched_actions, action)):
+        for index, own in enumerate([action] if self.lanes is None else iterate(self._batched_actions, action)):
             if episodes[index]:
                 self.world.loop.act(self._loop_agent, index, own, received, episodes[index])
 
@@ -258,7 +253,7 @@ class RealtimeAgent(EnvAgent):
         infos: dict[int, Mapping[str, object]] = {}
         pairs = list(zip(taken, buffers, strict=True))
         for index, (item, buffer) in enumerate(pairs):
-            at = () if self._lanes is None else (index,)
+            at = () if self.lanes is None else (index,)
             lane = buffer.lane
             told = item or Taken(None, {}, np.nan, lane.episode, error=buffer.error)
             self._resetting[at] = item is None
@@ -268,10 +263,10 @@ class RealtimeAgent(EnvAgent):
             frames = loop.overruns, loop.dropped, buffer.frames_skipped
             self._timing[at] = (*seconds, told.episode, loop.frames, *actions, *frames)
             infos[index] = told.info
-            if told.error is not None and self._lanes is not None:
+            if told.error is not None and self.lanes is not None:
                 infos[index] = {**told.info, "error": told.error}
                 buffer.error = None
-        if self._lanes is None:
+        if self.lanes is None:
             first = taken[0]
             if first is None:
                 raise RequestError(Code.INTERNAL, "a single environment was read while it had no episode")
@@ -282,7 +277,7 @@ class RealtimeAgent(EnvAgent):
         seen = [neutral_action(self._space) if item is None else item for item in seen]
         empty: Any = create_empty_array(self._space, len(seen), fn=np.zeros)
         self._observation = concatenate(self._space, seen, empty)
-        self._info = join_infos({index: info for index, info in infos.items() if info}, self._lanes)
+        self._info = join_infos({index: info for index, info in infos.items() if info}, self.lanes)
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""

@@ -447,17 +447,8 @@ class RealtimeLoop:
 
     def statistics(self) -> dict[str, object]:
         """Return counts, and percentiles of times in seconds."""
-        return {
-            "fps": self.fps,
-            "frames": self.frames,
-            "overruns": self.overruns,
-            "frames_dropped": self.dropped,
-            "stale": self.stale,
-            "actions_applied": self.actions_applied,
-            "actions_replaced": self.actions_replaced,
-            "actions_dropped": self.actions_dropped,
-            "default_frames": self.default_frames,
-            "step_time": self.step_times.summary(),
-            "lateness": self.lateness.summary(),
-            "action_delay": self.action_delays.summary(),
-        }
+        actions = "actions_applied", "actions_replaced", "actions_dropped", "default_frames"
+        counts = {name: getattr(self, name) for name in ("fps", "frames", "overruns", "stale", *actions)}
+        times = {"step_time": self.step_times, "lateness": self.lateness, "action_delay": self.action_delays}
+        summaries = {name: samples.summary() for name, samples in times.items()}
+        return {**counts, "frames_dropped": self.dropped, **summaries}
