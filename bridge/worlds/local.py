@@ -178,21 +178,15 @@ class LaneGroup(EnvironmentProxy):
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
         kind = request.WhichOneof("payload")
-        responses: list[properties_pb2.PropertyResponse]
         if kind == "list_property" or request.read_property.key == "world.controls":
-            listed: properties_pb2.PropertyResponse = await self.lanes[0].answer_property(request)
-            return listed
+            return await self.lanes[0].answer_property(request)
         requests = [request] * len(self.lanes)
         if kind == "write_property":
             value = checked_values(read_encoded(request.write_property.value), len(self.lanes))
-            requests = [properties_pb2.PropertyRequest() for _ in value]
-            for part, item in zip(requests, value, strict=True):
-                part.write_property.key = request.write_property.key
-                part.write_property.value.CopyFrom(encoded([item]))
-        responses = await gather(
-            self._scheduler,
-            [lane.answer_property(part) for lane, part in zip(self.lanes, requests, strict=True)],
-        )
+            write = partial(properties_pb2.WritePropertyRequest, key=request.write_property.key)
+            requests = [properties_pb2.PropertyRequest(write_property=write(value=encoded([item]))) for item in value]
+        parts = zip(self.lanes, requests, strict=True)
+        responses = await gather(self._scheduler, [lane.answer_property(part) for lane, part in parts])
         if kind == "read_property":
             merged = [item for response in responses for item in read_encoded(response.read_property.value)]
             responses[0].read_property.value.CopyFrom(encoded(merged))
@@ -205,10 +199,8 @@ class LaneGroup(EnvironmentProxy):
         part.CopyFrom(request)
         del part.lanes[:]
         responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
-        return bridge_pb2.CallResponse(
-            results=[result for response in responses for result in response.results],
-            is_method=responses[0].is_method,
-        )
+        results = [result for response in responses for result in response.results]
+        return bridge_pb2.CallResponse(results=results, is_method=responses[0].is_method)
 
 
 async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:

@@ -140,12 +140,10 @@ class EnvRecipe:
                 )
             env_id = served[0] if served else None
         elif env_id not in served:
-            offer = (
-                f"this server has {_some(served)}"
-                if served
-                else f"this server has one environment, {self.title}, without an id"
+            offer = _some(served) or f"one environment, {self.title}, without an id"
+            raise RequestError(
+                Code.NOT_FOUND, f"the environment {env_id!r} is not served here; this server has {offer}"
             )
-            raise RequestError(Code.NOT_FOUND, f"the environment {env_id!r} is not served here; {offer}")
         return self.spec or (gymnasium.spec(env_id) if env_id else None)
 
     def make_env(self) -> GymEnv | Lanes:

@@ -164,14 +164,11 @@ class EnvAgent(Agent):
 
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
-        observation, spec = self._observation, self.observations[uid]
-        if (
-            self._plain
-            and type(observation) is np.ndarray
-            and observation.dtype == spec.dtype
-            and observation.shape == spec.shape
-        ):
-            return observation
+        observation: Any = self._observation
+        is_array = self._plain and type(observation) is np.ndarray
+        if is_array and observation.dtype == self._dtype and observation.shape == self._shape:
+            array: Array = observation
+            return array
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
@@ -224,13 +221,9 @@ class GymAgent(EnvAgent):
         """Return observations of the last transition in order, as they are at hand."""
         if uids != self._usual:
             return super().values(uids)
-        observation = self._observation
-        as_spec = (
-            self._plain
-            and type(observation) is np.ndarray
-            and observation.dtype == self._dtype
-            and observation.shape == self._shape
-        )
+        observation: Any = self._observation
+        is_array = self._plain and type(observation) is np.ndarray
+        as_spec = is_array and observation.dtype == self._dtype and observation.shape == self._shape
         leaves = (observation,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         nothing = not (self._info or self._notes.fresh or self._world.env.notes or self._has_forms)
         info = NO_INFO if nothing else self._encode_info()
