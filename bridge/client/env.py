@@ -13,9 +13,9 @@ from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 from bridge.client.options import EnvOptions
 from bridge.client.pool_owner import PoolOwner
-from bridge.client.slots.attributes import looked_up
 from bridge.client.slots.resets import reset_settings
 from bridge.client.world.events import StepAnswered
+from bridge.client.world.extensions import looked_up
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.remote import Remote
 from bridge.client.world.session import ONLINE, ClientState

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.client.conflict import ConflictDetector
-from bridge.client.slots.attributes import call_results
 from bridge.client.slots.pool import Pool
 from bridge.client.world.events import Replied
-from bridge.client.world.extensions import property_value
+from bridge.client.world.extensions import call_results, property_value
 from bridge.client.world.remote import Remote
 from bridge.errors import ClosedError, ConnectionLostError
 from bridge.forks import forget_in_child

@@ -175,21 +175,15 @@ def load_episode(
     for at in acted:  # one that ends without a last observation keeps the one before
         observations.append(observations[-1] if seen[at] is None else seen[at])
     steps = rows[acted]
-    flags = [stream.column(name)[steps] for name in ("terminated", "truncated")]
+    terminated, truncated = stream.column("terminated")[steps], stream.column("truncated")[steps]
+    if acted and not terminated[-1]:  # it may have been cut off
+        truncated[-1] = True
     infos = stream.infos(np.concatenate([rows[:1], steps])) if stream.header.get("infos") else None
     rewards = stream.column("reward")[steps]
     return EpisodeData(
         episode, agent, *stream.spaces[lane], observations, [actions[at] for at in acted], rewards,
-        flags[0], _cut(flags[1], flags[0]), stream.players(steps), infos,
+        terminated, truncated, stream.players(steps), infos,
     )  # fmt: skip
-
-
-def _cut(truncated: Array, terminated: Array) -> Array:
-    """Return the truncations with the last step as one, where neither flag says that the episode ended."""
-    found: Array = truncated.copy()
-    if len(found) and not terminated[-1]:
-        found[-1] = True
-    return found
 
 
 def stacked(space: Space[Any], samples: list[Any]) -> Any:

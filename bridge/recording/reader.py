@@ -373,10 +373,6 @@ class RecordedStream:
         done = set(calls[kinds == Kind.RESET].tolist())
         return sorted(at for at, reset in self.resets.items() if at in done and None not in reset.seeds(self.lanes))
 
-    def is_whole_until(self, call: int) -> bool:
-        """Return whether the stream begins with a seeded reset, and nothing is missing from there to a call."""
-        return self.first == 0 and 0 in self.seeded and not any(at <= call for at, _ in self.gaps)
-
 
 def _printable(text: str) -> str:
     return "".join(part if part.isprintable() else "?" for part in text[:200])

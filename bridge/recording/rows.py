@@ -194,10 +194,6 @@ class Columns:
         self.reward = Rewards(None if reward is None else space_from_json(reward), None).spec
         self.schema = pa.schema(self._fields(), {b"bridge": json.dumps(dict(header)).encode()})
 
-    def group_of(self, lane: int) -> Group:
-        """Return the group of a lane, or of an agent by its number."""
-        return next(group for group in self.groups if lane in group.members)
-
     def parts_of(self, row: Row) -> list[Row]:
         """Return a call as those that have `LaneSamples` where lanes, or agents, have no part in it."""
         if self.agents:
@@ -531,8 +527,8 @@ class _Batch:
     def _hashes(self) -> list[Any]:
         """Return the hash of each agent's observation, or of those of all lanes, which their rows share."""
         if self.columns.agents:
-            layouts = [self.columns.group_of(lane).layouts["observation"] for lane in range(self.shape[1])]
-            return [[None if one is None else hash_of(own, one) for own, one in zip(layouts, each, strict=True)]
+            layouts = {lane: group.layouts["observation"] for group in self.columns.groups for lane in group.members}
+            return [[None if one is None else hash_of(layouts[lane], one) for lane, one in enumerate(each)]
                     for each in self.fields["observation"]]  # fmt: skip
         layout = self.columns.groups[0].batches["observation"]
         return [None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)

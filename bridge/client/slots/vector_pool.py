@@ -166,8 +166,8 @@ class VectorPool(Pool):
     def wait_for_lanes(self) -> None:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
         self.waits_for_lanes = True
-        for member in self.members:
-            member.remote.session.wait_for_all()
+        for remote in self.member_of:
+            remote.session.wait_for_all()
 
     # Connecting
 
@@ -256,8 +256,6 @@ class VectorPool(Pool):
         member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
         member.remote, spare.remote = spare.remote, member.remote
         member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
-        if self.waits_for_lanes:
-            member.remote.session.wait_for_all()
         self.member_of[member.remote], self.member_of[spare.remote] = member, spare
         if self.policy.placement is not None or spare.relieves is not None:
             member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
