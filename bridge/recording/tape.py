@@ -99,10 +99,12 @@ class _RecordedLane:
     def __init__(self, world: EnvWorld, tape: Tape, lane: int | None = None) -> None:
         self._inner = world.env
         self.facts = self._inner.facts
-        self._reset, self._step = self._inner.reset, self._inner.step
+        self._reset: Callable[..., Call[Result]] = self._inner.reset
+        self._step: Callable[[object], Call[Result]] = self._inner.step
         if lane is not None and self.facts.num_envs is not None:
             self.facts = self.facts.of_lane
-            self._reset, self._step = partial(self._reset, lane=lane), partial(self._step, lane=lane)
+            self._reset = partial(self._inner.reset, lane=lane)
+            self._step = lambda action: self._inner.step(action, lane)
         self.tape = tape
         self._world = world
         self._lane = lane
@@ -171,7 +173,7 @@ class _RecordedLane:
         Returns:
             As `applied_by` of the world; of lanes that are stepped together a list with an entry for each.
         """
-        taken = self._world.take_takeovers()
+        taken, self._world.taken_over = self._world.taken_over, {}
         people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
         lanes = self.facts.num_envs
         if lanes is not None:

@@ -40,8 +40,9 @@ class _SeatedAgent(RealtimeMultiAgent):
             self.world.refuse_unready(self.name)
         return await super().begin()
 
-    def _world_properties(self) -> PropertyTree:
-        tree = super()._world_properties()
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`, with what a seat can do."""
+        tree = super().properties()
         if self.spectator:
             return tree
         text = "whether this seat is ready for the next round: 1 or 0"

@@ -75,11 +75,9 @@ class Agent(abc.ABC):
         the `discount` 1.0 where dm_env's contract has None. The state of a Step tells them all of it. Lanes keep their
         flags, which are the only sign of an end: such a world stays RUNNING.
         """
-        self.observations = {
-            uid: spec
-            for uid, spec in self.observations.items()
-            if not (spec.name == "info" or (spec.name in _FLAGS and spec.shape == ()))
-        }
+        specs = self.observations.items()
+        hidden = {uid for uid, spec in specs if spec.name == "info" or (spec.name in _FLAGS and spec.shape == ())}
+        self.observations = {uid: spec for uid, spec in specs if uid not in hidden}
 
     @abc.abstractmethod
     def reset(self, settings: Settings, running: bool) -> None:
@@ -319,8 +317,6 @@ def in_environment(where: str, function: Callable[..., T], *args: object, **kwar
     """
     try:
         return function(*args, **kwargs)
-    except RequestError as error:
-        answer = error
     except BaseException as error:
         answer = answer_to(where, error)
     answer.__cause__ = answer.__context__ = answer.__traceback__ = None

@@ -92,15 +92,8 @@ class Host(abc.ABC, Generic[E]):
             _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
             _live("frame", ENCODED, "what render() gives now, a value for each lane", self.frame),
         ]
-        attributes = Family(
-            "world.attributes",
-            "an attribute, a value for each lane",
-            self._get_attr,
-            self._set_attr,
-            self._names,
-            self._look_for,
-            in_environment=True,
-        )
+        access = self._get_attr, self._set_attr, self._names, self._look_for
+        attributes = Family("world.attributes", "an attribute, a value for each lane", *access, in_environment=True)
         if not facts.agents:  # each of several has spaces of its own, which worlds add
             leaves += self._of_gymnasium()
         return PropertyTree(leaves, [attributes])
@@ -179,10 +172,8 @@ class Host(abc.ABC, Generic[E]):
         refuse_private(request.name)
         try:
             args = [values.from_value(item) for item in request.args.items]
-            kwargs = {
-                key: values.from_value(item)
-                for key, item in zip(request.kwargs.keys, request.kwargs.values, strict=True)
-            }
+            named = zip(request.kwargs.keys, request.kwargs.values, strict=True)
+            kwargs = {key: values.from_value(item) for key, item in named}
         except (TensorError, ValueError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
         count = self.facts.num_envs or 1
@@ -200,9 +191,8 @@ class Host(abc.ABC, Generic[E]):
         try:
             return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
         except TensorError as error:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"the result of {request.name} cannot be sent: {error}"
-            ) from error
+            text = f"the result of {request.name} cannot be sent: {error}"
+            raise RequestError(Code.INVALID_ARGUMENT, text) from error
 
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
@@ -436,11 +426,8 @@ def _listed(value: object) -> bool:
 
     None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.
     """
-    return (
-        value is not None
-        and not (isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS)
-        and _travels(value)
-    )
+    is_large = isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS
+    return value is not None and not is_large and _travels(value)
 
 
 def _travels(value: object) -> bool:

@@ -114,10 +114,9 @@ class FinalInfos:
                 f"{self._kind} resets a lane in the step that ends it, and gives no final observation (final_obs in "
                 "its infos): what a truncated episode ended with is not known"
             )
-        if isinstance(final_info := info.get("final_info"), Mapping):
-            rest.update(final_info={**final_info}, _final_info=ended)
-        elif final_info is not None:
-            rest.update(final_info=final_info, _final_info=ended)
+        if (final_info := info.get("final_info")) is not None:
+            copied = {**final_info} if isinstance(final_info, Mapping) else final_info
+            rest.update(final_info=copied, _final_info=ended)
         return rest
 
 

@@ -143,7 +143,6 @@ class LaneGroup(EnvironmentProxy):
         self.lanes = lanes
         """The environments."""
         self._scheduler = scheduler
-        self.num_envs = len(lanes)
         self.facts = dataclasses.replace(lanes[0].facts, kind="LaneGroup", num_envs=len(lanes), steps_lanes=True)
         for lane in lanes:
             lane.times, lane.notes = self.times, self.notes
@@ -173,27 +172,21 @@ class LaneGroup(EnvironmentProxy):
     def properties(self) -> PropertyTree:
         """Return what the environments add to the tree below `world`."""
         first: PropertyTree = self.lanes[0].properties()
-        number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: self.num_envs)
+        number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))
         return first.merged(PropertyTree([number]))
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
         kind = request.WhichOneof("payload")
-        responses: list[properties_pb2.PropertyResponse]
         if kind == "list_property" or request.read_property.key == "world.controls":
-            listed: properties_pb2.PropertyResponse = await self.lanes[0].answer_property(request)
-            return listed
-        requests = [request] * self.num_envs
+            return await self.lanes[0].answer_property(request)
+        requests = [request] * len(self.lanes)
         if kind == "write_property":
-            value = checked_values(read_encoded(request.write_property.value), self.num_envs)
-            requests = [properties_pb2.PropertyRequest() for _ in value]
-            for part, item in zip(requests, value, strict=True):
-                part.write_property.key = request.write_property.key
-                part.write_property.value.CopyFrom(encoded([item]))
-        responses = await gather(
-            self._scheduler,
-            [lane.answer_property(part) for lane, part in zip(self.lanes, requests, strict=True)],
-        )
+            value = checked_values(read_encoded(request.write_property.value), len(self.lanes))
+            write = partial(properties_pb2.WritePropertyRequest, key=request.write_property.key)
+            requests = [properties_pb2.PropertyRequest(write_property=write(value=encoded([item]))) for item in value]
+        parts = zip(self.lanes, requests, strict=True)
+        responses = await gather(self._scheduler, [lane.answer_property(part) for lane, part in parts])
         if kind == "read_property":
             merged = [item for response in responses for item in read_encoded(response.read_property.value)]
             responses[0].read_property.value.CopyFrom(encoded(merged))
@@ -201,15 +194,13 @@ class LaneGroup(EnvironmentProxy):
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
-        chosen = checked_lanes(request.lanes, self.num_envs)
+        chosen = checked_lanes(request.lanes, len(self.lanes))
         part = bridge_pb2.CallRequest()
         part.CopyFrom(request)
         del part.lanes[:]
         responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
-        return bridge_pb2.CallResponse(
-            results=[result for response in responses for result in response.results],
-            is_method=responses[0].is_method,
-        )
+        results = [result for response in responses for result in response.results]
+        return bridge_pb2.CallResponse(results=results, is_method=responses[0].is_method)
 
 
 async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:

@@ -17,7 +17,7 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.worlds.base import answer_to
 from bridge.worlds.isolated.world import start_method
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
-from bridge.worlds.settings import Settings, read_kwargs, read_scalar, read_string
+from bridge.worlds.settings import Settings, read_kwargs, read_scalar, read_string, wrong
 
 __all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "constructed", "lanes_already"]
 
@@ -140,12 +140,10 @@ class EnvRecipe:
                 )
             env_id = served[0] if served else None
         elif env_id not in served:
-            offer = (
-                f"this server has {_some(served)}"
-                if served
-                else f"this server has one environment, {self.title}, without an id"
+            offer = _some(served) or f"one environment, {self.title}, without an id"
+            raise RequestError(
+                Code.NOT_FOUND, f"the environment {env_id!r} is not served here; this server has {offer}"
             )
-            raise RequestError(Code.NOT_FOUND, f"the environment {env_id!r} is not served here; {offer}")
         return self.spec or (gymnasium.spec(env_id) if env_id else None)
 
     def make_env(self) -> GymEnv | Lanes:
@@ -304,8 +302,7 @@ def _count(settings: Settings, name: str, most: int) -> int | None:
     if value is None:
         return None
     if not isinstance(value, np.integer) or not 1 <= value <= most:
-        text = f"expected the setting {name!r} to be an integer from 1 to {most}, got {value!r:.80}"
-        raise RequestError(Code.INVALID_ARGUMENT, text)
+        raise wrong(repr(name), f"an integer from 1 to {most}", value)
     return int(value)
 
 

@@ -42,22 +42,18 @@ class Rewards:
         self._lanes = lanes
 
     def read(self, reward: object, notes: values.Notes) -> object:
-        """Return a single environment's reward: a float, or an array of the reward space.
+        """Return a reward: a float, or an array of the reward space; of lanes an array `(lanes, …)`.
 
         Raises:
             RequestError: It is no number, or not of the reward space.
         """
-        if type(reward) is float:
+        if type(reward) is float and self._lanes is None:
             return reward
-        if self._layout is None:
-            return _number(reward)
-        return self._pack(reward, notes)
-
-    def read_lanes(self, rewards: object, notes: values.Notes) -> Array:
-        """Return the rewards of lanes, `(lanes, …)`; raises as `read`."""
         if self._layout is not None:
-            return self._pack(rewards, notes)
-        array: Array = np.asarray(rewards, np.float64)
+            return self._pack(reward, notes)
+        if self._lanes is None:
+            return _number(reward)
+        array: Array = np.asarray(reward, np.float64)
         if array.shape != (self._lanes,):
             raise RequestError(
                 Code.INTERNAL,

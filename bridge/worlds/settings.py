@@ -31,6 +31,7 @@ __all__ = [
     "read_text",
     "reading",
     "refuse_unknown",
+    "wrong",
 ]
 
 Settings: TypeAlias = Mapping[str, pb.Tensor]
@@ -76,7 +77,8 @@ def read_scalar(settings: Settings, name: str, request: str = "JoinWorld") -> ob
         return unpack_tensor(settings[name], name)[()]
 
 
-def _wrong(name: str, expected: str, value: object) -> RequestError:
+def wrong(name: str, expected: str, value: object) -> RequestError:
+    """Return the error of a setting that is not what was expected."""
     return RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be {expected}, got {value!r:.100}")
 
 
@@ -86,7 +88,7 @@ def read_choice(settings: Settings, name: str, choices: Sequence[str]) -> str:
     if value is None:
         return choices[0]
     if not isinstance(value, str) or value not in choices:
-        raise _wrong(name, f"one of {', '.join(choices)}", value)
+        raise wrong(name, f"one of {', '.join(choices)}", value)
     return value
 
 
@@ -94,7 +96,7 @@ def read_string(settings: Settings, name: str, request: str) -> str | None:
     """Return a setting that is any string; None: it is not given."""
     value = read_scalar(settings, name, request)
     if not isinstance(value, (str, type(None))):
-        raise _wrong(repr(name), "a string", value)
+        raise wrong(repr(name), "a string", value)
     return value
 
 
@@ -102,7 +104,7 @@ def read_text(settings: Settings, name: str, request: str, pattern: re.Pattern[s
     """Return a setting that is given, and a text that `pattern` matches as a whole; `expected` says so in words."""
     value = read_scalar(settings, name, request)
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise _wrong(name, expected, value)
+        raise wrong(name, expected, value)
     return value
 
 
@@ -112,7 +114,7 @@ def read_bool(settings: Settings, name: str, request: str, default: bool) -> boo
     if value is None:
         return default
     if not isinstance(value, np.bool_):
-        raise _wrong(name, "a bool", value)
+        raise wrong(name, "a bool", value)
     return bool(value)
 
 

@@ -17,7 +17,6 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
 from bridge.worlds.environment import Environment, Spaces
-from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
@@ -42,7 +41,8 @@ class EnvAgent(Agent):
     def __init__(self, world: EnvWorld, spaces: Spaces | None = None) -> None:
         self._world = world
         self._facts = world.env.facts
-        self._lanes = lanes = self._facts.num_envs
+        self.lanes = lanes = self._facts.num_envs
+        """The number of lanes; None: it is of a single environment, or one agent of several."""
         observation_space, action_space = spaces or self._facts.spaces
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
@@ -102,13 +102,13 @@ class EnvAgent(Agent):
     @property
     def newest(self) -> tuple[object, object] | None:
         """Observation and info of the running episode; None: none runs."""
-        over = self._lanes is None and bool(self._terminated or self._truncated)
+        over = self.lanes is None and bool(self._terminated or self._truncated)
         return None if over or self._observation is None else (self._observation, self._info)
 
     @property
     def ended_lanes(self) -> Array | None:
         """Which lanes the next step resets in place of stepping them, bools `(lanes,)`; None: there are no lanes."""
-        return None if self._lanes is None else self._terminated | self._truncated
+        return None if self.lanes is None else self._terminated | self._truncated
 
     def interrupt(self) -> None:
         """End the sequence by truncation, with the last observations."""
@@ -164,14 +164,11 @@ class EnvAgent(Agent):
 
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
-        observation, spec = self._observation, self.observations[uid]
-        if (
-            self._plain
-            and type(observation) is np.ndarray
-            and observation.dtype == spec.dtype
-            and observation.shape == spec.shape
-        ):
-            return observation
+        observation: Any = self._observation
+        is_array = self._plain and type(observation) is np.ndarray
+        if is_array and observation.dtype == self._dtype and observation.shape == self._shape:
+            array: Array = observation
+            return array
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
@@ -195,7 +192,6 @@ class EnvAgent(Agent):
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method of the environment, or read a public attribute, on some lanes."""
-        refuse_private(request.name)
         self._world.refuse_if_over()
         return await self._world.env.call(request)
 
@@ -225,13 +221,9 @@ class GymAgent(EnvAgent):
         """Return observations of the last transition in order, as they are at hand."""
         if uids != self._usual:
             return super().values(uids)
-        observation = self._observation
-        as_spec = (
-            self._plain
-            and type(observation) is np.ndarray
-            and observation.dtype == self._dtype
-            and observation.shape == self._shape
-        )
+        observation: Any = self._observation
+        is_array = self._plain and type(observation) is np.ndarray
+        as_spec = is_array and observation.dtype == self._dtype and observation.shape == self._shape
         leaves = (observation,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         nothing = not (self._info or self._notes.fresh or self._world.env.notes or self._has_forms)
         info = NO_INFO if nothing else self._encode_info()
@@ -249,7 +241,7 @@ class VectorAgent(EnvAgent):
 
         An integer seeds lane i with itself + i; a list gives each lane's, -1 for none.
         """
-        asked = read_reset(settings, self.SETTINGS, self._lanes)
+        asked = read_reset(settings, self.SETTINGS, self.lanes)
         with reading("Reset"):
             seed, options = self._seed_of(asked.seed), asked.options
             if asked.mask.all():
@@ -281,7 +273,7 @@ class VectorAgent(EnvAgent):
         result = await self._world.env.step(action)
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = self._rewards.read_lanes(reward, self._notes)
+            self._reward[...] = self._rewards.read(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
         self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated))
@@ -347,20 +339,10 @@ class EnvWorld(World):
         """
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
 
-    def take_takeovers(self) -> Mapping[object, str]:
-        """Return `taken_over` for the step at hand, once."""
-        people, self.taken_over = self.taken_over, {}
-        return people
-
     @property
     def clock_frames(self) -> int | None:
         """Frames of the world's clock; None: it has none."""
         return None
-
-    @property
-    def begun(self) -> bool:
-        """True if its environment was ever reset."""
-        return bool(self.env.times.reset.count)
 
     @property
     def newest(self) -> tuple[object, object] | None:
@@ -382,7 +364,7 @@ class EnvWorld(World):
         recording = self.env.properties().get("world.recording")
         return {
             "lanes": self.env.facts.num_envs,
-            "begun": self.begun,
+            "begun": bool(self.env.times.reset.count),
             "recording": None if recording is None else recording == "on",
         }
 

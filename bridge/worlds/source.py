@@ -115,7 +115,7 @@ class Source(abc.ABC, Generic[R]):
     @property
     def offers_one(self) -> bool:
         """True if its worlds are of one kind of environment, which is made when it is asked for."""
-        return True
+        return len(self.env_ids) <= 1
 
     async def prepare(self, runtime: Runtime) -> Environment | None:
         """Make the environment of the first world ahead, which takes it; None: `offers_one` says that there is none.
@@ -272,11 +272,6 @@ class EnvSource(Source[EnvRecipe]):
     def env_ids(self) -> list[str]:
         """The ids that a client may name; empty where there is but one environment, without an id."""
         return self.recipe.env_ids
-
-    @property
-    def offers_one(self) -> bool:
-        """False where there are several environments to choose from."""
-        return len(self.env_ids) <= 1
 
     def made_by(self, settings: Settings) -> dict[str, object]:
         """Return what the environment of a world is made of, for a recording; raises as `make_world`."""

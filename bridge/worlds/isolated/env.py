@@ -67,9 +67,9 @@ class IsolatedEnv:
 
     async def render(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes."""
-        request = properties_pb2.PropertyRequest()
-        request.read_property.key = "world.frame"
-        frames = read_encoded((await self.answer_property(request)).read_property.value)
+        frame = properties_pb2.ReadPropertyRequest(key="world.frame")
+        response = await self.answer_property(properties_pb2.PropertyRequest(read_property=frame))
+        frames = read_encoded(response.read_property.value)
         return [frames[lane] for lane in lanes]
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:

@@ -12,7 +12,7 @@ from bridge.worlds.base import failures_in
 from bridge.worlds.controls import controls_of_space, known_agent_names
 from bridge.worlds.default_actions import DEFAULT
 from bridge.worlds.environment import Call, Environment, Job, Spaces, Transition
-from bridge.worlds.settings import Settings, read_scalar
+from bridge.worlds.settings import Settings, read_scalar, wrong
 
 __all__ = ["Members"]
 
@@ -97,10 +97,7 @@ class Members:
         """
         wanted = read_scalar(settings, "agent")
         if wanted is not None and (not isinstance(wanted, str) or wanted not in self.ids):
-            raise RequestError(
-                Code.INVALID_ARGUMENT,
-                f"expected the setting 'agent' to be one of {', '.join(self.ids)}, got {wanted!r:.80}",
-            )
+            raise wrong("'agent'", f"one of {', '.join(self.ids)}", wanted)
         return None if wanted is None else str(wanted)
 
     def choose(self, wanted: str | None, taken: Collection[str], world: str, remedy: str) -> str:

@@ -81,7 +81,10 @@ class MultiAgent(EnvAgent):
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with this agent's spaces."""
-        return self._world.agent_properties(self.name)
+        text = "what is done where an agent is missing: wait, default or end"
+        value = MissingAgent(self._world.options.missing_agent).value
+        policy = Property("world.missing_agent", TEXT, text, lambda: value)
+        return super().properties().merged(self._world.members.properties(self.name)).merged(PropertyTree([policy]))
 
 
 class MultiAgentWorld(EnvWorld):
@@ -96,7 +99,8 @@ class MultiAgentWorld(EnvWorld):
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: MultiAgentOptions) -> None:
         super().__init__(name, env, scheduler)
-        self._options = options
+        self.options = options
+        """How the agents are coordinated."""
         self.members = Members(env.facts.agents, env.facts.name)
         self.table = JointStepTable(name, list(self.members), options, self.resets)
         self._timer: Timer | None = None
@@ -182,7 +186,7 @@ class MultiAgentWorld(EnvWorld):
 
     async def _default_action(self, name: str) -> object:
         agent, space = self.members.ids[name], self.members.spaces[name][1]
-        choose = self._options.default_action or default_action
+        choose = self.options.default_action or default_action
         return await self.env.executor.run(in_environment, "step", choose, agent, self.table.seen(name), space)
 
     def _carried_out(self, result: None, error: BaseException | None) -> None:
@@ -191,15 +195,3 @@ class MultiAgentWorld(EnvWorld):
                 error if isinstance(error, RequestError) else RequestError(Code.INTERNAL, f"the step failed: {error!r}")
             )
         self.scheduler.call_soon(self.advance)
-
-    # Properties
-
-    def agent_properties(self, name: str) -> PropertyTree:
-        """Return the tree below `world`, as one agent sees it."""
-        policy = Property(
-            "world.missing_agent",
-            TEXT,
-            "what is done where an agent is missing: wait, default or end",
-            lambda: MissingAgent(self._options.missing_agent).value,
-        )
-        return self.properties().merged(self.members.properties(name)).merged(PropertyTree([policy]))

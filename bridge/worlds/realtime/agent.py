@@ -52,7 +52,7 @@ class RealtimeAgent(EnvAgent):
         self, world: ClockedWorld[Any], loop_agent: LoopAgent, wait: str, spaces: Spaces | None = None
     ) -> None:
         super().__init__(world, spaces)
-        lanes = self._lanes
+        lanes = self.lanes
         self.world = world
         """Where it is."""
         self._loop_agent = loop_agent
@@ -70,7 +70,6 @@ class RealtimeAgent(EnvAgent):
         self._partial = False
         self._acts_only = False
         self._ended = False
-        self._placeholder: object = None
         self._frames = np.zeros(shape, np.int64)
         self._timing = np.zeros((*shape, len(TIMING)))
         self._resetting = np.zeros(shape, np.bool_)
@@ -83,11 +82,6 @@ class RealtimeAgent(EnvAgent):
     def spectator(self) -> bool:
         """True if its actions and resets change nothing."""
         return not self._loop_agent.player
-
-    @property
-    def lanes(self) -> int | None:
-        """The number of lanes; None: it is of a single environment, or one agent of several."""
-        return self._lanes
 
     def hang_up(self) -> None:
         """End its wait."""
@@ -109,7 +103,7 @@ class RealtimeAgent(EnvAgent):
     async def begin(self) -> int:
         """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
         received = self.world.now()
-        if self._ended and self._wait == "new_frame" and self._lanes is None:  # lanes begin by themselves
+        if self._ended and self._wait == "new_frame" and self.lanes is None:  # lanes begin by themselves
             text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
             raise RequestError(Code.FAILED_PRECONDITION, text)
         self.world.start()
@@ -118,10 +112,11 @@ class RealtimeAgent(EnvAgent):
         self._collect(self._take(repeats=True), received)
         return pb.RUNNING
 
-    def _take(self, *, repeats: bool = False) -> list[Taken | None]:
-        """Give out what the agent is to be told of each lane, as `RealtimeLoop.take`."""
-        indices = range(len(self._loop_agent.buffers))
-        return [self.world.loop.take(self._loop_agent, index, repeats=repeats) for index in indices]
+    def _take(self, *, repeats: bool = False, enters: bool = True) -> list[Taken | None]:
+        """Give out what the agent is to be told of each lane; unless it `enters`, of those alone that it is in."""
+        loop, agent = self.world.loop, self._loop_agent
+        lanes = enumerate(agent.buffers)
+        return [loop.take(agent, i, repeats=repeats) if enters or buffer.reading else None for i, buffer in lanes]
 
     async def _wait_for_lanes(self) -> None:
         """Return once the agent's lanes have something to tell: all of them, or one where it takes the rest later."""
@@ -129,7 +124,7 @@ class RealtimeAgent(EnvAgent):
 
         def ready() -> bool:
             there = [bool(buffer.reading) or loop.may_enter(self._loop_agent, buffer) for buffer in buffers]
-            if self._lanes is None and buffers[0].error is not None and not there[0]:
+            if self.lanes is None and buffers[0].error is not None and not there[0]:
                 error, buffers[0].error = buffers[0].error, None
                 raise RequestError(Code.INTERNAL, error)
             self._refuse_absence()
@@ -161,14 +156,14 @@ class RealtimeAgent(EnvAgent):
             await self._wait_for_frame()
         elif self._wait == "new_frame":
             await self._wait_for_news()
-        if self._lanes is not None and not self._partial:
+        if self.lanes is not None and not self._partial:
             await self._wait_for_lanes()
         buffer = self._loop_agent.buffers[0]
-        if self._lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
+        if self.lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
         self._collect(self._take(), received)
-        if self._lanes is not None:
+        if self.lanes is not None:
             return pb.RUNNING
         self._ended = bool(self._terminated or self._truncated)
         return pb.TERMINATED if self._terminated else pb.INTERRUPTED if self._truncated else pb.RUNNING
@@ -188,19 +183,14 @@ class RealtimeAgent(EnvAgent):
         if action is None or not self._loop_agent.player:
             return
         self._loop_agent.name = self.player
-        for index, own in enumerate([action] if self._lanes is None else iterate(self._batched_actions, action)):
+        for index, own in enumerate([action] if self.lanes is None else iterate(self._batched_actions, action)):
             if episodes[index]:
                 self.world.loop.act(self._loop_agent, index, own, received, episodes[index])
 
     def interrupt(self) -> None:
         """Report the last observations of the episodes that a ResetWorld ends."""
         self.world.carry_out_reset()
-        now = self.world.now()
-        buffers = self._loop_agent.buffers
-        self._collect(
-            [self.world.loop.take(self._loop_agent, i) if buffer.reading else None for i, buffer in enumerate(buffers)],
-            now,
-        )
+        self._collect(self._take(enters=False), self.world.now())
         self._truncated[...] = True
         self._ended = True
         self.abandon()
@@ -258,58 +248,36 @@ class RealtimeAgent(EnvAgent):
     def _collect(self, taken: list[Taken | None], received: float) -> None:
         """Turn what was taken from the buffers into what `observe` gives."""
         loop, buffers, now = self.world.loop, self._loop_agent.buffers, self.world.now()
+        actions = loop.actions_applied, loop.actions_replaced, loop.actions_dropped
         self._episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
         infos: dict[int, Mapping[str, object]] = {}
-        for index, (item, buffer) in enumerate(zip(taken, buffers, strict=True)):
-            at = () if self._lanes is None else (index,)
+        pairs = list(zip(taken, buffers, strict=True))
+        for index, (item, buffer) in enumerate(pairs):
+            at = () if self.lanes is None else (index,)
             lane = buffer.lane
             told = item or Taken(None, {}, np.nan, lane.episode, error=buffer.error)
             self._resetting[at] = item is None
             self._reward[at], self._frames[at] = told.reward, told.frames  # U-5
             self._terminated[at], self._truncated[at] = told.terminated, told.truncated
-            self._timing[at] = (
-                received,
-                now,
-                told.observed_at,
-                loop.step_times.last,
-                lane.action_delay,
-                told.episode,
-                loop.frames,
-                loop.actions_applied,
-                loop.actions_replaced,
-                loop.actions_dropped,
-                loop.overruns,
-                loop.dropped,
-                buffer.frames_skipped,
-            )
+            seconds = received, now, told.observed_at, loop.step_times.last, lane.action_delay
+            frames = loop.overruns, loop.dropped, buffer.frames_skipped
+            self._timing[at] = (*seconds, told.episode, loop.frames, *actions, *frames)
             infos[index] = told.info
-            if told.error is not None and self._lanes is not None:
+            if told.error is not None and self.lanes is not None:
                 infos[index] = {**told.info, "error": told.error}
                 buffer.error = None
-        if self._lanes is None:
+        if self.lanes is None:
             first = taken[0]
             if first is None:
                 raise RequestError(Code.INTERNAL, "a single environment was read while it had no episode")
             self._observation, self._info = first.observation, first.info
             return
-        self._observation = self._batch(
-            [item.observation if item else self._missing(i) for i, item in enumerate(taken)]
-        )
-        self._info = join_infos({index: info for index, info in infos.items() if info}, self._lanes)
-
-    def _missing(self, index: int) -> object:
-        """Return a placeholder for the observation of a resetting lane."""
-        last = self._loop_agent.buffers[index].lane.observation
-        if last is not None:
-            return last
-        if self._placeholder is None:
-            self._placeholder = neutral_action(self._space)
-        return self._placeholder
-
-    def _batch(self, items: list[object]) -> object:
-        space = self._space
-        empty: Any = create_empty_array(space, len(items), fn=np.zeros)
-        return concatenate(space, items, empty)
+        # A lane that resets has the observation that it had last, or a placeholder.
+        seen = [buffer.lane.observation if item is None else item.observation for item, buffer in pairs]
+        seen = [neutral_action(self._space) if item is None else item for item in seen]
+        empty: Any = create_empty_array(self._space, len(seen), fn=np.zeros)
+        self._observation = concatenate(self._space, seen, empty)
+        self._info = join_infos({index: info for index, info in infos.items() if info}, self.lanes)
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
@@ -348,25 +316,17 @@ class RealtimeAgent(EnvAgent):
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with this agent's role."""
         role = "spectator" if self.spectator else "player"
+        waits = f"what a Step waits for: {', '.join(WAITS)}"
+        seat = "the JoinWorld setting seat of a stream for its actions"
         own = [
             Property("world.role", TEXT, "player or spectator", lambda: role),
-            Property(
-                "world.wait", TEXT, f"what a Step waits for: {', '.join(WAITS)}", lambda: self._wait, self._set_wait
-            ),
-            Property(
-                "world.seat",
-                TEXT,
-                "the JoinWorld setting seat of a stream for its actions",
-                lambda: self.world.acting.key_of(self),
-            ),
+            Property("world.wait", TEXT, waits, lambda: self._wait, self._set_wait),
+            Property("world.seat", TEXT, seat, lambda: self.world.acting.key_of(self)),
         ]
-        return self._world_properties().merged(PropertyTree(own))
+        return self.world.properties().merged(PropertyTree(own))
 
     def _set_wait(self, wait: object) -> None:
         if wait not in WAITS:
             text = f"expected world.wait to be one of {', '.join(WAITS)}, got {wait!r:.80}"
             raise RequestError(Code.INVALID_ARGUMENT, text)
         self._wait = str(wait)
-
-    def _world_properties(self) -> PropertyTree:
-        return self.world.properties()

@@ -110,26 +110,8 @@ class RealtimeOptions(RealTime):
 
     def timing(self) -> dict[str, Any]:
         """Return the keywords of a `RealtimeLoop`."""
-        return {
-            "max_action_age": self.max_action_age,
-            "catch_up": self.catch_up,
-            "autoreset": self.autoreset,
-            "rest_when_empty": bool(self.rest_when_empty),
-        }
-
-
-class _Waiter:
-    """An agent that waits.
-
-    Args:
-        ready: Whether it need not wait any longer.
-    """
-
-    def __init__(self, ready: Callable[[], bool]) -> None:
-        self.ready = ready
-        self.pending: PendingResult[None] = PendingResult()
-        self.cancelled: RequestError | None = None
-        """Why it waits for nothing any more: its client has gone."""
+        names = "max_action_age", "catch_up", "autoreset", "rest_when_empty"
+        return {name: getattr(self, name) for name in names}
 
 
 class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
@@ -167,7 +149,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """The environments that are in a frame's step."""
         self._turning: PendingResult[None] | None = None
         """Done once the frames are run for which a virtual clock was turned."""
-        self._waiters: dict[Agent, _Waiter] = {}
+        self._waiters: dict[Agent, tuple[Callable[[], bool], PendingResult[None]]] = {}
+        """Of each agent that waits, whether it need not wait any longer, and what it waits for."""
         self._ordered: ResetRequest | None = None
 
     @property
@@ -222,9 +205,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Return how much it has done; frames count as steps."""
         lanes = self.loop.lanes
         under_way = sum(lane.phase in (Phase.RUNNING, Phase.RESETTING) and lane.episode > 0 for lane in lanes)
-        return WorldCounts(
-            len(lanes), sum(lane.frames for lane in lanes), sum(lane.episode for lane in lanes) - under_way
-        )
+        episodes = sum(lane.episode for lane in lanes) - under_way
+        return WorldCounts(len(lanes), sum(lane.frames for lane in lanes), episodes)
 
     def describe(self) -> dict[str, object]:
         """Return what a page shows of it."""
@@ -292,12 +274,13 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
             RequestError: As `ready` does, or the world is over, or the agent's client has gone.
         """
         self.refuse_if_over()
-        waiter = self._waiters[agent] = _Waiter(ready)
+        pending: PendingResult[None] | None = None
         try:
             while not ready():  # again: before the coroutine went on, another agent may have changed that
-                if waiter.cancelled is not None:
-                    raise waiter.cancelled
-                pending = waiter.pending = PendingResult()
+                if pending is not None and agent not in self._waiters:
+                    raise _hung_up()
+                pending = PendingResult()
+                self._waiters[agent] = ready, pending
                 timer = self.scheduler.call_later(seconds, partial(pending.set_result, None))
                 try:
                     await pending
@@ -313,19 +296,18 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def cancel(self, agent: Agent) -> None:
         """End the wait of an agent whose client has gone."""
         if agent in self._waiters:
-            waiter = self._waiters[agent]
-            waiter.cancelled = RequestError(Code.CANCELLED, "the client hung up while it waited")
-            waiter.pending.set_error(waiter.cancelled)
+            _, pending = self._waiters.pop(agent)
+            pending.set_error(_hung_up())
 
     def _changed(self) -> None:
         """Let agents go on for whom enough has happened, and see when the next frame is due."""
-        for waiter in list(self._waiters.values()):
+        for ready, pending in list(self._waiters.values()):
             try:
                 self.refuse_if_over()
-                if waiter.ready():
-                    waiter.pending.set_result(None)
+                if ready():
+                    pending.set_result(None)
             except RequestError as error:
-                waiter.pending.set_error(error)
+                pending.set_error(error)
         self._set_timer()
 
     # The clock
@@ -459,6 +441,10 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         fps = Property("world.fps", ENCODED, "frames a second", lambda: self.options.fps)
         statistics = Property("world.realtime", ENCODED, "the clock's counts and percentiles", self.loop.statistics)
         return super().properties().merged(PropertyTree([fps, statistics]))
+
+
+def _hung_up() -> RequestError:
+    return RequestError(Code.CANCELLED, "the client hung up while it waited")
 
 
 def _log_failure(result: None, error: BaseException | None) -> None:

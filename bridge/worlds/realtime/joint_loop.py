@@ -175,11 +175,8 @@ class JointLoop(RealtimeLoop):
         part = buffer.lane
         if not loop_agent.player or part.phase is not Phase.RUNNING:
             return False
-        return (
-            loop_agent.follows
-            or buffer.reading == part.episode
-            or (loop_agent.asked and self.may_enter(loop_agent, buffer))
-        )
+        enters = loop_agent.asked and self.may_enter(loop_agent, buffer)
+        return loop_agent.follows or buffer.reading == part.episode or enters
 
     def _waits(self, loop_agent: LoopAgent) -> bool:
         """True if a player was in the running episode, which goes on without it."""

@@ -59,6 +59,8 @@ TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
 
 RETRY = (0.1, 10.0)
 """Seconds until a failed lane is reset again: at first, and at most, doubling."""
+CUT_OFF = Transition(None, truncated=True)
+"""Ends an episode that the environment did not end."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -125,28 +127,20 @@ class LoopLane:
             buffer.frame(seen.reward, intervention)
         self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
         if seen.ended:
-            self.end(self.episode, terminated=seen.terminated, truncated=seen.truncated, finished=True)
+            self.end(self.episode, seen, finished=True)
 
-    def end(
-        self,
-        episode: int,
-        *,
-        terminated: bool = False,
-        truncated: bool = True,
-        error: str | None = None,
-        finished: bool = False,
-    ) -> None:
+    def end(self, episode: int, last: Transition = CUT_OFF, error: str | None = None, finished: bool = False) -> None:
         """Tell of the end of an episode.
 
         Args:
             episode: Its number in its environment.
-            terminated: Whether the environment terminated it.
-            truncated: Whether it was truncated, or cut off.
+            last: Says whether it was terminated, or truncated.
             error: Why it was cut off, where the environment raised; None: a new episode was asked for.
             finished: Whether it counts as one that came to its end.
         """
         info = self.info if error is None else {}
-        ended = Ended(episode, self.reward, self.length, terminated, truncated, self.observation, info, error, finished)
+        flags = last.terminated, last.truncated
+        ended = Ended(episode, self.reward, self.length, *flags, self.observation, info, error, finished)
         for buffer in self.buffers:
             buffer.ended(ended, self.observed_at)
 
@@ -453,17 +447,8 @@ class RealtimeLoop:
 
     def statistics(self) -> dict[str, object]:
         """Return counts, and percentiles of times in seconds."""
-        return {
-            "fps": self.fps,
-            "frames": self.frames,
-            "overruns": self.overruns,
-            "frames_dropped": self.dropped,
-            "stale": self.stale,
-            "actions_applied": self.actions_applied,
-            "actions_replaced": self.actions_replaced,
-            "actions_dropped": self.actions_dropped,
-            "default_frames": self.default_frames,
-            "step_time": self.step_times.summary(),
-            "lateness": self.lateness.summary(),
-            "action_delay": self.action_delays.summary(),
-        }
+        actions = "actions_applied", "actions_replaced", "actions_dropped", "default_frames"
+        counts = {name: getattr(self, name) for name in ("fps", "frames", "overruns", "stale", *actions)}
+        times = {"step_time": self.step_times, "lateness": self.lateness, "action_delay": self.action_delays}
+        summaries = {name: samples.summary() for name, samples in times.items()}
+        return {**counts, "frames_dropped": self.dropped, **summaries}

@@ -99,8 +99,10 @@ class RealtimeMultiAgent(RealtimeAgent):
             f"the environment began an episode without the agent {self.name!r}; Step again for the next one, or leave",
         )
 
-    def _world_properties(self) -> PropertyTree:
-        return self.world.agent_properties(self.name)
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`, with this agent's spaces."""
+        taken = Property("world.players", ENCODED, "the names of the agents that somebody plays", self.world.taken)
+        return super().properties().merged(self.world.members.properties(self.name)).merged(PropertyTree([taken]))
 
 
 class PolicyPlayer:
@@ -214,9 +216,10 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
 
     def _free(self, wanted: str | None) -> str:
         remedy = f"join it with the setting role=spectator, or {OTHER_WORLD}"
-        return self.members.choose(wanted, self._taken(), self.name, remedy)
+        return self.members.choose(wanted, self.taken(), self.name, remedy)
 
-    def _taken(self) -> list[str]:
+    def taken(self) -> list[str]:
+        """Return the names of the agents that somebody plays."""
         return [name for name in self.members if self.loop.player_of(name) is not None]
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
@@ -335,11 +338,3 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
     def _stopped(self, job: Job, now: float) -> None:
         if self.env.ended is not None:
             self._publish(job, now, {}, self.env.ended.message)
-
-    # Properties
-
-    def agent_properties(self, name: str) -> PropertyTree:
-        """Return the tree below `world`, as one agent sees it."""
-        players = Property("world.players", ENCODED, "the names of the agents that somebody plays", self._taken)
-        own = self.members.properties(name).merged(PropertyTree([players]))
-        return self.properties().merged(own)

@@ -27,17 +27,14 @@ __all__ = ["Seats"]
 _KEY_BYTES = 16
 
 
-class Seats:
+class Seats(dict[str, "RealtimeAgent"]):
     """The agents of a world that were asked for a key, by that."""
-
-    def __init__(self) -> None:
-        self._agents: dict[str, RealtimeAgent] = {}
 
     def key_of(self, agent: RealtimeAgent) -> str:
         """Return the key of an agent, always the same, which nobody can guess."""
-        known = next((key for key, other in self._agents.items() if other is agent), None)
+        known = next((key for key, other in self.items() if other is agent), None)
         key = known or secrets.token_urlsafe(_KEY_BYTES)
-        self._agents[key] = agent
+        self[key] = agent
         return key
 
     def join(self, settings: Settings) -> Agent:
@@ -48,19 +45,16 @@ class Seats:
         """
         refuse_unknown(settings, ("seat",), "JoinWorld")
         key = read_scalar(settings, "seat")
-        agent = self._agents.get(key) if isinstance(key, str) else None
+        agent = self.get(key) if isinstance(key, str) else None
         if agent is None:
             text = "no agent of this world has this seat: expected what its property world.seat says, while it is in"
             raise RequestError(Code.NOT_FOUND, text)
         return _ActingStream(self, agent)
 
-    def holds(self, agent: RealtimeAgent) -> bool:
-        """True if an agent is still in."""
-        return agent in self._agents.values()
-
     def leave(self, agent: RealtimeAgent) -> None:
         """Take note that an agent has left."""
-        self._agents = {key: other for key, other in self._agents.items() if other is not agent}
+        if agent in self.values():
+            del self[self.key_of(agent)]
 
 
 class _ActingStream(Agent):
@@ -93,7 +87,7 @@ class _ActingStream(Agent):
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Hand in an action, for the episode that it names."""
         received = self._agent.world.now()
-        if not self._seats.holds(self._agent):
+        if self._agent not in self._seats.values():
             raise RequestError(Code.FAILED_PRECONDITION, "the agent of this seat has left the world")
         self._agent.world.refuse_if_over()
         if actions:

@@ -50,8 +50,6 @@ class RealtimeWorld(ClockedWorld[Transition]):
             raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}")
         loop = RealtimeLoop(facts.num_envs or 1, options.fps, default, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
-        self.single = facts.num_envs is None
-        """True if it is of one environment, without lanes."""
 
     def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeAgent:
         self.refuse_if_over()
@@ -80,7 +78,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
         self.start()
 
     async def _call_environment(self, job: Job) -> Transition:
-        lane = None if self.single else job.lane
+        lane = None if self.env.facts.num_envs is None else job.lane
         if job.kind == "reset":
             observation, info = await self.env.reset(seed=job.seed, options=job.options, lane=lane)
             return Transition(kept(observation), info=kept(info))
