@@ -75,9 +75,8 @@ def check_policies(what: str, given: object) -> None:
 def _check(what: str, policy: object) -> None:
     named = isinstance(policy, str) and (policy == RANDOM or policy.startswith(("ws://", "wss://")))
     if not (callable(policy) or named):
-        raise SettingError(
-            f'expected {what} as policies (observation to action), their ws:// URLs or "random", got {policy!r:.80}'
-        )
+        text = f'expected {what} as policies (observation to action), their ws:// URLs or "random", got {policy!r:.80}'
+        raise SettingError(text)
 
 
 def _random_action(space: spaces.Space[object], observation: object) -> object:

@@ -126,9 +126,8 @@ def prepare_lanes(env: Lanes, space: Space[object] | None) -> None:
         # As MO-Gymnasium's own MOSyncVectorEnv does.
         vector._rewards = _LaneRewards(space, vector.num_envs)  # type: ignore[assignment]  # noqa: SLF001
     elif isinstance(vector, AsyncVectorEnv) or type(vector).__module__.startswith("gymnasium."):
-        raise SettingError(
-            f"expected vectorization_mode='sync' for rewards of {space}, which {type(vector).__name__} does not take"
-        )
+        text = f"expected vectorization_mode='sync' for rewards of {space}, which {type(vector).__name__} does not take"
+        raise SettingError(text)
 
 
 def explain_lane_failure(error: BaseException) -> BaseException:
@@ -140,6 +139,5 @@ def explain_lane_failure(error: BaseException) -> BaseException:
         trace = trace.tb_next
     if trace.tb_frame.f_code.co_filename != sync_module.__file__:
         return error
-    return RequestError(
-        Code.INTERNAL, f"expected a number as reward and truth values as flags of each environment: {error}; {_REMEDY}"
-    )
+    text = f"expected a number as reward and truth values as flags of each environment: {error}; {_REMEDY}"
+    return RequestError(Code.INTERNAL, text)

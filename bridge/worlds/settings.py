@@ -54,10 +54,8 @@ def refuse_unknown(settings: Settings, known: Sequence[str], request: str) -> No
     if unknown:
         allowed = ", ".join(known) or "none"
         hints = "".join(f"; {name} is for {_ELSEWHERE[name]}" for name in unknown if name in _ELSEWHERE)
-        raise RequestError(
-            Code.INVALID_ARGUMENT,
-            f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}{hints}",
-        )
+        text = f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}{hints}"
+        raise RequestError(Code.INVALID_ARGUMENT, text)
 
 
 @contextlib.contextmanager

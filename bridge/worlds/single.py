@@ -126,9 +126,8 @@ class EnvAgent(Agent):
             return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
         except KeyError as error:
             missing = self.actions[error.args[0]]
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"the Step lacks the action {missing.name!r}: expected {missing.describe()}"
-            ) from None
+            text = f"the Step lacks the action {missing.name!r}: expected {missing.describe()}"
+            raise RequestError(Code.INVALID_ARGUMENT, text) from None
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad action: {error}") from error
 
@@ -173,9 +172,8 @@ class EnvAgent(Agent):
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
         except TensorError as error:
-            raise RequestError(
-                Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
-            ) from error
+            text = f"the environment's observation is not of its observation_space: {error}"
+            raise RequestError(Code.INTERNAL, text) from error
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
@@ -258,9 +256,8 @@ class VectorAgent(EnvAgent):
         if first is not None and seeds == [first + lane for lane in range(len(seeds))]:
             return first
         if any(seed is not None for seed in seeds):
-            raise TensorError(
-                f"{self._facts.kind} takes one integer seed; expected consecutive seeds, got {seeds!r:.80}"
-            )
+            text = f"{self._facts.kind} takes one integer seed; expected consecutive seeds, got {seeds!r:.80}"
+            raise TensorError(text)
         return None
 
     @property

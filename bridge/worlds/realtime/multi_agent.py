@@ -236,9 +236,8 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         try:
             number = int(unpack_tensor(settings["together"], "together")[()])
         except (TensorError, TypeError, ValueError) as error:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"expected the setting together to be a number: {error}"
-            ) from error
+            text = f"expected the setting together to be a number: {error}"
+            raise RequestError(Code.INVALID_ARGUMENT, text) from error
         left_out = {"together", "seed", "options"} if number == self._together else {"together"}
         self._together = number
         return {name: tensor for name, tensor in settings.items() if name not in left_out}
