@@ -112,14 +112,11 @@ class _Unregistered:
 
     def render(self) -> Any:
         """Return the environment's frame; None: it has none."""
-        render = read_attribute(self.env, "render", None)
-        return None if render is None else render()
+        return read_attribute(self.env, "render", lambda: None)()
 
     def close(self, **keywords: object) -> None:
         """Close the environment, where it can be closed."""
-        close = read_attribute(self.env, "close", None)
-        if close is not None:
-            close()
+        read_attribute(self.env, "close", lambda: None)()
 
     def get_wrapper_attr(self, name: str) -> object:
         """Return an attribute of the environment or of one in it."""

@@ -86,10 +86,8 @@ def _random_action(space: spaces.Space[object], observation: object) -> object:
 
 def policy_name(given: object) -> str:
     """Return what to call a policy to a person."""
-    if isinstance(given, str) and given == RANDOM:
-        return RANDOM
     if isinstance(given, str):
-        return "policy"
+        return RANDOM if given == RANDOM else "policy"
     named = given.func if isinstance(given, partial) else given
     if not (inspect.isroutine(named) or inspect.isclass(named)):
         named = type(named)

@@ -281,11 +281,10 @@ def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:
 def _find(env_id: str) -> EnvSpec:
     try:
         # `module:Name-v0` imports the module, which only the server's own user may ask for.
-        if ":" in env_id:
-            module, _, name = env_id.partition(":")
+        module, _, name = env_id.rpartition(":")
+        if module:
             __import__(module)
-            return gymnasium.spec(name)
-        return gymnasium.spec(env_id)
+        return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         remedy = "Import the package that registers it first, or write MODULE:ENV_ID"
         if env_id.startswith("ALE/"):

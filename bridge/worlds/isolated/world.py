@@ -267,7 +267,6 @@ class WorldProcess:
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
 
     # The end
 

@@ -124,9 +124,8 @@ class PolicyPlayer:
             Whether it counts: the agent is alive in a running episode.
         """
         loop = self._world.loop
-        return self._loop_agent in loop.loop_agents and loop.act(
-            self._loop_agent, 0, action, self._world.now() if at is None else at
-        )
+        came = self._world.now() if at is None else at
+        return self._loop_agent in loop.loop_agents and loop.act(self._loop_agent, 0, action, came)
 
     def leave(self) -> None:
         """Leave the agent to whoever enters next; a default action stands in. Again: nothing."""
