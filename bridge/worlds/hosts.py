@@ -61,8 +61,7 @@ class Host(abc.ABC, Generic[E]):
         given: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options is not None:
             given["options"] = options
-        result: Result = self.env.reset(**given)
-        return result
+        return cast(Result, self.env.reset(**given))
 
     def step(self, action: Any) -> Result:
         """Step it."""

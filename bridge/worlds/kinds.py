@@ -353,9 +353,8 @@ class SingleAgentEnv:
         observation, reward, terminated, truncated, info = self._env.step(actions["agent0"])
         if terminated or truncated:
             self.agents = []
-        return (
-            {"agent0": observation}, {"agent0": reward}, {"agent0": terminated}, {"agent0": truncated}, {"agent0": info}
-        )  # fmt: skip
+        flags: tuple[Joint, Joint] = {"agent0": terminated}, {"agent0": truncated}
+        return {"agent0": observation}, {"agent0": reward}, *flags, {"agent0": info}
 
     def render(self) -> object:
         """Return the environment's frame."""
@@ -381,8 +380,7 @@ def as_parallel(env: object) -> ParallelEnv:
 
         parallelizable = metadata_of(env).get("is_parallelizable", False)
         convert = conversions.aec_to_parallel if parallelizable else conversions.turn_based_aec_to_parallel
-        converted: ParallelEnv = convert(env)
-        return converted
+        return cast(ParallelEnv, convert(env))
     missing = [name for name in ("possible_agents", "observation_space", "action_space") if not hasattr(env, name)]
     if missing or not _is_steppable(env):
         raise SettingError(

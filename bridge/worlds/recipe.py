@@ -161,11 +161,10 @@ class EnvRecipe:
             return self._adapted(gymnasium.make(self.spec, **kwargs))
         # Gymnasium refuses wrappers of one environment there.
         stepped_together = self.vectorization_mode == "vector_entry_point"
-        vector_kwargs: dict[str, Any] = {}
-        if self.vectorization_mode == "sync":
-            vector_kwargs = {"copy": False}  # what it returns is sent before its next step
-        elif self.vectorization_mode == "async":
-            vector_kwargs = {"copy": False, "context": start_method()}
+        # What lanes return is sent before their next step.
+        vector_kwargs: dict[str, Any] = {} if stepped_together else {"copy": False}
+        if self.vectorization_mode == "async":
+            vector_kwargs["context"] = start_method()
         vector: Lanes = gymnasium.make_vec(
             self.spec,
             num_envs=self.num_envs,

@@ -33,12 +33,9 @@ class Rewards:
     """
 
     def __init__(self, space: Space[object] | None, lanes: int | None) -> None:
-        shape = () if lanes is None else (lanes,)
-        self.spec = Spec.number("reward", shape, np.float64)
-        self._layout: Layout | None = None
-        if space is not None:
-            self._layout = Layout(space, "reward", lanes)
-            self.spec = self._layout.specs[0]
+        number = Spec.number("reward", () if lanes is None else (lanes,), np.float64)
+        self._layout = None if space is None else Layout(space, "reward", lanes)
+        self.spec = number if self._layout is None else self._layout.specs[0]
         self._lanes = lanes
 
     def read(self, reward: object, notes: values.Notes) -> object:

@@ -49,9 +49,8 @@ class EnvAgent(Agent):
         self._rewards = Rewards(self._facts.reward_space, lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # Integers, and not a dict of them, from which an environment may take what it has read.
-        self.keeps_actions = (
-            lanes is None and self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
-        )
+        integers = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
+        self.keeps_actions = lanes is None and integers
         shape = () if lanes is None else (lanes,)
         flags = [
             self._rewards.spec,
@@ -317,10 +316,9 @@ class EnvWorld(World):
         refuse_unknown(settings, (), "JoinWorld")
         self.refuse_if_over()
         if self._agent is not None:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"the world {self.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or {OTHER_WORLD}",
-            )
+            remedy = f"wait until it leaves, or {OTHER_WORLD}"
+            text = f"the world {self.name!r} is full: it has 1 agent of at most 1; {remedy}"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         self._agent = self.make_agent()
         self._agent.pending, self.pending = self.pending, (None, None)
         return self._agent

@@ -208,9 +208,8 @@ class WorldProcess:
         return await ask.answer
 
     def _over(self) -> RequestError:
-        return self.ended or RequestError(
-            Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
-        )
+        text = f"the world {self.name!r} was destroyed; leave, and create or join another"
+        return self.ended or RequestError(Code.FAILED_PRECONDITION, text)
 
     # The pipe
 

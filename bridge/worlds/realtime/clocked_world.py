@@ -140,9 +140,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         self.acting = Seats()
         """Lets in the second streams of agents."""
         self._clock = scheduler if options.clock is None else options.clock
-        self._subscribe: Callable[[Callable[[float], None]], Callable[[], None]] | None = getattr(
-            options.clock, "subscribe", None
-        )
+        self._subscribe: Callable[..., Callable[[], None]] | None = getattr(options.clock, "subscribe", None)
         self._unsubscribe: Callable[[], None] | None = None
         self._timer: Timer | None = None
         self._stepping = 0
