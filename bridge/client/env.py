@@ -13,9 +13,9 @@ from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 from bridge.client.options import EnvOptions
 from bridge.client.pool_owner import PoolOwner
-from bridge.client.slots.attributes import looked_up
 from bridge.client.slots.resets import reset_settings
 from bridge.client.world.events import StepAnswered
+from bridge.client.world.extensions import looked_up
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.remote import Remote
 from bridge.client.world.session import ONLINE, ClientState
@@ -105,7 +105,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         if options.agent is not None and not isinstance(options.agent, str):
             raise SettingError(f"expected agent to be the name of one agent, got {options.agent!r:.80}")
         self._own_pool(options.timeout)
-        self._remote = self._pool.new_remote(options.request(url, options.agent))
+        self._remote = Remote(options.request(url, options.agent), self._pool.poller)
         self._remotes = {"": self._remote}
         self._rollout: object | None = None
         self._connect()

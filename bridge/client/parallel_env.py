@@ -91,16 +91,11 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._started, self.agents = False, []
-
-    def after_fork(self) -> None:
-        """Leave the connections to the parent process; the next `reset` makes some for this process."""
-        self._started = False
-        super().after_fork()
+        self._started, self._maker, self.agents = False, None, []
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
-        first = self._pool.new_remote(self._world_request, together=True)
+        first = Remote(self._world_request, self._pool.poller, together=True)
         self._pool.join(first)
         try:
             name = self._read_property(first, "world.agent", "to a question", encoded=False)
@@ -118,7 +113,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self._remotes = {
             agent: first
             if agent == name
-            else self._pool.new_remote(dataclasses.replace(place, agent=agent), together=True)
+            else Remote(dataclasses.replace(place, agent=agent), self._pool.poller, together=True)
             for agent in names
         }
         self._maker = first

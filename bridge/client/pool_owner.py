@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.client.conflict import ConflictDetector
-from bridge.client.slots.attributes import call_results
 from bridge.client.slots.pool import Pool
 from bridge.client.world.events import Replied
-from bridge.client.world.extensions import property_value
+from bridge.client.world.extensions import call_results, property_value
 from bridge.client.world.remote import Remote
 from bridge.errors import ClosedError, ConnectionLostError
 from bridge.forks import forget_in_child
@@ -46,13 +45,16 @@ class PoolOwner:
         self.__dict__.update({key: value for key, value in state.items() if key != "_parts"})
         self._own_pool(timeout)
         self._remotes = {
-            name: self._pool.new_remote(request, info, together=bool(name)) for name, (request, info) in known.items()
+            name: Remote(request, self._pool.poller, info, together=bool(name))
+            for name, (request, info) in known.items()
         }
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next call that needs one makes it for this process."""
-        self._pool.disown(self._remotes.values())
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
+        state = self.__getstate__()
+        for remote in self._remotes.values():
+            remote.disown()
+        self.__setstate__(state)
 
     def _require_open(self) -> None:
         if self._closed:

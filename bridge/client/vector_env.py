@@ -326,13 +326,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if name == "render" and not args and not kwargs:
             return self.render()
         with self._slots.exclusive(f"call of {name}"):
-            self._slots.attributes.begin_call(name, args, kwargs)
-            return self._slots.attributes.call_results()
+            self._slots.begin_call(name, args, kwargs)
+            return self._slots.call_results()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
         with self._slots.exclusive("call", begins="call"):
-            self._slots.attributes.begin_call(name, args, kwargs)
+            self._slots.begin_call(name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, one a slot.
@@ -346,8 +346,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Some have not answered; it names their URLs.
             NothingPendingError: There was no `call_async`.
         """
-        with self._slots.waiting("call", ends=lambda: not self._slots.attributes.asking):
-            return self._slots.attributes.call_results(timeout)
+        with self._slots.waiting("call"):
+            return self._slots.call_results(timeout)
 
     def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
@@ -357,8 +357,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RefusedError: As `call`; or the lanes of a world can only be called all together.
         """
         with self._slots.exclusive(f"call of {name}"):
-            self._slots.attributes.begin_call(name, args, kwargs, slots)
-            return self._slots.attributes.call_results(slots=slots)
+            self._slots.begin_call(name, args, kwargs, slots)
+            return self._slots.call_results()
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read a public attribute of every environment; the spaces and generators as copies."""
@@ -379,25 +379,21 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         items = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(items) != self.num_envs:
             raise SettingError(f"expected {self.num_envs} values, one for each slot, got {len(items)}")
-        with self._slots.exclusive(f"setting of {name}"):
-            self._slots.attributes.set(name, items)
+        self._slots.set_attr(name, items)
 
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
-        before = self.get_attr(name) if self._slots.attributes.splits_worlds(slots) else (None,) * self.num_envs
+        before = self.get_attr(name) if self._slots.splits_worlds(slots) else (None,) * self.num_envs
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
-        with self._slots.exclusive(f"setting of {name}"):
-            self._slots.attributes.set(name, items, slots)
+        self._slots.set_attr(name, items, slots)
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
-        with self._slots.exclusive("world.wrappers"):
-            return self._slots.attributes.wrapper_classes()
+        return self._slots.wrapper_classes()
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""
-        with self._slots.exclusive(key):
-            return [value for _, found in self._slots.attributes.read_property(key) for value in found]
+        return [value for _, found in self._slots.read_property(key) for value in found]
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
@@ -415,8 +411,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
-        with self._slots.closing():
-            self._slots.pool.close_all(2.0)
+        self._slots.close()
 
     def __del__(self) -> None:
         if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early

@@ -15,11 +15,11 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError
-from bridge.recording.reader import RecordedEpisode, RecordedStream
+from bridge.recording.reader import RecordedEpisode
 from bridge.recording.replay import Replay, ReplayComparison, replayed_from
-from bridge.recording.rows import Kind, LaneSamples, Row, split_autoreset
+from bridge.recording.rows import LaneSamples, Row
 
-__all__ = ["EpisodeData", "lane_sample", "load_episode", "observed_rows", "obstacle", "stacked"]
+__all__ = ["EpisodeData", "load_episode", "observed_rows", "obstacle", "stacked"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,35 +70,39 @@ def observed_rows(
     if stream.has_observations and (has_frames(episode) or not frames):
         for step, rows in _by_step(episode.own, steps):
             samples = stream.samples("observation", rows)
-            picture = partial(_picture, episode, int(rows[0])) if frames else None
-            if stream.kind == "agents":
+            seen = samples[0]
+            if stream.agents:
                 names = [stream.agents[lane] for lane in stream.column("lane")[rows].tolist()]
-                yield step, {k: v for k, v in zip(names, samples, strict=True) if v is not None}, picture
-            else:
-                yield step, samples[0], picture
+                seen = {name: one for name, one in zip(names, samples, strict=True) if one is not None}
+            yield step, seen, partial(_picture, episode, int(rows[0])) if frames else None
         return
     start = replayed_from(episode)
     compare = ReplayComparison(stream)
-    calls, kinds = stream.column("call")[episode.own], stream.column("kind")[episode.own]
-    wanted = {(int(call), int(kind)): int(t) for call, kind, t in zip(calls, kinds, steps, strict=True)}
+    wanted = dict(zip(stream.column("call")[episode.own].tolist(), steps.tolist(), strict=True))
     mode = "rgb_array" if frames else None
     with Replay(stream, env, render_mode=mode, allow_calls=allow_calls) as replay:
         for call, row in replay.calls(start, episode.stop):
-            text = compare.difference([(call, row)]) if check else None
-            if text:
-                raise RecordingError(f"{episode.id}: the replay is not what was recorded: {text[1]}")
-            for part in parts_of_call(stream, row):
-                kind = Kind.RESET if (call, part.kind) not in wanted and (call, Kind.RESET) in wanted else part.kind
-                if (call, kind) in wanted and part.observation is not None:
-                    seen = lane_sample(stream, part.observation, episode.lane)
-                    yield wanted[call, kind], seen, partial(replay.frame, episode.lane) if frames else None
+            if check and (difference := compare.difference([(call, row)])):
+                raise RecordingError(f"{episode.id}: the replay is not what was recorded: {difference[call]}")
+            if call in wanted and row.observation is not None:
+                seen = _seen(episode, row, is_first=wanted[call] == 0)
+                yield wanted[call], seen, partial(replay.frame, episode.lane) if frames else None
 
 
-def parts_of_call(stream: RecordedStream, row: Row) -> list[Row]:
-    """Return a replayed call, in two where lanes began anew in the step that ended them."""
-    if not stream.header.get("same_step"):
-        return [row]
-    return split_autoreset(row, stream.lanes, stream.spaces[0][0])
+def _seen(episode: RecordedEpisode, row: Row, *, is_first: bool) -> Any:
+    """Return the observation of an episode's own lane in a replayed call, or a dict of those of several agents."""
+    stream, lane = episode.stream, episode.lane
+    if stream.kind == "agents":
+        return {str(agent): seen for agent, seen in row.observation.items()}
+    # Where lanes began anew in the step that ended them, there are two: the end, and the beginning.
+    observation = stream.columns.parts_of(row)[-1 if is_first else 0].observation
+    if stream.kind == "env":
+        return observation
+    if isinstance(observation, LaneSamples):
+        return observation[lane]
+    layout, batch = stream.columns.groups[0].layouts["observation"], batch_space(stream.spaces[0][0], stream.lanes)
+    sample = next(itertools.islice(iterate(batch, observation), lane, None))
+    return layout.unpack(layout.pack(sample, rounding=True))
 
 
 def _by_step(rows: Array, steps: Array) -> Iterator[tuple[int, Array]]:
@@ -171,34 +175,15 @@ def load_episode(
     for at in acted:  # one that ends without a last observation keeps the one before
         observations.append(observations[-1] if seen[at] is None else seen[at])
     steps = rows[acted]
-    flags = [stream.column(name)[steps] for name in ("terminated", "truncated")]
+    terminated, truncated = stream.column("terminated")[steps], stream.column("truncated")[steps]
+    if acted and not terminated[-1]:  # it may have been cut off
+        truncated[-1] = True
     infos = stream.infos(np.concatenate([rows[:1], steps])) if stream.header.get("infos") else None
     rewards = stream.column("reward")[steps]
     return EpisodeData(
         episode, agent, *stream.spaces[lane], observations, [actions[at] for at in acted], rewards,
-        flags[0], _cut(flags[1], flags[0]), stream.players(steps), infos,
+        terminated, truncated, stream.players(steps), infos,
     )  # fmt: skip
-
-
-def _cut(truncated: Array, terminated: Array) -> Array:
-    """Return the truncations with the last step as one, where neither flag says that the episode ended."""
-    found: Array = truncated.copy()
-    if len(found) and not terminated[-1]:
-        found[-1] = True
-    return found
-
-
-def lane_sample(stream: RecordedStream, observation: Any, lane: int) -> Any:
-    """Return the observation of one lane of a batch; of what has no lanes, the observation, by the agents' names."""
-    if stream.kind == "agents":
-        return {str(agent): seen for agent, seen in observation.items()}
-    if stream.kind == "env":
-        return observation
-    if isinstance(observation, LaneSamples):
-        return observation[lane]
-    layout, batch = stream.columns.groups[0].layouts["observation"], batch_space(stream.spaces[0][0], stream.lanes)
-    sample = next(itertools.islice(iterate(batch, observation), lane, None))
-    return layout.unpack(layout.pack(sample, rounding=True))
 
 
 def stacked(space: Space[Any], samples: list[Any]) -> Any:

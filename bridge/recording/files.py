@@ -10,7 +10,6 @@ footer, which has a copy there. A reader checks these before it parses anything.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import dataclasses
 import hashlib
@@ -33,6 +32,8 @@ from bridge.errors import RecordingError, UsageError
 __all__ = ["UNREADABLE", "Damage", "Loaded", "Segment", "SegmentFile", "find_segments", "load_segment"]
 
 _NAME = re.compile(r"([0-9A-Za-z]{1,32}-[0-9a-f]{1,16})\.(\d{1,9})\.(\d{1,9})\.(arrow|parquet)")
+_SUM = re.compile(r"([0-9]{1,12}) ([0-9]{1,11}) (\S+)\n")
+_FOOTER_SUM = re.compile(r"footer (\S+) (\S+)\n")
 OLD_SUFFIX = ".rec"
 _SUMS = ".sums"
 # Zstandard takes half the bytes, and several times as long: more than a hundred steps of CartPole in each append. What
@@ -290,18 +291,17 @@ def _check(path: Path, data: bytes, sums: str) -> tuple[bytes | None, list[Damag
     damage: list[Damage] = []
     footer, at, newest = b"", 0, ""
     for line in sums.splitlines(keepends=True):
-        fields = line.split()
-        if len(fields) == 3 and fields[0] == "footer" and line == f"footer {fields[1]} {fields[2]}\n":
+        if copy := _FOOTER_SUM.fullmatch(line):
             # Base64 and Deflate have bits that mean nothing, so the text has a digest of its own.
-            with contextlib.suppress(binascii.Error, ValueError, zlib.error):
-                if _digest(fields[2].encode()) == fields[1]:
-                    footer = zlib.decompressobj().decompress(base64.b64decode(fields[2]), _LARGEST_SUMS)
+            with contextlib.suppress(ValueError, zlib.error):
+                if _digest(copy[2].encode()) == copy[1]:
+                    footer = zlib.decompressobj().decompress(base64.b64decode(copy[2]), _LARGEST_SUMS)
             continue
-        sound = len(fields) == 3 and fields[0].isdecimal() and fields[1].isdecimal() and len(fields[1]) < 12
-        if not sound or int(fields[0]) != at or not line.endswith("\n"):
+        told = _SUM.fullmatch(line)
+        if told is None or int(told[1]) != at:
             damage.append(Damage(path, f"the digests from byte {at} on cannot be read"))
             break
-        start, at, newest = at, at + int(fields[1]), fields[2]
+        start, at, newest = at, at + int(told[2]), told[3]
         part = data[start:at]
         parts.append(part if len(part) == at - start and _digest(part) == newest else None)
         if parts[-1] is None:

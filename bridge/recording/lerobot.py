@@ -141,7 +141,7 @@ class _Dataset:
             pictures = (picture for one in self._data for picture in self._pictures(one))
             write_film(self._path(_VIDEO.format(video_key=_IMAGE, **_FIRST)), pictures, self._fps, keyframes=2)
         self._save(f"meta/episodes/{_FILE.format(**_FIRST)}.parquet", self._episodes(stats))
-        self._save("meta/tasks.parquet", _indexed({"task_index": [0], "task": [self._task]}, "task"))
+        self._save("meta/tasks.parquet", _tasks_of(self._task))
         self._save_json("meta/stats.json", _joined(stats))
         self._save_json("meta/info.json", self._info())
 
@@ -231,15 +231,15 @@ def _cells(column: Array) -> pa.Array:
     return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
 
 
-def _indexed(columns: Mapping[str, list[Any]], index: str) -> pa.Table:
-    """Return a table one of whose columns pandas takes as the index of its rows, as LeRobot reads its tasks."""
-    table = pa.table(dict(columns))
-    return table.replace_schema_metadata({"pandas": json.dumps({
-        "index_columns": [index], "column_indexes": [], "columns": [
-            {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": plain, "metadata": None}
-            for name, kind, plain in (("task_index", "int64", "int64"), (index, "unicode", "object"))
-        ],
-    })})  # fmt: skip
+def _tasks_of(task: str) -> pa.Table:
+    """Return the table of one task, whose text pandas takes as the index of its row, as LeRobot reads it."""
+    columns = [
+        {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": plain, "metadata": None}
+        for name, kind, plain in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+    ]
+    told = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
+    table = pa.table({"task_index": [0], "task": [task]})
+    return table.replace_schema_metadata({"pandas": json.dumps(told)})
 
 
 def _statistics(column: Array) -> dict[str, list[Any]]:

@@ -34,29 +34,21 @@ class Reset:
     """The arguments of a reset."""
 
     seed: Any
-    """An integer, one for each lane, or None."""
+    """As it was given: an integer, one for each lane, or None."""
     options: Any
     """A dict, or None."""
     mask: Sequence[bool] | None
     """Which lanes were reset; None: all."""
-    unknown_options: bool = False
+    unknown_options: bool
     """True if options were given that could not be recorded."""
 
-    def seeds(self, lanes: int) -> bool:
-        """Return whether it seeds every lane."""
-        if self.mask is not None and not all(self.mask):
-            return False
-        given = self.seed if isinstance(self.seed, list) else [self.seed] * lanes
-        return all(seed is not None for seed in given)
-
-    def seed_of(self, lane: int) -> int | None:
-        """Return the seed of a lane; None: none, or it was not reset."""
-        if self.mask is not None and not self.mask[lane]:
-            return None
-        if isinstance(self.seed, list):
-            seed = self.seed[lane]
-            return None if seed is None else int(seed)
-        return None if self.seed is None else int(self.seed) + lane
+    def seeds(self, lanes: int) -> list[int | None]:
+        """Return the seed of each lane; None: it has none, or was not reset."""
+        given = self.seed  # Gymnasium counts one up from lane to lane
+        if not isinstance(given, list):
+            given = [None if given is None else int(given) + lane for lane in range(lanes)]
+        there = self.mask or [True] * lanes
+        return [int(given[lane]) if there[lane] and given[lane] is not None else None for lane in range(lanes)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,7 +121,7 @@ class RecordedEpisode:
     def seed(self) -> int | None:
         """The seed of the reset that it began with; None: it began by itself, or without a seed."""
         reset = self.stream.resets.get(self.start)
-        return None if reset is None else reset.seed_of(self.lane)
+        return None if reset is None else reset.seeds(self.stream.lanes)[self.lane]
 
     @property
     def started(self) -> float:
@@ -231,9 +223,8 @@ class RecordedStream:
                     calls.setdefault(call, []).append((str(event["what"]), _bytes(event["request"])))
                 elif kind in (Kind.RESET, Kind.FAILED_RESET):
                     options = values.decode(_bytes(event["options"])) if "options" in event else None
-                    given = Reset(event.get("seed"), options, event.get("mask"), "unknown_options" in event)
-                    given.seeds(self.lanes), [given.seed_of(lane) for lane in range(self.lanes)]
-                    resets[call] = given
+                    resets[call] = Reset(event.get("seed"), options, event.get("mask"), "unknown_options" in event)
+                    resets[call].seeds(self.lanes)  # raises where it is not to be read
             except (*UNREADABLE, AttributeError, TensorError) as error:
                 raise RecordingError(f"the event of call {call} cannot be read: {error!r:.100}") from error
         return resets, calls
@@ -380,11 +371,7 @@ class RecordedStream:
         """The calls that reset all lanes with a seed."""
         kinds, calls = self.column("kind"), self.column("call")
         done = set(calls[kinds == Kind.RESET].tolist())
-        return sorted(at for at, reset in self.resets.items() if at in done and reset.seeds(self.lanes))
-
-    def is_whole_until(self, call: int) -> bool:
-        """Return whether the stream begins with a seeded reset, and nothing is missing from there to a call."""
-        return self.first == 0 and 0 in self.seeded and not any(at <= call for at, _ in self.gaps)
+        return sorted(at for at, reset in self.resets.items() if at in done and None not in reset.seeds(self.lanes))
 
 
 def _printable(text: str) -> str:

@@ -112,14 +112,12 @@ class Recorder(BatchWrapper):
         rest = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        for index, slot in enumerate(self._slots):
+        for index, (slot, observation) in enumerate(zip(self._slots, self._split(observations), strict=True)):
             if chosen[index]:
-                slot.running = False
+                slot.running, slot.options = False, rest
                 slot.seed = seed[index] if isinstance(seed, Sequence) else None if seed is None else int(seed) + index
-                slot.options = rest
-        for index, observation in enumerate(self._split(observations)):
-            if chosen[index] and observation is not None:
-                self._begin(index, observation)
+                if observation is not None:
+                    self._begin(index, observation)
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -28,9 +28,9 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import package_versions
 from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode
 from bridge.recording.rows import Encoder, Kind, Row, flat_of
+from bridge.worlds.base import in_environment
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.environment import Environment
-from bridge.worlds.local import adopt
+from bridge.worlds.hosts import host_of
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.realtime.clocked_world import kept
 from bridge.worlds.recipe import EnvRecipe
@@ -48,28 +48,6 @@ __all__ = [
 
 _AT_ONCE = 512
 """Calls that are read, and compared, at once."""
-
-T = TypeVar("T")
-
-
-class _Inline:
-    """Runs the calls of an environment where they are made."""
-
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function."""
-        return function(*args)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def _now(coroutine: Any) -> Any:
-    """Run a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value
-    raise RuntimeError("expected a call that waits for nothing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +100,12 @@ class Replay:
             kwargs["render_mode"] = render_mode
         make = _maker(stream, env, kwargs)
         try:
-            self.env: Environment = _now(adopt(make, _Inline()))
+            self._host = in_environment("its construction", lambda: host_of(make(), make))
         except RequestError as error:
             raise SettingError(f"the environment of the recording cannot be made: {error.message}") from error
         self._allow_calls = allow_calls
-        self._ids = {str(agent): agent for agent in self.env.facts.agents}
+        self._properties = self._host.properties()
+        self._ids = {str(agent): agent for agent in self._host.facts.agents}
 
     def calls(self, start: int, stop: int) -> Iterator[tuple[int, Row]]:
         """Reset and step as the calls from `start` up to `stop` say; yield the number and the outcome of each.
@@ -156,9 +135,10 @@ class Replay:
         for kind, data in self.stream.calls.get(call, ()):
             try:
                 if kind == "call":
-                    _now(self.env.call(bridge_pb2.CallRequest.FromString(data)))
+                    in_environment("a call", self._host.call, bridge_pb2.CallRequest.FromString(data))
                 else:
-                    _now(self.env.answer_property(properties_pb2.PropertyRequest.FromString(data)))
+                    written = properties_pb2.PropertyRequest.FromString(data)
+                    in_environment("writing a property", self._properties.answer, written)
             except (RequestError, DecodeError):  # as when it was recorded, which no row tells
                 continue
 
@@ -166,10 +146,12 @@ class Replay:
         reset = self.stream.resets.get(call)
         try:
             if reset is not None:
-                observation, info, *alive = _now(self.env.reset(seed=kept(reset.seed), options=kept(reset.options)))
+                observation, info, *alive = in_environment(
+                    "reset", self._host.reset, kept(reset.seed), kept(reset.options)
+                )
                 row = Row(Kind.RESET, 0.0, observation=kept(observation), info=kept(info), options=reset.options)
             else:
-                result = _now(self.env.step(self._action(rows, actions)))
+                result = in_environment("step", self._host.step, self._action(rows, actions))
                 *told, info = (kept(part) for part in result[:5])
                 row, alive = Row(Kind.STEP, 0.0, "", None, *told)._replace(info=info), list(result[5:])
         except RequestError as error:
@@ -207,7 +189,7 @@ class Replay:
             RecordingError: It gives no picture.
         """
         try:
-            (frame,) = _now(self.env.render([lane if self.stream.kind == "lanes" else 0]))
+            (frame,) = in_environment("render", self._host.draw, [lane if self.stream.kind == "lanes" else 0])
         except RequestError as error:
             raise RecordingError(f"{self.stream.title} gives no frames: {error.message}") from error
         if not isinstance(frame, np.ndarray):
@@ -216,7 +198,7 @@ class Replay:
 
     def close(self) -> None:
         """Close the environment."""
-        _now(self.env.close())
+        in_environment("close", self._host.close)
 
     def __enter__(self) -> Replay:
         return self
@@ -242,12 +224,12 @@ def kwargs_of(stream: RecordedStream) -> dict[str, Any]:
 def _maker(stream: RecordedStream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
     """Return what makes the environment of a recording; it calls nothing that only the recording names."""
     header = stream.header
+    if env is None and _registered(stream):
+        env = header["env_id"]
     if stream.kind == "agents":
         return dataclasses.replace(_parallel(stream, env), kwargs=kwargs).make_env
     if env is None:
-        if not _registered(stream):
-            raise _unknown(stream)
-        env = header["env_id"]
+        raise _unknown(stream)
     timed = header.get("time_action")
     try:
         time_action = None if timed is None else TimeAction(**timed)
@@ -277,8 +259,6 @@ def _registered(stream: RecordedStream) -> bool:
 
 def _parallel(stream: RecordedStream, env: Any) -> ParallelRecipe:
     """Return how an environment of several agents is made; a Gymnasium environment has one agent."""
-    if env is None and _registered(stream):
-        env = stream.header["env_id"]
     if isinstance(env, str) and env in gymnasium.registry:
         env = partial(gymnasium.make, env)
     if env is None and stream.header.get("env_id") and not stream.header.get("entry_point"):
@@ -330,7 +310,7 @@ def verify(episode: RecordedEpisode | str | Path, env: Any = None, *, allow_call
     found = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
     stream, start = found.stream, replayed_from(found)
     done = _judged(found, start, _differences(stream, env, allow_calls, start, found.stop))
-    if done.difference and start and stream.is_whole_until(found.start):
+    if done.difference and start and 0 in stream.seeded and not any(at <= found.start for at, _ in stream.gaps):
         # An environment may have more in it than its reset sets back, such as a count of its episodes.
         again = _judged(found, start, _differences(stream, env, allow_calls, 0, found.stop))
         return again if again.ok else done
@@ -386,13 +366,9 @@ def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int
         done = next(end for end in ends if end > start)
         stops = [call for call in seeded[at + 1 :] if call < done]
         with Replay(stream, env, allow_calls=allow_calls) as replay:
-            compare, first = ReplayComparison(stream), start
-            replayed = replay.calls(start, done)
-            for stop in [*stops, done]:
-                difference = compare.all(replayed, stop - first)
-                if difference is not None:
-                    found[difference[0]] = difference[1]
-                first = stop
+            compare, replayed = ReplayComparison(stream), replay.calls(start, done)
+            for first, stop in itertools.pairwise([start, *stops, done]):
+                found.update(compare.all(itertools.islice(replayed, stop - first)))
     return found
 
 
@@ -452,32 +428,26 @@ class ReplayComparison:
         header = {**stream.header, "infos": False, "frames": False}
         self._encoder = Encoder(header)
         schema = self._encoder.schema.names
-        sampled = [
-            name for name in schema if name.partition(":")[2].startswith("observation") or name.startswith("obs")
-        ]
+        sampled = [name for group in self._encoder.columns.groups for name in group.names("observation")]
         told = ("lane", "kind", "t", "seen", "alive", *sampled, "hash", "reward", "terminated", "truncated")
         self._names = [name for name in told if name in schema]
 
-    def all(self, replayed: Iterator[tuple[int, Row]], count: int) -> tuple[int, str] | None:
-        """Compare so many calls, to the last also after one that differs; return the first difference and its call."""
-        found: tuple[int, str] | None = None
-        while count > 0:
-            part = list(itertools.islice(replayed, min(count, _AT_ONCE)))
-            if not part:
-                break
-            count = count - len(part)
+    def all(self, replayed: Iterator[tuple[int, Row]]) -> dict[int, str]:
+        """Compare calls, to the last also after one that differs; return as `difference`."""
+        found: dict[int, str] = {}
+        while part := list(itertools.islice(replayed, _AT_ONCE)):
             found = found or self.difference(part)
         return found
 
-    def difference(self, calls: list[tuple[int, Row]]) -> tuple[int, str] | None:
-        """Return the number of the first call that differs, and how; None: none does."""
+    def difference(self, calls: list[tuple[int, Row]]) -> dict[int, str]:
+        """Return how the first call that differs does, by its number; empty: none does."""
         try:
             batches = self._encoder.encode(flat_of(calls))
         except (TensorError, TypeError, ValueError) as problem:
             self._encoder.rewind()
             if len(calls) == 1:
-                return calls[0][0], f"the observation is not of its space now: {problem}"
-            return next((text for one in calls if (text := self.difference([one])) is not None), None)
+                return {calls[0][0]: f"the observation is not of its space now: {problem}"}
+            return next(filter(None, (self.difference([one]) for one in calls)), {})
         (fresh,) = batches
         stream, first, last = self._stream, calls[0][0], calls[-1][0]
         rows = np.arange(*np.searchsorted(stream.column("call"), [first, last + 1]))
@@ -487,11 +457,11 @@ class ReplayComparison:
         for name in self._names:
             same &= _same(stream.cells(name, rows[:count]), fresh[name][:count])
         if same.all() and len(rows) == len(fresh):
-            return None
+            return {}
         at = int(np.argmin(same)) if not same.all() else count - 1
         call = int(stream.column("call")[rows[at]])
         error = next(row.error for number, row in calls if number == call)
-        return call, self._tell(rows[at], fresh, at, error)
+        return {call: self._tell(rows[at], fresh, at, error)}
 
     def _tell(self, row: int, fresh: pa.RecordBatch, at: int, error: str) -> str:
         """Say what differs in a row."""

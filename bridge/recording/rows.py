@@ -41,7 +41,6 @@ __all__ = [
     "hash_of",
     "is_fixed",
     "of_cell",
-    "split_autoreset",
 ]
 
 FORMAT = 2
@@ -195,9 +194,11 @@ class Columns:
         self.reward = Rewards(None if reward is None else space_from_json(reward), None).spec
         self.schema = pa.schema(self._fields(), {b"bridge": json.dumps(dict(header)).encode()})
 
-    def group_of(self, lane: int) -> Group:
-        """Return the group of a lane, or of an agent by its number."""
-        return next(group for group in self.groups if lane in group.members)
+    def parts_of(self, row: Row) -> list[Row]:
+        """Return a call as those that have `LaneSamples` where lanes, or agents, have no part in it."""
+        if self.agents:
+            return [_by_agent(row, self.agents)]
+        return _split_autoreset(row, self.width, self.spaces[0][0]) if self.same_step else [row]
 
     def _fields(self) -> Iterator[tuple[str, pa.DataType]]:
         yield from (("call", pa.int64()), ("lane", pa.int32()), ("kind", pa.int8()))
@@ -235,7 +236,7 @@ def type_of(spec: Spec, kind: str = "array") -> pa.DataType:
     return pa.list_(pa.field("element", plain)) if int(np.prod(spec.shape)) <= _LARGEST_LIST else pa.binary()
 
 
-def split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
+def _split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
     """Split a step that also began the next episode of lanes that it ended (autoreset mode SAME_STEP).
 
     Returns:
@@ -336,17 +337,11 @@ class Encoder:
         self._call += count
         fields: dict[str, Sequence[Any]] = {name: flat[at::FLAT] for at, name in enumerate(Row._fields, 2)}
         if self.columns.splits:
-            parts = [self._split(Row(*row)) for row in zip(*fields.values(), strict=True)]
+            parts = [self.columns.parts_of(Row(*row)) for row in zip(*fields.values(), strict=True)]
             numbers = np.repeat(numbers, [len(part) for part in parts])
             rows = itertools.chain.from_iterable(parts)
             fields = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
         return _Batch(self.columns, fields, numbers).build(self)
-
-    def _split(self, row: Row) -> list[Row]:
-        """Return a call as those that have `LaneSamples` where lanes, or agents, have no part in it."""
-        if self.columns.agents:
-            return [_by_agent(row, self.columns.agents)]
-        return split_autoreset(row, self.columns.width, self.columns.spaces[0][0])
 
     def count(self, kinds: Array, masks: Array, ended: Array) -> tuple[Array, Array, Array]:
         """Follow the episodes of a batch.
@@ -532,8 +527,8 @@ class _Batch:
     def _hashes(self) -> list[Any]:
         """Return the hash of each agent's observation, or of those of all lanes, which their rows share."""
         if self.columns.agents:
-            layouts = [self.columns.group_of(lane).layouts["observation"] for lane in range(self.shape[1])]
-            return [[None if one is None else hash_of(own, one) for own, one in zip(layouts, each, strict=True)]
+            layouts = {lane: group.layouts["observation"] for group in self.columns.groups for lane in group.members}
+            return [[None if one is None else hash_of(layouts[lane], one) for lane, one in enumerate(each)]
                     for each in self.fields["observation"]]  # fmt: skip
         layout = self.columns.groups[0].batches["observation"]
         return [None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)

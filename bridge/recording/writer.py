@@ -39,6 +39,8 @@ _BATCH = 4096
 _BATCH_BYTES = 8 << 20
 """The most bytes of it, about. A batch costs as much as hundreds of small rows, so pictures need many; but memory for
 16 MiB comes from the system each time, which clears it: that took more time than to compress them."""
+_SEGMENT_BYTES = 64 << 20
+"""Bytes of memory that a segment's rows take, after which it is sealed and another one is begun."""
 _SEGMENT_ROWS = 1 << 18
 """Rows after which another segment is begun: where a byte of a sealed one is damaged, it is lost."""
 
@@ -49,7 +51,6 @@ class Journal:
     Args:
         record: Where to, and what is recorded.
         queue_bytes: The most bytes that wait to be written.
-        segment_bytes: Bytes of memory that a segment's rows take, after which it is sealed and another one is begun.
 
     Raises:
         SettingError: The folder cannot be made or written.
@@ -60,7 +61,6 @@ class Journal:
         record: str | os.PathLike[str] | Recording,
         *,
         queue_bytes: int = 256 << 20,
-        segment_bytes: int = 64 << 20,
     ) -> None:
         self.options = Recording.of(record)
         self.folder = Path(self.options.folder).absolute()
@@ -76,7 +76,7 @@ class Journal:
             raise SettingError(f"cannot record into {self.folder}: it is not writable; give another folder to record=")
         # With its first array pyarrow imports pandas, where that is installed: half a second that no step should wait.
         pa.array([0])
-        self._files = _Files(self.folder, self.run, self.options.max_bytes, segment_bytes)
+        self._files = _Files(self.folder, self.run, self.options.max_bytes)
         # A flat list for each source. Both sides change it only by `extend` and `del`, which nothing interrupts.
         self._waiting: dict[Encoder, list[Any]] = {}
         self._ended: deque[Encoder] = deque()
@@ -216,9 +216,9 @@ class Journal:
 class _Files:
     """The segments of a recording; used by the writer's thread alone."""
 
-    def __init__(self, folder: Path, run: str, most: int | None, segment_bytes: int) -> None:
+    def __init__(self, folder: Path, run: str, most: int | None) -> None:
         self._folder, self._run, self._most = folder, run, most
-        self._segment_bytes = segment_bytes if most is None else max(1, min(segment_bytes, most // 4))
+        self._segment_bytes = _SEGMENT_BYTES if most is None else max(1, min(_SEGMENT_BYTES, most // 4))
         self._open: dict[Encoder, Segment] = {}
         self._parts: dict[int, int] = {}
         self._ended: deque[Segment] = deque()

@@ -12,6 +12,7 @@ from bridge.errors import RequestError
 from bridge.server.admission import Admission
 from bridge.server.event_loop import READ
 from bridge.server.fair_share import ProcessorAccount
+from bridge.transport.sockets import send_parts
 from bridge.transport.tls import Tls
 from bridge.worlds.scheduling import Timer
 
@@ -25,7 +26,6 @@ CHUNK = 65536
 """Bytes that are received at a time."""
 SMALL_CHUNK = 4096
 """Bytes that are received at a time of a client that uses much processor time without asking for anything."""
-_MAX_PARTS = 64
 
 
 class ConnectionOwner(Protocol):
@@ -202,24 +202,9 @@ class Connection:
 
     def drain(self) -> None:
         """Send of `unsent` what the socket takes. Raises OSError as the socket does."""
-        unsent, sock = self.unsent, self.sock
-        try:
-            while unsent:
-                if hasattr(sock, "sendmsg"):
-                    sent = sock.sendmsg([unsent[i] for i in range(min(len(unsent), _MAX_PARTS))])
-                else:
-                    sent = sock.send(unsent[0])
-                self.hold(-sent)
-                self.progressed = True
-                while sent:
-                    first = unsent[0]
-                    if sent < len(first):
-                        unsent[0] = first[sent:]
-                        break
-                    unsent.popleft()
-                    sent -= len(first)
-        except BlockingIOError:
-            return
+        sent = send_parts(self.sock, self.unsent)
+        self.hold(-sent)
+        self.progressed = self.progressed or sent > 0
 
     # The interface that a call has to its client, whatever the transport (`bridge.server.calls.Client`)
 

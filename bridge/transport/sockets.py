@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import sys
+from collections import deque
 
-__all__ = ["AT_ONCE", "PATIENCE", "QUIET", "RECEIVE_TIMEOUT", "has_hung_up", "let_receive_wait", "prepare"]
+__all__ = [
+    "AT_ONCE",
+    "PATIENCE",
+    "QUIET",
+    "RECEIVE_TIMEOUT",
+    "has_hung_up",
+    "let_receive_wait",
+    "prepare",
+    "send_parts",
+]
 
 SEND_BUFFER = 1 << 20
 """Bytes that a Unix socket is asked to hold, so that a large message takes few turns; the system may grant less."""
@@ -26,6 +37,8 @@ _KEEPALIVE = {
 }
 # Of Linux's `tcp_info`, whose first byte is the state: CLOSE and CLOSE_WAIT, in which the peer sends nothing more.
 _HUNG_UP = (7, 8)
+# Parts of what is to be sent that the system is handed at a time.
+_MAX_PARTS = 64
 
 
 def has_hung_up(sock: socket.socket) -> bool:
@@ -63,3 +76,25 @@ def let_receive_wait(sock: socket.socket) -> bool:
     sock.setblocking(True)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(RECEIVE_TIMEOUT * 1e6)))
     return True
+
+
+def send_parts(sock: socket.socket, parts: deque[memoryview]) -> int:
+    """Send what a socket takes at once, and remove it from `parts`; return the number of bytes.
+
+    Raises:
+        OSError: As the socket does.
+    """
+    total = 0
+    with contextlib.suppress(BlockingIOError):
+        while parts:
+            if hasattr(sock, "sendmsg"):
+                sent = sock.sendmsg([parts[i] for i in range(min(len(parts), _MAX_PARTS))], [], AT_ONCE)
+            else:
+                sent = sock.send(parts[0])
+            total += sent
+            while sent:
+                if sent < len(parts[0]):
+                    parts[0] = parts[0][sent:]
+                    break
+                sent -= len(parts.popleft())
+    return total

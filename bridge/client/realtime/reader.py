@@ -108,17 +108,27 @@ class RealtimeReader:
             observations: The answer's.
             now: The client's time, seconds.
         """
-        frames = unpack_tensor(observations[self._uids["frames"]], "frames")
+        frames = unpack_tensor(observations[self._uids["frames"]], "frames").reshape(-1)
         records, self._salvaged = [*self._salvaged, *self._records(observations)], []
+        episodes: dict[int, list[dict[str, Any]]] = {}
+        for record in records:
+            told = {key: value for key, value in record.items() if key != "lane"}
+            episodes.setdefault(record["lane"], []).append(told)
         timing = self._timing(observations)
         figures = None if timing is None else self._figures(timing.reshape(-1, len(TIMING)), now)
-        if self._lanes is None:  # one lane
-            return self._extend_list([info], np.reshape(frames, 1), records, figures)[0]
-        if "resetting" in self._uids and self._partial:
+        if self._lanes is not None and "resetting" in self._uids and self._partial:
             self.resetting = unpack_tensor(observations[self._uids["resetting"]], "resetting")
-        if isinstance(info, list):
-            return self._extend_list(info, frames, records, figures)
-        return self._extend_arrays(info, frames, records, figures)
+        if self._lanes is not None and not isinstance(info, list):
+            return _extend_arrays(info, frames, episodes, figures)
+        extended = []
+        for lane, own in enumerate([info] if self._lanes is None else info):
+            extra: dict[str, Any] = {"frames": int(frames[lane])}
+            if lane in episodes:
+                extra["episodes"] = episodes[lane]
+            if figures is not None:
+                extra["latency"] = {name: value[lane].item() for name, value in figures.items()}
+            extended.append({**own, **extra})
+        return extended[0] if self._lanes is None else extended
 
     def _timing(self, observations: Mapping[int, pb.Tensor]) -> Array | None:
         """Read the times, and learn from them what the clocks' offset is."""
@@ -152,49 +162,28 @@ class RealtimeReader:
         figures["stale"] = np.full(lanes, self.stale, np.int64)
         return figures
 
-    def _extend_list(
-        self,
-        infos: list[dict[str, Any]],
-        frames: Array,
-        records: list[dict[str, Any]],
-        figures: Mapping[str, Array] | None,
-    ) -> list[dict[str, Any]]:
-        extended = []
-        for lane, info in enumerate(infos):
-            extra: dict[str, Any] = {"frames": int(frames[lane])}
-            own = [_without_lane(record) for record in records if record["lane"] == lane]
-            if own:
-                extra["episodes"] = own
-            if figures is not None:
-                extra["latency"] = {name: value[lane].item() for name, value in figures.items()}
-            extended.append({**info, **extra})
-        return extended
 
-    def _extend_arrays(
-        self,
-        info: Mapping[str, Any],
-        frames: Array,
-        records: list[dict[str, Any]],
-        figures: Mapping[str, Array] | None,
-    ) -> dict[str, Any]:
-        lanes = len(frames)
-        everywhere = np.ones(lanes, np.bool_)
-        extended = {**info, "frames": frames, "_frames": everywhere}
-        if records:
-            lists = np.full(lanes, None, dtype=object)
-            for record in records:
-                lane = record["lane"]
-                if lists[lane] is None:
-                    lists[lane] = []
-                lists[lane].append(_without_lane(record))
-            extended["episodes"] = lists
-            extended["_episodes"] = np.array([item is not None for item in lists])
-        if figures is not None:
-            nested: dict[str, Any] = {}
-            for name, value in figures.items():
-                nested[name], nested[f"_{name}"] = value, everywhere.copy()
-            extended["latency"], extended["_latency"] = nested, everywhere.copy()
-        return extended
+def _extend_arrays(
+    info: Mapping[str, Any],
+    frames: Array,
+    episodes: Mapping[int, list[dict[str, Any]]],
+    figures: Mapping[str, Array] | None,
+) -> dict[str, Any]:
+    """Return infos of lanes that are arrays with the frames, ended episodes and times of each lane."""
+    everywhere = np.ones(len(frames), np.bool_)
+    extended = {**info, "frames": frames, "_frames": everywhere}
+    if episodes:
+        lists = np.full(len(frames), None, dtype=object)
+        for lane, told in episodes.items():
+            lists[lane] = told
+        extended["episodes"] = lists
+        extended["_episodes"] = np.array([item is not None for item in lists])
+    if figures is not None:
+        nested: dict[str, Any] = {}
+        for name, value in figures.items():
+            nested[name], nested[f"_{name}"] = value, everywhere.copy()
+        extended["latency"], extended["_latency"] = nested, everywhere.copy()
+    return extended
 
 
 def merge_latency(infos: dict[str, Any], rows: list[tuple[int, Mapping[str, Any]]], num_envs: int) -> None:
@@ -216,7 +205,3 @@ def merge_latency(infos: dict[str, Any], rows: list[tuple[int, Mapping[str, Any]
         column[slots] = [row[name] for _, row in rows]
         nested[name], nested[f"_{name}"] = column, mask.copy()
     infos["latency"], infos["_latency"] = nested, mask
-
-
-def _without_lane(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key != "lane"}

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from bridge.client.endpoints import Endpoint
 from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.placement import Load, Placement
-from bridge.client.slots.slot import Member
+from bridge.client.slots.slot import CONNECTING, Member, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
-from bridge.client.world.events import Event, Joined, Lost
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.logs import SafeLog
@@ -71,11 +70,19 @@ class _Join:
         began = now = time.monotonic()
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
-            event, source = pool.next_event(min(began + pool.timeout, now + min(LOOK, _LOOK)))
-            while source is not None:
-                self._take(event, source)
-                event, source = pool.next_event(0.0)
+            pool.poller.ready(min(began + pool.timeout, now + min(LOOK, _LOOK)) - time.monotonic())
+            pool.drain()
             now = time.monotonic()
+            for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
+                self._on_silent(member)
+            for member in [member for member in missing if member.phase not in CONNECTING]:
+                if member not in missing:  # it was dropped, because one that was joined before has more lanes
+                    continue
+                del missing[member]
+                if member.phase is SlotPhase.OFFLINE and member.error is not None:
+                    self._on_failed(member, member.error)
+                else:
+                    self._on_joined(member)
             if missing and now > began + pool.timeout:
                 urls = ", ".join(dict.fromkeys(member.remote.url for member in missing))
                 raise RemoteTimeoutError(urls, next(iter(missing)).remote.late("to join a world", pool.timeout).reason)
@@ -87,20 +94,7 @@ class _Join:
                 if now >= log_at:
                     log_at = now + _LOG
                     _log.warning("%s", text)
-            for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
-                self._on_silent(member)
         pool.place_members()
-
-    def _take(self, event: Event | None, source: Member) -> None:
-        if source not in self._missing:
-            if event is not None:
-                self._pool.handle(event, source)
-        elif isinstance(event, Joined):
-            self._pool.handle(event, source)
-            del self._missing[source]
-            self._on_joined(source)
-        elif isinstance(event, Lost):
-            self._on_failed(source, event)
 
     def _begin_more(self, now: float) -> bool:
         """Connect further worlds, if they are wanted; return whether there is anything to wait for."""
@@ -109,9 +103,9 @@ class _Join:
     def _on_joined(self, member: Member) -> None:
         """Do what a joined world makes possible."""
 
-    def _on_failed(self, member: Member, event: Lost) -> None:
+    def _on_failed(self, member: Member, error: RemoteError) -> None:
         """Go on without a world, or raise why it cannot be joined."""
-        raise event.error
+        raise error
 
     def _on_silent(self, member: Member) -> None:
         """Join a world of a server that answers in place of a silent one, where their URLs ask for the same."""
@@ -210,11 +204,9 @@ class _DirectoryJoin(_Join):
 
     def _on_silent(self, member: Member) -> None:
         late = member.remote.late("to join a world", self._pool.policy.connect_timeout)
-        self._on_failed(member, member.remote.give_up(late))
+        self._pool.lose(member, member.remote.give_up(late))
 
-    def _on_failed(self, member: Member, event: Lost) -> None:
-        self._error = event.error
+    def _on_failed(self, member: Member, error: RemoteError) -> None:
+        self._error = error
         self._failures += 1
-        del self._missing[member]
-        self._pool.lose(member, event)
         self._pool.drop(member)

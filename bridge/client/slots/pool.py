@@ -16,7 +16,6 @@ from typing import TypeVar
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world.remote import Delivery, Remote, close_remotes
-from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.progress import LOOK, tell
 from bridge.transport import keepalive
@@ -38,19 +37,6 @@ class Pool:
         self.poller: Poller[Delivery] = Poller()
         self.turn = threading.Lock()
         """Held while a call of the owner runs, and by the thread that works between calls."""
-
-    def new_remote(
-        self, request: WorldRequest, info: WorldInfo | None = None, *, shared: bool = False, together: bool = False
-    ) -> Remote:
-        """Make a remote that delivers to this pool, without connecting it.
-
-        Args:
-            request: The world wanted.
-            info: What is known of the world already; None: nothing.
-            shared: Whether there are other remotes to the same place.
-            together: Whether they have to reach the same server, and so share a connection.
-        """
-        return Remote(request, self.poller, info, shared=shared, together=together)
 
     def wait(self, remote: Remote, kind: type[_Awaited], purpose: str) -> _Awaited:
         """Wait for the one answer of a remote that is outstanding.
@@ -171,12 +157,6 @@ class Pool:
                 source.receive(number, what, arrived)
             except RemoteError as error:
                 source.give_up(error)
-
-    def disown(self, remotes: Iterable[Remote]) -> None:
-        """In a forked process: leave the connections of remotes to the parent process, untouched."""
-        self.poller, self.turn = Poller(), threading.Lock()
-        for remote in remotes:
-            remote.disown(self.poller)
 
     def close(self, remotes: Iterable[Remote], timeout: float) -> None:
         """Leave the worlds of remotes and end their connections, within `timeout` seconds in all."""

@@ -19,7 +19,7 @@ __all__ = ["as_universe", "flat_report", "remote_reports", "seconds_away", "slot
 
 def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
     """Return what a step of `RemoteVectorEnv` returns: rows of observations, None where a slot has none, and infos."""
-    rows = tuple(results.row(slot) if results.valid[slot] else None for slot in range(pool.num_envs))
+    rows = results.rows()
     infos = results.merged_infos()
     infos["n"] = tuple(results.own_infos())
     infos["slot_state"] = slot_states(pool.members, pool.num_envs)
@@ -32,13 +32,14 @@ def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, 
 
 def slot_states(members: Sequence[Member], num_envs: int) -> Array:
     """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-    states = np.empty(num_envs, np.int64)
-    for member in members:
-        states[member.slots] = member.state
-        if member.state is SlotState.RUNNING and member.remote.realtime is not None:
-            resetting = member.remote.realtime.resetting
-            if resetting is not None:
-                states[member.slots][resetting] = SlotState.RESETTING
+    found = [member.state for member in members]
+    states = np.fromiter(found, np.int64, len(found))
+    if len(members) < num_envs:
+        states = np.repeat(states, [member.lanes for member in members])
+    for member, state in zip(members, found, strict=True):
+        realtime = member.remote.realtime if state is SlotState.RUNNING else None
+        if realtime is not None and realtime.resetting is not None:
+            states[member.slots][realtime.resetting] = SlotState.RESETTING
     return states
 
 

@@ -111,7 +111,6 @@ class Results:
             if mine is not None and mine.info == values.EMPTY_DICT:  # as nearly always
                 member.handed(ended=member.remote.session.state is ClientState.ENDED)
                 valid[start] = True
-                infos.append((member, start, {}))
                 continue
             try:
                 if mine is not None:
@@ -248,7 +247,7 @@ class Results:
     def own_infos(self) -> list[dict[str, Any]]:
         """Return each row's own info."""
         own: list[dict[str, Any]] = [{} for _ in range(self.size)]
-        for member, start, info in self._infos:
+        for member, start, info in self._infos if self._any_info else ():
             for lane in range(member.lanes):
                 own[start + lane] = dict(info) if member.single else lane_info(info, lane)
         for slot, error in self.errors.items():
@@ -291,6 +290,12 @@ class Results:
     def row(self, slot: int) -> Any:
         """Return one row's observation."""
         return self._layout.row(self.batch.columns, slot)
+
+    def rows(self) -> tuple[Any, ...]:
+        """Return each row's observation, None where it has none. Small ones may be parts of the columns."""
+        if self.valid.all():
+            return self._layout.rows(self.batch.columns, self.size)
+        return tuple(self.row(slot) if has else None for slot, has in enumerate(self.valid.tolist()))
 
     def batched(self) -> Any:
         """Return the observations of all rows as Gymnasium batches them; of an episode that began, its first one."""

@@ -1,20 +1,51 @@
-"""The parts behind the slots of a vector environment, their life in a copy, and the order of calls."""
+"""The parts behind the slots of a vector environment: copies, the order of calls, and questions to all of them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridge.client.conflict import ConflictDetector
-from bridge.client.slots.attributes import SlotAttributes
+from bridge.client.slots.slot import CONNECTING, Member
 from bridge.client.slots.stepper import Stepper
 from bridge.client.slots.vector_pool import VectorPool
+from bridge.client.world.events import Lost, Replied
+from bridge.client.world.extensions import call_results, property_value
 from bridge.client.world.world_request import WorldRequest
-from bridge.errors import AlreadyPendingError, ClosedError, NothingPendingError, RemoteTimeoutError
+from bridge.errors import (
+    AlreadyPendingError,
+    ClosedError,
+    ConnectionLostError,
+    NothingPendingError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    SettingError,
+)
 from bridge.forks import forget_in_child
+from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Slots"]
+
+
+@dataclasses.dataclass
+class _Question:
+    """Requests for a property or a call that are outstanding."""
+
+    purpose: str
+    slots: Sequence[int]
+    """The slots that are asked, in the order of the results."""
+    lanes: Mapping[Member, list[int]]
+    """Their lanes in each world."""
+    missing: dict[Member, None]
+    """Those that have not answered."""
+    answers: dict[Member, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
+    """The answers."""
+    failure: RemoteError | None = None
+    """The first refusal, or loss."""
 
 
 class Slots:
@@ -46,8 +77,6 @@ class Slots:
 
     def _begin_anew(self, *, closed: bool) -> None:
         """Have no call pending."""
-        self.attributes = SlotAttributes(self.pool)
-        """Calls methods, and reads and sets attributes."""
         self.closed = closed
         """True if the environment is closed."""
         self._conflicts = ConflictDetector("vector environment", self.pool.turn)
@@ -55,6 +84,8 @@ class Slots:
         """The asynchronous call that is pending."""
         self._timed_out = False
         """True if it timed out, so that it may be given up."""
+        self._question: _Question | None = None
+        """What the environments were asked; None: nothing whose answers were not taken."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pool": self.pool, "stepper": self.stepper, "closed": self.closed}
@@ -94,18 +125,18 @@ class Slots:
                 if not self._timed_out or (call != "reset" and self._pending != "call"):
                     remedy = f"call {self._pending}_wait" + (" again, or reset" if self._timed_out else " first")
                     raise AlreadyPendingError(f"{call} while a {self._pending} is pending; {remedy}", self._pending)
-                self.attributes.abandon()
-                self._pending, self._timed_out = None, False
+                for member in () if self._question is None else self._question.missing:
+                    member.remote.session.abandon_questions()
+                self._pending, self._timed_out, self._question = None, False, None
             yield
             self._pending = begins
 
     @contextlib.contextmanager
-    def waiting(self, pending: str, *, ends: Callable[[], bool] | None = None) -> Iterator[None]:
+    def waiting(self, pending: str) -> Iterator[None]:
         """Run the wait for an asynchronous call in a `with` block; after a timeout it stays pending, and can go on.
 
         Args:
-            pending: The asynchronous call.
-            ends: Whether the call is over in spite of a timeout; None: it never is.
+            pending: The asynchronous call. A `call` is over where those that were late are lost.
 
         Raises:
             ConcurrentUseError, ClosedError: As `exclusive`.
@@ -120,18 +151,134 @@ class Slots:
             try:
                 yield
             except RemoteTimeoutError:
-                over = ends is not None and ends()
+                over = pending == "call" and self._question is None
                 raise
             finally:
                 self._pending, self._timed_out = None if over else pending, not over
 
-    @contextlib.contextmanager
-    def closing(self) -> Iterator[None]:
-        """Run `close` in a `with` block, after which no other call may come."""
+    def close(self) -> None:
+        """Leave the worlds and disconnect; no other call may come after it."""
         with self._conflicts:
             self.closed, self._pending = True, None
-            yield
+            self.pool.close_all(2.0)
 
     def cancel(self) -> None:
         """Let a `reset` give up what is pending, without a wait for it."""
         self._timed_out = self._pending is not None
+
+    # Attributes, methods and properties of the environments
+
+    def begin_call(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Sequence[int] | None = None
+    ) -> None:
+        """Ask for a call of a method in some slots, or in all; `call_results` waits for the results."""
+
+        def send(member: Member, lanes: list[int]) -> None:
+            member.remote.call(name, args, kwargs, () if len(lanes) == member.lanes else lanes)
+
+        self._ask(f"call of {name}", send, slots)
+
+    def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the results of `begin_call`; return one a slot, in the order in which the slots were given."""
+        found: dict[int, Any] = {}
+        question = self._wait_for_replies(timeout)
+        for member, message in question.answers.items():
+            results = call_results(message, member.remote.url)
+            found.update(zip((member.start + lane for lane in question.lanes[member]), results, strict=True))
+        return tuple(found[slot] for slot in question.slots)
+
+    def set_attr(self, name: str, items: Sequence[Any], slots: Sequence[int] | None = None) -> None:
+        """Set an attribute in the worlds of some slots, or of all.
+
+        Args:
+            name: The attribute.
+            items: A value for every slot.
+            slots: Slots of the worlds to set; all lanes of a world are set together.
+        """
+
+        def send(member: Member, lanes: list[int]) -> None:
+            member.remote.write_property(f"world.attributes.{name}", list(items[member.slots]))
+
+        with self.exclusive(f"setting of {name}"):
+            self._ask(f"setting of {name}", send, slots)
+            self._wait_for_replies()
+
+    def splits_worlds(self, slots: Sequence[int]) -> bool:
+        """Tell whether some slots are not all the lanes of their worlds."""
+        return any(len(lanes) < member.lanes for member, lanes in self._lanes_of(slots).items())
+
+    def read_property(self, key: str) -> list[tuple[Member, Any]]:
+        """Read a property of every world; return each world's value, in the order of their slots."""
+        with self.exclusive(key):
+            self._ask(key, lambda member, lanes: member.remote.read_property(key))
+            answers = self._wait_for_replies().answers
+            return [(each, property_value(answers[each], each.remote.url, True)) for each in self.pool.members]
+
+    def wrapper_classes(self) -> tuple[list[str], ...]:
+        """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
+        try:
+            names = self.read_property("world.wrappers")
+        except RefusedError:
+            return ([],) * self.pool.num_envs
+        return tuple(found for member, found in names for _ in range(member.lanes))
+
+    def _ask(self, purpose: str, send: Callable[[Member, list[int]], None], slots: Sequence[int] | None = None) -> None:
+        """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
+        asked = range(self.pool.num_envs) if slots is None else slots
+        lanes = self._lanes_of(asked)
+        self.pool.drain()
+        for member in lanes:
+            if not member.remote.connected or member.phase in CONNECTING:
+                raise ConnectionLostError(
+                    member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
+                )
+        for member, chosen in lanes.items():
+            send(member, chosen)
+        self._question = _Question(purpose, asked, lanes, dict.fromkeys(lanes))
+
+    def _wait_for_replies(self, timeout: float | None = None) -> _Question:
+        """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
+        pool, question = self.pool, self._question
+        assert question is not None, "`waiting` lets nobody wait for what was not asked"
+        missing = question.missing
+        deadline = time.monotonic() + (pool.timeout if timeout is None else timeout)
+        while missing:
+            event, source = pool.next_event(deadline)
+            if source is None:
+                raise self._late(question, timeout)
+            if isinstance(event, Replied):
+                if source in missing:
+                    del missing[source]
+                    question.answers[source] = event.message
+                question.failure = question.failure or event.error
+            elif event is not None:
+                pool.handle(event, source)
+                if isinstance(event, Lost) and source in missing:
+                    del missing[source]
+                    question.failure = question.failure or event.error
+        self._question = None
+        if question.failure is not None:
+            raise question.failure
+        return question
+
+    def _late(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
+        late = list(question.missing)
+        urls = ", ".join(member.remote.url for member in late)
+        if timeout is not None:
+            return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
+        reason = f"no answer to {question.purpose} within {self.pool.timeout:g} s"
+        for member in late:
+            self.pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
+        self._question = None
+        return RemoteTimeoutError(urls, reason)
+
+    def _lanes_of(self, slots: Sequence[int]) -> dict[Member, list[int]]:
+        """Return the lanes of each member that are among some slots."""
+        pool = self.pool
+        lanes: dict[Member, list[int]] = {}
+        for slot in sorted(set(slots)):
+            if not 0 <= slot < pool.num_envs:
+                raise SettingError(f"expected slots from 0 to {pool.num_envs - 1}, got {slot!r}")
+            member = pool.member_at[slot]
+            lanes.setdefault(member, []).append(slot - member.start)
+        return lanes

@@ -151,13 +151,12 @@ class Stepper:
                 running.append((member, member.start if positions is None else positions[index]))
             elif member.phase is SlotPhase.ENDED:
                 ended.append(member)
-        written = self._write_steps(running, columns) if len(running) > 1 else {}
+        requests = self._write_steps(running, columns) if len(running) > 1 else [None] * len(running)
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         with pool.poller.corked() if pool.shared else nullcontext():
             for member in ended:
                 pool.begin(member, None, reset=False)
-            for member, position in running:
-                request = written.get(position)
+            for (member, position), request in zip(running, requests, strict=True):
                 if request is None:
                     world = member.remote.session.world or member.remote.world  # as the property, a call less
                     acted = self.pacer is not None and world.realtime is not None
@@ -167,20 +166,19 @@ class Stepper:
         if len(running) + len(ended) < len(pool.members) or pool.has_errors or now >= pool.policy.look_at:
             pool.check_deadlines(now)
 
-    def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> dict[int, bytes]:
-        """Write the Steps of all single environments that take the same form at once; return them by position."""
-        alike: dict[Any, list[tuple[Member, int]]] = {}
-        for item in plan:
-            world = item[0].remote.session.world
-            if world is not None and world.form is not None:
-                alike.setdefault(world.form, []).append(item)
-        written: dict[int, bytes] = {}
-        for items in alike.values():
-            if len(items) > 1:
-                positions = [position for _, position in items]
-                requests = items[0][0].remote.world.write_steps(columns, positions)
-                written.update(zip(positions, requests or (), strict=False))
-        return written
+    def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
+        """Write the Steps of all single environments that take the same form at once; None: it is written by itself."""
+        worlds = [member.remote.session.world for member, _ in plan]
+        forms = [None if world is None else world.form for world in worlds]
+        found: list[bytes | None] = [None] * len(plan)
+        for form in set(forms) - {None}:
+            places = [place for place, other in enumerate(forms) if other == form]
+            if len(places) > 1:
+                writer = plan[places[0]][0].remote.world
+                requests = writer.write_steps(columns, [plan[place][1] for place in places])
+                for place, request in zip(places, requests or (), strict=False):
+                    found[place] = request
+        return found
 
     def _act(self, columns: list[Any]) -> None:
         """Send the actions to real-time worlds ahead of the Step that asks what came of them."""

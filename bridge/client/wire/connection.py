@@ -13,6 +13,7 @@ import socket
 import ssl
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,7 +28,7 @@ from bridge.forks import forget_in_child
 from bridge.transport import keepalive
 from bridge.transport.address import Address
 from bridge.transport.remedies import remedy
-from bridge.transport.sockets import AT_ONCE, let_receive_wait
+from bridge.transport.sockets import AT_ONCE, let_receive_wait, send_parts
 from bridge.transport.tls import Tls, client_context, explain
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ _TOGETHER = 16
 # Connections that may refuse a call, and what one counts as that had no other.
 _MAX_ATTEMPTS = 60
 _ALONE = 20
-_MAX_PARTS = 64
 # Answers to pings and settings that a server may leave unread.
 _MAX_REPLIES = 10_000
 
@@ -189,7 +189,7 @@ class ClientConnection:
         """True if not a byte has come yet."""
         self._error: OSError | None = None
         """The first error of the socket, after which what is here is still received."""
-        self._out: list[memoryview] = []
+        self._out: deque[memoryview] = deque()
         self._tls: Tls | None = None
         if address.tls:
             self._tls = Tls(client_context(address.credentials, self.protocol.ALPN), address.server_name)
@@ -271,11 +271,14 @@ class ClientConnection:
         self.flush()
 
     def _failed(self, reason: str) -> None:
-        self._end(lambda url: ConnectError(url, reason))
+        self._end(ConnectError(self._address.url, reason))
 
-    def _connect_error(self, details: str) -> Callable[[str], RemoteError]:
+    def _end_of(self, lost: str, details: str) -> RemoteError:
+        """Return the error of a socket that ended: `lost`, or `details` where the server never said what it speaks."""
+        if self.protocol.answered:
+            return ConnectionLostError(self._address.url, lost)
         text = f"no connection: {details.rstrip('.')}. {remedy(self._address.scheme, details)}"
-        return lambda url: ConnectError(url, text)
+        return ConnectError(self._address.url, text)
 
     def _opened(self, tls: Tls, data: bytes) -> list[Received]:
         """Return what bytes of the wire complete; what TLS itself says to them is added to `_out`."""
@@ -344,31 +347,15 @@ class ClientConnection:
                         return
                     parts = [memoryview(data)[sent:]]
                 self._out.extend(memoryview(part) for part in parts if len(part))
-        self._send_out()
-        if self._out and wait:
-            # What comes meanwhile is taken too, so that neither end waits for the other.
-            self.poller.poll_until(lambda: not (self._out and self.connected), time.monotonic() + _STALL)
-
-    def _send_out(self) -> None:
-        """Send of what is left what the socket takes, and watch for room for the rest."""
-        sock, out = self._sock, self._out
-        if sock is None:
-            return
         try:
-            while out:
-                sent = sock.sendmsg(out[:_MAX_PARTS], [], AT_ONCE) if hasattr(sock, "sendmsg") else sock.send(out[0])
-                while sent:
-                    if sent < len(out[0]):
-                        out[0] = out[0][sent:]
-                        break
-                    sent -= len(out.pop(0))
-        except BlockingIOError:
-            self._watch(_READ | _WRITE)
-            return
+            send_parts(sock, self._out)
         except OSError as error:
             self._lost(error)
             return
-        self._watch(_READ)
+        self._watch(_READ | _WRITE if self._out else _READ)
+        if self._out and wait:
+            # What comes meanwhile is taken too, so that neither end waits for the other.
+            self.poller.poll_until(lambda: not (self._out and self.connected), time.monotonic() + _STALL)
 
     def _receive(self, events: int = _READ, flags: int = AT_ONCE) -> None:
         """Receive what has come, and deliver what it means; with no flags, wait for it a moment."""
@@ -392,7 +379,7 @@ class ClientConnection:
         except BlockingIOError:
             return
         except RemoteError as error:  # some of them are OSErrors too
-            self._end(error.at)
+            self._end(error)
             return
         except OSError as error:
             self._lost(error)
@@ -413,16 +400,16 @@ class ClientConnection:
             elif protocol.replies - self._replies_taken > _MAX_REPLIES:
                 # It asks and never reads: what it is answered would be kept without end.
                 text = f"it has sent pings or settings and read none of {_MAX_REPLIES} answers to them"
-                self._end(lambda url: PeerError(url, text))
+                self._end(PeerError(self._address.url, text))
                 return
         if http is not None and http.error is not None and not self.ended:
             try:
                 protocol.receive_data(b"")
             except RemoteError as error:
-                self._end(error.at)
+                self._end(error)
         if not count and not self.ended and self._error is None:
             why = protocol.cut_off()
-            self._end((lambda url: ConnectionLostError(url, why)) if protocol.answered else self._connect_error(why))
+            self._end(self._end_of(why, why))
 
     def check_keepalive(self) -> None:
         """Ask for a sign of a server that has been quiet; give up one that gave none."""
@@ -432,7 +419,7 @@ class ClientConnection:
         if self._heard < self._asked:
             if now - self._asked > patience:
                 text = f"the connection was lost: no answer to a keepalive ping within {patience:g} s"
-                self._end(lambda url: ConnectionLostError(url, text))
+                self._end(ConnectionLostError(self._address.url, text))
         elif now - self._heard > self.protocol.keepalive_interval:
             self._asked = now
             self.protocol.ping()
@@ -455,10 +442,7 @@ class ClientConnection:
             if self._tls is not None and self._sock is not None:
                 with contextlib.suppress(OSError):
                     self._sock.send(self._tls.send(), AT_ONCE)  # tells the server why, for its log
-        text = f"the connection was lost: {reason}"
-        self._end(
-            (lambda url: ConnectionLostError(url, text)) if self.protocol.answered else self._connect_error(reason)
-        )
+        self._end(self._end_of(f"the connection was lost: {reason}", reason))
 
     def _end_call(self, call: ClientCall, ending: RemoteError | CallRefused) -> None:
         """Say how a call ended, once, or open it elsewhere where it was refused; with the last one the socket goes."""
@@ -487,13 +471,13 @@ class ClientConnection:
         call.connection = connection_to(self._address, self.poller, self.max_message_bytes, shared=self.shared)
         call.connection.add(call)
 
-    def _end(self, ending: Callable[[str], RemoteError]) -> None:
+    def _end(self, error: RemoteError) -> None:
         """Close the socket, and say why to each call, once."""
         if self.ended:
             return
         self._abort()
         for call in list(self._calls):
-            self._end_call(call, ending(call.url))
+            self._end_call(call, error.at(call.url))
 
     def _abort(self) -> None:
         sock, self._sock = self._sock, None

@@ -73,15 +73,13 @@ class Dialer:
     def _resolved(self, found: tuple[Target, ...] | OSError) -> None:
         if not self._resolving:
             return
+        self._resolving = False
+        self.poller.remove_poster()
         if isinstance(found, OSError):
-            self.cancel()
             self.failed(f"the host {self.address.host!r} is not known: {found}")
-            return
-        self._targets = deque(found)
-        self._try_next()
-        if self._resolving:
-            self._resolving = False
-            self.poller.remove_poster()
+        else:
+            self._targets = deque(found)
+            self._try_next()
 
     def _try_next(self, error: OSError | None = None) -> None:
         """Try the next address beside those that are connecting already.

@@ -6,14 +6,23 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from bridge.encoding import values
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.encoding.properties import read_encoded
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, TensorError
+from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 
-__all__ = ["extension", "property_request", "property_value", "property_write", "refusal"]
+__all__ = [
+    "call_results",
+    "extension",
+    "looked_up",
+    "property_request",
+    "property_value",
+    "property_write",
+    "refusal",
+]
 
 
 def extension(url: str, body: Any) -> pb.EnvironmentRequest:
@@ -53,6 +62,32 @@ def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> 
         return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
     except (DecodeError, TensorError) as error:
         raise PeerError(url, f"its property cannot be read: {error}") from error
+
+
+def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:
+    """Return the value of an attribute that was looked at, and whether it is a method, which has none.
+
+    Raises:
+        PeerError: The answer cannot be read.
+    """
+    results = call_results(message, url)
+    is_method = bridge_pb2.CallResponse.FromString(message.extension.value).is_method
+    if not results and not is_method:
+        raise PeerError(url, "it answers with neither the value of an attribute nor that it is a method")
+    return (None if is_method else results[0]), is_method
+
+
+def call_results(message: pb.EnvironmentResponse, url: str) -> list[Any]:
+    """Return the results of a method call, one a lane.
+
+    Raises:
+        PeerError: They cannot be read.
+    """
+    try:
+        response = bridge_pb2.CallResponse.FromString(message.extension.value)
+        return [values.from_value(result) for result in response.results]
+    except (TensorError, DecodeError, ValueError) as error:
+        raise PeerError(url, f"the result of a call cannot be read: {error}") from error
 
 
 def refusal(url: str, status: pb.Status) -> RefusedError:

@@ -170,8 +170,7 @@ class Remote:
         """Ask for the first Step of the next episode, as `ClientSession.begin`."""
         self.session.begin(settings, self.now(), reset=reset)
         self._flush()
-        if self.answers is not None:
-            self._expect(self.answers)
+        self._expect()
 
     def step(self, action: Any) -> None:
         """Ask a single environment for a Step with an action.
@@ -215,11 +214,13 @@ class Remote:
         if request != self.world.first_step:
             self._act(request)
         self._flush()
-        if self.answers is not None:
-            self._expect(self.answers)
+        self._expect()
 
-    def _expect(self, answers: AnswerBuffer) -> None:
-        """Have `receive` called once there is something for a call that waits, whatever arrives."""
+    def _expect(self) -> None:
+        """Where Steps are in flight: have `receive` called once there is something for a call, whatever arrives."""
+        answers = self.answers
+        if answers is None:
+            return
         put, due = self.poller.items.append, (self, _DUE, b"", 0.0)
         wait = answers.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
         if wait <= 0.0:
@@ -300,7 +301,7 @@ class Remote:
         if isinstance(event, Lost):
             self._finish(0.0)
         elif self.answers.asked:
-            self._expect(self.answers)
+            self._expect()
         return event
 
     def _open_acting(self) -> None:
@@ -329,8 +330,8 @@ class Remote:
         self._finish(0.0)
         return event
 
-    def disown(self, poller: Poller[Delivery]) -> None:
-        """In a forked process: leave the connection to the parent process, untouched, and have none."""
+    def disown(self) -> None:
+        """In a forked process: leave the connection to the parent process, untouched. Another remote replaces it."""
         if self._call is not None:
             leak(self._call)
             leak(self.poller)
@@ -338,8 +339,6 @@ class Remote:
         if self._acting is not None:
             self._acting.disown()
             self._acting = None
-        self.session.forget()
-        self.poller = poller
 
     def leave(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""

@@ -422,13 +422,6 @@ class ClientSession:
         """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
         self.world, self.info = other.world, other.info
 
-    def forget(self) -> None:
-        """Have no stream any more, as in a forked process; what the world is stays known."""
-        self.state = ClientState.OFFLINE
-        self._created = None
-        self._pending.clear()
-        self.out.clear()
-
     def _break(self, reason: str) -> Lost:
         return self.connection_lost(PeerError(self._url, f"it broke the protocol: {reason}"))
 
