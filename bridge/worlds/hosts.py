@@ -270,8 +270,8 @@ class LanesHost(Host[Lanes]):
         """Step all lanes."""
         observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
         if self._collects:
-            return observation, reward, terminated, truncated, join_infos(info, self.env.num_envs)
-        if self._finals is not None:
+            info = join_infos(info, self.env.num_envs)
+        elif self._finals is not None:
             info = self._finals.read(info, terminated, truncated, self.notes)
         return observation, reward, terminated, truncated, info
 
@@ -311,13 +311,11 @@ class LanesHost(Host[Lanes]):
         if not self.facts.resets_lanes:
             results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
         else:
-            vector: Any = self.env  # Sync and Async have methods that a VectorEnv has not
-            results = list(vector.call(name, *args, **kwargs))
+            results = list(cast(Any, self.env).call(name, *args, **kwargs))
         return [results[lane] for lane in lanes]
 
     def _set(self, name: str, value: list[object]) -> None:
-        vector: Any = self.env
-        vector.set_attr(name, value)
+        cast(Any, self.env).set_attr(name, value)  # Sync and Async have methods that a VectorEnv has not
 
 
 class ParallelHost(Host[ParallelEnv]):

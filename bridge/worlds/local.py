@@ -125,9 +125,8 @@ def _without_environment(tree: PropertyTree) -> PropertyTree:
         raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
 
     leaves = [dataclasses.replace(leaf, read=closed) if leaf.in_environment else leaf for leaf in tree.leaves]
-    families = [
-        dataclasses.replace(family, read=closed, write=closed, names=closed, find=closed) for family in tree.families
-    ]
+    access: Any = dict.fromkeys(("read", "write", "names", "find"), closed)
+    families = [dataclasses.replace(family, **access) for family in tree.families]
     return PropertyTree(leaves, families)
 
 
