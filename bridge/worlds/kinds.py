@@ -40,7 +40,6 @@ __all__ = [
     "has_attribute",
     "is_parallel",
     "layers_of",
-    "local_lanes",
     "local_parts",
     "metadata_of",
     "read_attribute",
@@ -223,13 +222,13 @@ def layers_of(env: object) -> Iterator[Any]:
         yield env
 
 
-def local_parts(env: Known) -> Sequence[Known]:
-    """Return what can be called one by one: the environment, or its lanes where they are in this process."""
-    return local_lanes(env) if isinstance(env, VectorEnv) else [env]
+def local_parts(env: Known) -> Sequence[Any]:
+    """Return what can be called one by one: the environment, or the lanes of a SyncVectorEnv.
 
-
-def local_lanes(env: Lanes) -> Sequence[GymEnv]:
-    """Return the environments of a SyncVectorEnv; none: the lanes are in other processes, or in one simulator."""
+    None: the lanes are in other processes, or in one simulator.
+    """
+    if not isinstance(env, VectorEnv):
+        return [env]
     vector = env.unwrapped
     return vector.envs if isinstance(vector, SyncVectorEnv) else ()
 
