@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
-from bridge.client.world.remote import Delivery, Remote, close_remotes
+from bridge.client.world.remote import Delivery, Remote
 from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.progress import LOOK, tell
 from bridge.transport import keepalive
@@ -163,4 +163,8 @@ class Pool:
         if self.in_flight:
             self.poller.renew_every = math.inf
             keepalive.remove(self)
-        close_remotes(list(remotes), timeout)
+        leaving, deadline = list(remotes), time.monotonic() + timeout
+        for remote in leaving:
+            remote.leave()
+        for remote in leaving:  # while the first one is waited for, the answers to all are taken
+            remote.finish(max(0.0, deadline - time.monotonic()))
