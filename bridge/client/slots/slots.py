@@ -256,15 +256,13 @@ class Slots:
         return question
 
     def _late(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
-        late = list(question.missing)
-        urls = ", ".join(member.remote.url for member in late)
-        if timeout is not None:
-            return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
-        reason = f"no answer to {question.purpose} within {self.pool.timeout:g} s"
-        for member in late:
-            self.pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
-        self._question = None
-        return RemoteTimeoutError(urls, reason)
+        pool, late = self.pool, list(question.missing)
+        reason = f"no answer to {question.purpose} within {pool.timeout if timeout is None else timeout:g} s"
+        if timeout is None:
+            for member in late:
+                pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
+            self._question = None
+        return RemoteTimeoutError(", ".join(member.remote.url for member in late), reason)
 
     def _lanes_of(self, slots: Sequence[int]) -> dict[Member, list[int]]:
         """Return the lanes of each member that are among some slots."""

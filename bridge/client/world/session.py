@@ -276,7 +276,7 @@ class ClientSession:
             settings, reset = {"restart": pack_tensor(False)}, True
         goes_on = self.state is ClientState.RUNNING and settings is not None and "restart" in settings
         self._move(Trigger.BEGIN)
-        if answers is not None and answers.enters_by_itself and goes_on:
+        if answers is not None and world.info.lanes is not None and goes_on:
             answers.asked = 1
             return
         self._episode += 1
