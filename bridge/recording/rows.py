@@ -245,16 +245,15 @@ def _split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
     ended = np.broadcast_to(np.asarray(row.terminated, np.bool_) | np.asarray(row.truncated, np.bool_), (lanes,))
     if row.kind != Kind.STEP or not ended.any():
         return [row]
-    infos = lane_infos(row.info, lanes)
+    infos, first = lane_infos(row.info, lanes), list[dict[str, Any]]()
     seen = LaneSamples(iterate(batch_space(space, lanes), row.observation))
-    for lane in np.flatnonzero(ended).tolist():
-        seen[lane] = infos[lane].get("final_obs")
-    last = [{**info, **(info.get("final_info") or {})} if end else info for info, end in zip(infos, ended, strict=True)]
-    for info in last:
-        info.pop("final_obs", None), info.pop("final_info", None)
-    first = [{} if not end else {k: v for k, v in info.items() if not k.startswith("final_")}
-             for info, end in zip(infos, ended, strict=True)]  # fmt: skip
-    step = row._replace(observation=seen, info=last)
+    for lane, info in enumerate(infos):
+        final_obs, final_info = info.pop("final_obs", None), info.pop("final_info", None)
+        first.append({k: v for k, v in info.items() if not k.startswith("final_")} if ended[lane] else {})
+        if ended[lane]:
+            seen[lane] = final_obs
+            info.update(final_info or {})
+    step = row._replace(observation=seen, info=infos)
     return [step, Row(Kind.RESET, row.time, observation=row.observation, options={"reset_mask": ended.copy()},
                       moment=row.moment, frame=row.frame, info=first, error="autoreset")]  # fmt: skip
 
