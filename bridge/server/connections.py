@@ -95,6 +95,8 @@ class Connections:
         """Those without a call, oldest first."""
         self._keepalive: Timer | None = None
         self._share = FairShare()
+        self.call_later = loop.scheduler.call_later
+        """Calls a function in some seconds, unless the timer that it returns is cancelled."""
         self.helper = HelperThread(loop.scheduler)
         """The thread for work that takes processor time, such as compression."""
         self.inflations: deque[Inflation] = deque()
@@ -120,18 +122,10 @@ class Connections:
         self._idle.pop(client, None)
         return call
 
-    def abandon(self, call: Call, error: RequestError | None = None) -> None:
-        """End a call; send `error` as its status if given."""
-        self.calls.abandon(call, error)
-
     def settled(self, connection: Connection) -> None:
         """Note that a client speaks HTTP/2: it may stay without a call."""
         if not connection.ending:
             self._stop_timer(connection)
-
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call a function after so many seconds."""
-        return self._loop.scheduler.call_later(seconds, callback)
 
     # Accepting
 
@@ -230,7 +224,7 @@ class Connections:
         self._share.connections = len(self.all)
         self._idle[connection] = None
         if self._keepalive is None:
-            self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
+            self._keepalive = self.call_later(_KEEPALIVE, self._check_keepalive)
         self._loop.register(sock, READ, partial(self._on_events, connection))
         return connection
 
@@ -322,7 +316,7 @@ class Connections:
 
     def _close_after(self, connection: Connection, seconds: float) -> None:
         self._stop_timer(connection)
-        connection.timer = self._loop.scheduler.call_later(seconds, lambda: self._expire(connection))
+        connection.timer = self.call_later(seconds, lambda: self._expire(connection))
 
     def _stop_timer(self, connection: Connection) -> None:
         if connection.timer is not None:
@@ -338,7 +332,7 @@ class Connections:
         """Ask clients that were quiet for a sign of life, and close those that gave none."""
         self._keepalive = None
         if self.all:
-            self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
+            self._keepalive = self.call_later(_KEEPALIVE, self._check_keepalive)
         now = time.monotonic()
         for connection in list(self.all.values()):
             if connection.protocol.check_keepalive(now):
@@ -435,7 +429,7 @@ class Connections:
             return
         connection.ending = True
         for call in list(connection.calls):
-            self.abandon(call)
+            self.calls.abandon(call)
         self._close_after(connection, _LONG_LINGER if connection.protocol.finished else _LINGER)
 
     def detach(self, connection: Connection) -> bool:
@@ -443,7 +437,7 @@ class Connections:
         if self.all.pop(connection.sock, None) is None:
             return False
         self._share.connections = len(self.all)
-        connection.release_all()
+        connection.hold(-connection.held)
         connection.closed = connection.ending = True
         self._stop_timer(connection)
         self._idle.pop(connection, None)
@@ -451,7 +445,7 @@ class Connections:
         connection.unsent.clear()
         connection.outgoing.clear()
         for call in list(connection.calls):
-            self.abandon(call)
+            self.calls.abandon(call)
         connection.protocol.connection_lost()
         self._read_again(connection)
         return True
@@ -486,7 +480,7 @@ class Connections:
         self.stop_listening()
         for connection in list(self.all.values()):
             for call in list(connection.calls):
-                self.abandon(call, error)
+                self.calls.abandon(call, error)
             connection.flush()
             with contextlib.suppress(OSError):  # closing on unread bytes would take our last words away
                 for _ in range(_LAST_READS):

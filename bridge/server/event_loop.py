@@ -61,6 +61,8 @@ class EventLoop:
         """Called with the number of each signal that came."""
         self._interrupted = False
         self._woken, self._waker = socket.socketpair()
+        self.wakeup_fd = self._waker.fileno()
+        """The descriptor for `signal.set_wakeup_fd`: the numbers of signals are written there."""
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -108,16 +110,7 @@ class EventLoop:
                 watched.writer = None
                 self._selector.modify(file, READ, watched)
 
-    def remove_reader(self, file: Any) -> None:
-        """Watch a file no longer; again: nothing."""
-        self.unregister(file)
-
     # Other threads and signals
-
-    @property
-    def wakeup_fd(self) -> int:
-        """The descriptor for `signal.set_wakeup_fd`: the numbers of signals are written there."""
-        return self._waker.fileno()
 
     def wake(self) -> None:
         """Have the loop look for what is ready; may be called from any thread."""

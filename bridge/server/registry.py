@@ -203,7 +203,7 @@ class Registry:
             raise
         await self._refuse_late(world)
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
-        self._see_to_its_end(world)
+        self.left(world)
         return name
 
     async def _make_world(self, name: str, settings: Settings) -> World:
@@ -270,12 +270,8 @@ class Registry:
         if entry.owner is owner:
             entry.goes_with_owner = True
 
-    def left(self, world: World, owner: object) -> None:
-        """The world goes on without its agent (D-16); one that is of no use then goes a little later."""
-        self._see_to_its_end(world)
-
-    def _see_to_its_end(self, world: World) -> None:
-        """Have a world that is for those who are in it go once nobody is for some time."""
+    def left(self, world: World) -> None:
+        """The world goes on without its agent (D-16); one for those who are in it goes if nobody is for some time."""
 
         def close() -> None:
             entry = self._entries.get(world.name)
