@@ -20,6 +20,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from bridge.encoding.tensors import Array, Spec, pack_varint
+from bridge.encoding.values import read_varint
+from bridge.errors import TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["StepAnswer", "StepCodec"]
@@ -43,19 +45,6 @@ _LARGE = 65536
 # From here on a regular expression is slower than bytes' own methods.
 _MANY = 32
 _SMALL = tuple(bytes([number]) for number in range(128))
-
-
-def _read_varint(data: bytes | bytearray, start: int) -> tuple[int, int]:
-    """Read a varint of at most five bytes; return it and where it ends, or -1 where it is none."""
-    number = 0
-    for index in range(5):
-        if start + index >= len(data):
-            return 0, -1
-        byte = data[start + index]
-        number |= (byte & 127) << (7 * index)
-        if byte < 128:
-            return number, start + index + 1
-    return 0, -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,9 +396,12 @@ class StepCodec:
 
     def _expect(self, data: bytes | bytearray) -> bool:
         """Take from a response what others of its size and with its info begin and end with; False: it is no Step."""
-        size, start = _read_varint(data, 1)
+        try:
+            size, start = read_varint(data, 1, 5)
+        except TensorError:
+            return False
         stop = start + 2 + self._observations.size
-        if data[:1] != b"\x1a" or start < 0 or start + size != len(data) or stop > len(data) or data[start] != 8:
+        if data[:1] != b"\x1a" or start + size != len(data) or stop > len(data) or data[start] != 8:
             return False
         known, entry = self._last_answer[2:]
         rest = bytes(memoryview(data)[stop:])
