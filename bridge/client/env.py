@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -250,18 +251,12 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
 
     def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
         sent: deque[Any] = deque()
-        more = True
         with self._conflicts:
             self._asked()
             token = self._rollout = object()
         try:
             while True:
-                while more and len(sent) < window:
-                    try:
-                        action = next(actions)
-                    except StopIteration:
-                        more = False
-                        break
+                for action in itertools.islice(actions, window - len(sent)):
                     with self._conflicts:
                         self._require_rollout(token)
                         self._remote.step(action)

@@ -325,14 +325,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         if name == "render" and not args and not kwargs:
             return self.render()
-        with self._slots.exclusive(f"call of {name}"):
-            self._slots.begin_call(name, args, kwargs)
-            return self._slots.call_results()
+        return self.call_at(range(self.num_envs), name, *args, **kwargs)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
         with self._slots.exclusive("call", begins="call"):
-            self._slots.begin_call(name, args, kwargs)
+            self._slots.begin_call(range(self.num_envs), name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, one a slot.
@@ -357,7 +355,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RefusedError: As `call`; or the lanes of a world can only be called all together.
         """
         with self._slots.exclusive(f"call of {name}"):
-            self._slots.begin_call(name, args, kwargs, slots)
+            self._slots.begin_call(slots, name, args, kwargs)
             return self._slots.call_results()
 
     def get_attr(self, name: str) -> tuple[Any, ...]:

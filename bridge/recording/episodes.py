@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -19,7 +19,9 @@ from bridge.recording.reader import RecordedEpisode
 from bridge.recording.replay import Replay, ReplayComparison, replayed_from
 from bridge.recording.rows import LaneSamples, Row
 
-__all__ = ["EpisodeData", "load_episode", "observed_rows", "obstacle", "stacked"]
+__all__ = ["EpisodeData", "ObservedRows", "load_episode", "observed_rows", "obstacle", "stacked"]
+
+ObservedRows: TypeAlias = Generator[tuple[int, Any, Callable[[], Any] | None], None, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class EpisodeData:
 
 def observed_rows(
     episode: RecordedEpisode, env: Any = None, *, frames: bool = False, check: bool = True, allow_calls: bool = False
-) -> Iterator[tuple[int, Any, Callable[[], Any] | None]]:
+) -> ObservedRows:
     """Yield step and observation of each call of an episode, and what gives its frame before the next is asked for.
 
     Observations and frames are as recorded, or by a replay where they were not. The observation of a lane is its own;
@@ -68,13 +70,14 @@ def observed_rows(
     stream = episode.stream
     steps = stream.column("t")[episode.own]
     if stream.has_observations and (has_frames(episode) or not frames):
-        for step, rows in _by_step(episode.own, steps):
+        for rows in np.split(episode.own, np.flatnonzero(np.diff(steps)) + 1):
             samples = stream.samples("observation", rows)
             seen = samples[0]
             if stream.agents:
                 names = [stream.agents[lane] for lane in stream.column("lane")[rows].tolist()]
                 seen = {name: one for name, one in zip(names, samples, strict=True) if one is not None}
-            yield step, seen, partial(_picture, episode, int(rows[0])) if frames else None
+            picture = partial(_picture, episode, int(rows[0])) if frames else None
+            yield int(stream.column("t")[rows[0]]), seen, picture
         return
     start = replayed_from(episode)
     compare = ReplayComparison(stream)
@@ -103,12 +106,6 @@ def _seen(episode: RecordedEpisode, row: Row, *, is_first: bool) -> Any:
     layout, batch = stream.columns.groups[0].layouts["observation"], batch_space(stream.spaces[0][0], stream.lanes)
     sample = next(itertools.islice(iterate(batch, observation), lane, None))
     return layout.unpack(layout.pack(sample, rounding=True))
-
-
-def _by_step(rows: Array, steps: Array) -> Iterator[tuple[int, Array]]:
-    """Yield the rows of each step."""
-    for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(steps)) + 1):
-        yield int(steps[part[0]]), rows[part]
 
 
 def has_frames(episode: RecordedEpisode) -> bool:

@@ -87,13 +87,13 @@ class Segment:
     """A segment that is being written. No file stays open between calls: a forked child shares nothing.
 
     Args:
-        stem: The path without a suffix.
+        path: Where the stream goes, `RUN.STREAM.PART.arrow`.
         schema: The columns.
     """
 
-    def __init__(self, stem: Path, schema: pa.Schema) -> None:
-        self.stem = stem
-        self.path = stem.with_name(f"{stem.name}.arrow")
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        """That of the stream, or of the Parquet once it is sealed."""
         self.size = 0
         """Bytes of the files."""
         self.rows = self.unpacked = 0
@@ -138,8 +138,7 @@ class Segment:
         Raises:
             OSError: It could not be written; the stream is still there.
         """
-        target = self.stem.with_name(f"{self.stem.name}.parquet")
-        draft = self.stem.with_name(f"{self.stem.name}.tmp")
+        target, draft = self.path.with_suffix(".parquet"), self.path.with_suffix(".tmp")
         try:
             data = _parquet_of(self.path)
             sums = _parquet_sums(data)

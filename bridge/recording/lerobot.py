@@ -31,8 +31,8 @@ _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _DATA, _VIDEO = f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
 _FIRST = {"chunk_index": 0, "file_index": 0}
 _STATE, _IMAGE, _ACTION = "observation.state", "observation.image", "action"
-_OWN = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",
-        "task_index": "int64"}  # fmt: skip
+_NUMBERS = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "timestamp": "float32",
+            "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}  # fmt: skip
 _QUANTILES = {f"q{percent:02}": percent / 100 for percent in (1, 10, 50, 90, 99)}
 _SAMPLED_PICTURES = 100
 """Pictures of an episode that its statistics are of, at most."""
@@ -120,10 +120,7 @@ class _Dataset:
                     "video.pix_fmt": "yuv420p", "video.fps": self._fps, "video.is_depth_map": False,
                     "has_audio": False}  # fmt: skip
             found[_IMAGE] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": film}
-        found["next.reward"] = {"dtype": "float32", "shape": [1], "names": None}
-        for name in ("next.done", "next.truncated"):
-            found[name] = {"dtype": "bool", "shape": [1], "names": None}
-        return {**found, **{name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _OWN.items()}}
+        return {**found, **{name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _NUMBERS.items()}}
 
     def write(self) -> None:
         """Write all its files."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from bridge.errors import RecordingError, SettingError
 from bridge.facade.serve import serve_gym
-from bridge.recording.episodes import observed_rows
+from bridge.recording.episodes import ObservedRows, observed_rows
 from bridge.recording.reader import RecordedEpisode, open_episode
 from bridge.server.server import Server
 
@@ -71,7 +71,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         self._rewards = rewards[:, 0] if stream.agents else rewards
         self._speed = 1.0
         self._due = 0.0
-        self._rows: Iterator[tuple[int, Any, Callable[[], Any] | None]] | None = None
+        self._rows: ObservedRows | None = None
         self._next = 0
         self._observation: Any = None
         self._frame: Callable[[], Any] | None = None
@@ -192,9 +192,8 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Close the environment of the replay."""
         rows, self._rows = self._rows, None
-        close = getattr(rows, "close", None)
-        if close is not None:
-            close()
+        if rows is not None:
+            rows.close()
 
 
 def begun(

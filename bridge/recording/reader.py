@@ -112,10 +112,7 @@ class RecordedEpisode:
     @property
     def players(self) -> list[str]:
         """Who acted in it, in the order of their first actions."""
-        codes = self.stream.column("by")[self.own]
-        numbers, first = np.unique(codes, return_index=True)
-        names = [self.stream.names[code] for _, code in sorted(zip(first, numbers, strict=True)) if code >= 0]
-        return [name for name in names if name]
+        return [name for name in dict.fromkeys(self.stream.players(self.own)) if name]
 
     @property
     def seed(self) -> int | None:

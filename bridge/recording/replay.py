@@ -117,18 +117,14 @@ class Replay:
         for call in sorted(self.stream.calls):
             if call < start:
                 self._make_calls(call)
-        numbers, kinds = self.stream.column("call"), self.stream.column("kind")
+        numbers, kinds, lanes = (self.stream.column(name) for name in ("call", "kind", "lane"))
         for first in range(start, stop, _AT_ONCE):
-            bounds = np.searchsorted(numbers, [first, min(first + _AT_ONCE, stop)])
-            rows = np.arange(*bounds)
+            rows = np.arange(*np.searchsorted(numbers, [first, min(first + _AT_ONCE, stop)]))
             rows = rows[kinds[rows] < Kind.CALL]
-            samples = self.stream.samples("action", rows)
-            cuts = np.flatnonzero(np.diff(numbers[rows])) + 1
-            for part in np.split(np.arange(len(rows)), cuts):
-                if len(part):
-                    call = int(numbers[rows[part[0]]])
-                    self._make_calls(call)
-                    yield call, self._do(call, rows[part], [samples[at] for at in part])
+            cells = zip(numbers[rows].tolist(), lanes[rows].tolist(), self.stream.samples("action", rows), strict=True)
+            for call, part in itertools.groupby(cells, lambda cell: cell[0]):
+                self._make_calls(call)
+                yield call, self._do(call, {lane: action for _, lane, action in part if action is not None})
 
     def _make_calls(self, call: int) -> None:
         """Make the calls of methods that were made before a call."""
@@ -142,7 +138,8 @@ class Replay:
             except (RequestError, DecodeError):  # as when it was recorded, which no row tells
                 continue
 
-    def _do(self, call: int, rows: Array, actions: list[Any]) -> Row:
+    def _do(self, call: int, given: Mapping[int, Any]) -> Row:
+        """Make a reset or a step, with the actions by lane, or by the number of the agent."""
         reset = self.stream.resets.get(call)
         try:
             if reset is not None:
@@ -151,7 +148,7 @@ class Replay:
                 )
                 row = Row(Kind.RESET, 0.0, observation=kept(observation), info=kept(info), options=reset.options)
             else:
-                result = in_environment("step", self._host.step, self._action(rows, actions))
+                result = in_environment("step", self._host.step, self._action(given))
                 *told, info = (kept(part) for part in result[:5])
                 row, alive = Row(Kind.STEP, 0.0, "", None, *told)._replace(info=info), list(result[5:])
         except RequestError as error:
@@ -160,23 +157,18 @@ class Replay:
             alive = [()]
         if self.stream.kind != "agents":
             return row
-        acted = {self.stream.agents[lane]: action for lane, action in self._by_lane(rows, actions)}
+        acted = {self.stream.agents[lane]: action for lane, action in given.items()}
         return row._replace(action=acted, alive=alive[0])
 
-    def _by_lane(self, rows: Array, actions: list[Any]) -> Iterator[tuple[int, Any]]:
-        lanes = self.stream.column("lane")[rows].tolist()
-        return ((lane, action) for lane, action in zip(lanes, actions, strict=True) if action is not None)
-
-    def _action(self, rows: Array, actions: list[Any]) -> Any:
+    def _action(self, given: Mapping[int, Any]) -> Any:
         """Return the action of a step; a lane that began anew in it takes none, and is given any."""
-        given = dict(self._by_lane(rows, actions))
         if self.stream.kind == "agents":
             return {self._ids[self.stream.agents[lane]]: action for lane, action in given.items()}
         space = self.stream.spaces[0][1]
         if not given and self.stream.kind == "env":
             raise RecordingError(f"the recording {self.stream.run} has a step without an action")
         if self.stream.kind == "env":
-            return given.popitem()[1]
+            return next(iter(given.values()))
         neutral: Any = None if len(given) == self.stream.lanes else neutral_action(space)
         every = [given.get(lane, neutral) for lane in range(self.stream.lanes)]
         empty: Any = create_empty_array(space, self.stream.lanes)
@@ -357,17 +349,15 @@ def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int
         begin: The call from which on seeded resets count.
         last: The call before which it ends.
     """
-    ends = sorted({at for at, _ in stream.gaps} | {last})
     found: dict[int, str] = {}
-    seeded, done = [call for call in stream.seeded if begin <= call < last], -1
-    for at, start in enumerate(seeded):
-        if start < done:
-            continue  # the pass that is over came through it
-        done = next(end for end in ends if end > start)
-        stops = [call for call in seeded[at + 1 :] if call < done]
+    # Where calls are missing, what follows depends on what nobody knows, up to the next seeded reset.
+    for start, end in itertools.pairwise([begin, *(at for at, _ in stream.gaps if begin < at < last), last]):
+        seeded = [call for call in stream.seeded if start <= call < end]
+        if not seeded:
+            continue
         with Replay(stream, env, allow_calls=allow_calls) as replay:
-            compare, replayed = ReplayComparison(stream), replay.calls(start, done)
-            for first, stop in itertools.pairwise([start, *stops, done]):
+            compare, replayed = ReplayComparison(stream), replay.calls(seeded[0], end)
+            for first, stop in itertools.pairwise([*seeded, end]):
                 found.update(compare.all(itertools.islice(replayed, stop - first)))
     return found
 

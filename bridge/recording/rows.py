@@ -284,6 +284,8 @@ class Encoder:
 
     def __init__(self, header: Mapping[str, Any]) -> None:
         self.columns = Columns(header)
+        self.schema = self.columns.schema
+        """The columns, and in their metadata what the rows are of."""
         self.stream = int(header["stream"])
         width = self.columns.width
         self._call = 0
@@ -292,11 +294,6 @@ class Encoder:
         self._over = np.zeros(width, np.bool_)
         self._known = np.zeros(width, np.bool_)
         self._before = self._state()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns, and in their metadata what the rows are of."""
-        return self.columns.schema
 
     def _state(self) -> tuple[Any, ...]:
         return self._call, self._begun, self._t, self._over, self._known

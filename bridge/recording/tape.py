@@ -269,20 +269,10 @@ class RecordedEnv(EnvironmentProxy):
         """Step the environment, or one lane by itself."""
         return self._parts[lane or 0].step(action)
 
-    @property
-    def recording(self) -> bool:
-        """True if its episodes are recorded: from the next row on, where it is set."""
-        return self._tapes[0].on
-
-    @recording.setter
-    def recording(self, on: bool) -> None:
-        for tape in self._tapes:
-            tape.on = on
-
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`, and the switch of its recording."""
         text = "whether its episodes are recorded: on or off"
-        switch = Property("world.recording", TEXT, text, lambda: "on" if self.recording else "off", self._switch)
+        switch = Property("world.recording", TEXT, text, lambda: "on" if self._tapes[0].on else "off", self._switch)
         return self.inner.properties().merged(PropertyTree([switch]))
 
     def _switch(self, text: str) -> None:
@@ -290,7 +280,8 @@ class RecordedEnv(EnvironmentProxy):
             raise RequestError(
                 Code.INVALID_ARGUMENT, f"expected world.recording to be written as on or off, got {text!r:.80}"
             )
-        self.recording = text == "on"
+        for tape in self._tapes:
+            tape.on = text == "on"
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute; calls are recorded, for they may change its state."""

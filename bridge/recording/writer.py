@@ -251,7 +251,7 @@ class _Files:
             # It is full, or alone may not grow: others may, and Parquet takes less of a disk that is full.
             self.end(source)
         part = self._parts.get(source.stream, 0) + 1
-        segment = Segment(self._folder / f"{self._run}.{source.stream}.{part:06}", source.schema)
+        segment = Segment(self._folder / f"{self._run}.{source.stream}.{part:06}.arrow", source.schema)
         if not self._append(segment, batches):
             return False
         self._open[source], self._parts[source.stream] = segment, part

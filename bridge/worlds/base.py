@@ -7,7 +7,6 @@ import dataclasses
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import gymnasium
@@ -63,10 +62,9 @@ class Agent(abc.ABC):
 
     def specs(self) -> pb.ActionObservationSpecs:
         """Return the specs as they travel."""
-        return pb.ActionObservationSpecs(
-            actions={uid: spec.to_proto() for uid, spec in self.actions.items()},
-            observations={uid: spec.to_proto() for uid, spec in self.observations.items()},
-        )
+        actions = {uid: spec.to_proto() for uid, spec in self.actions.items()}
+        observations = {uid: spec.to_proto() for uid, spec in self.observations.items()}
+        return pb.ActionObservationSpecs(actions=actions, observations=observations)
 
     def hide_gymnasium(self) -> None:
         """Publish no observation that a client of dm_env would take for the environment's, or for dm_env's own.
@@ -336,9 +334,7 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
     def __enter__(self) -> None:
         """Begin."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, RequestError):
             raise answer_to(self._where, error) from error
 

@@ -61,8 +61,7 @@ class Host(abc.ABC, Generic[E]):
         given: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options is not None:
             given["options"] = options
-        result: Result = self.env.reset(**given)
-        return result
+        return cast(Result, self.env.reset(**given))
 
     def step(self, action: Any) -> Result:
         """Step it."""
@@ -125,7 +124,7 @@ class Host(abc.ABC, Generic[E]):
 
     def draw(self, lanes: Sequence[int]) -> list[object]:
         """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
-        environments: Sequence[Any] = kinds.local_parts(self.env)
+        environments = kinds.local_parts(self.env)
         with failures_in("render"):
             frames = {lane: environments[lane].render() for lane in lanes} if environments else self.frame()
         return [None if frames[lane] is None else np.array(frames[lane]) for lane in lanes]
@@ -251,7 +250,7 @@ class LanesHost(Host[Lanes]):
         same_step = self.facts.autoreset is AutoresetMode.SAME_STEP
         self._finals = FinalInfos(self.facts) if same_step and not self._collects else None
         if self.facts.steps_lanes:
-            self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in kinds.local_lanes(env)]
+            self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in kinds.local_parts(env)]
 
     def reset(self, seed: object, options: Any) -> Result:
         """Reset all lanes, or those of the option `reset_mask`."""
@@ -271,8 +270,8 @@ class LanesHost(Host[Lanes]):
         """Step all lanes."""
         observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
         if self._collects:
-            return observation, reward, terminated, truncated, join_infos(info, self.env.num_envs)
-        if self._finals is not None:
+            info = join_infos(info, self.env.num_envs)
+        elif self._finals is not None:
             info = self._finals.read(info, terminated, truncated, self.notes)
         return observation, reward, terminated, truncated, info
 
@@ -307,18 +306,16 @@ class LanesHost(Host[Lanes]):
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         if set(lanes) < set(range(self.env.num_envs)):
             return super()._call(name, args, kwargs, lanes)
-        if kinds.local_lanes(self.env):
+        if kinds.local_parts(self.env):
             self._find(name, [0])
         if not self.facts.resets_lanes:
             results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
         else:
-            vector: Any = self.env  # Sync and Async have methods that a VectorEnv has not
-            results = list(vector.call(name, *args, **kwargs))
+            results = list(cast(Any, self.env).call(name, *args, **kwargs))
         return [results[lane] for lane in lanes]
 
     def _set(self, name: str, value: list[object]) -> None:
-        vector: Any = self.env
-        vector.set_attr(name, value)
+        cast(Any, self.env).set_attr(name, value)  # Sync and Async have methods that a VectorEnv has not
 
 
 class ParallelHost(Host[ParallelEnv]):
@@ -375,7 +372,7 @@ def refuse_private(name: str) -> None:
 
 def _wrappers_of(env: GymEnv | Lanes) -> list[str]:
     names: dict[str, None] = {}
-    one: Any = next(iter(kinds.local_parts(env)), None)
+    one = next(iter(kinds.local_parts(env)), None)
     while isinstance(one, gymnasium.Wrapper):
         names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(one).__mro__)
         one = one.env

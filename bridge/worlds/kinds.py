@@ -40,7 +40,6 @@ __all__ = [
     "has_attribute",
     "is_parallel",
     "layers_of",
-    "local_lanes",
     "local_parts",
     "metadata_of",
     "read_attribute",
@@ -112,14 +111,11 @@ class _Unregistered:
 
     def render(self) -> Any:
         """Return the environment's frame; None: it has none."""
-        render = read_attribute(self.env, "render", None)
-        return None if render is None else render()
+        return read_attribute(self.env, "render", lambda: None)()
 
     def close(self, **keywords: object) -> None:
         """Close the environment, where it can be closed."""
-        close = read_attribute(self.env, "close", None)
-        if close is not None:
-            close()
+        read_attribute(self.env, "close", lambda: None)()
 
     def get_wrapper_attr(self, name: str) -> object:
         """Return an attribute of the environment or of one in it."""
@@ -226,13 +222,13 @@ def layers_of(env: object) -> Iterator[Any]:
         yield env
 
 
-def local_parts(env: Known) -> Sequence[Known]:
-    """Return what can be called one by one: the environment, or its lanes where they are in this process."""
-    return local_lanes(env) if isinstance(env, VectorEnv) else [env]
+def local_parts(env: Known) -> Sequence[Any]:
+    """Return what can be called one by one: the environment, or the lanes of a SyncVectorEnv.
 
-
-def local_lanes(env: Lanes) -> Sequence[GymEnv]:
-    """Return the environments of a SyncVectorEnv; none: the lanes are in other processes, or in one simulator."""
+    None: the lanes are in other processes, or in one simulator.
+    """
+    if not isinstance(env, VectorEnv):
+        return [env]
     vector = env.unwrapped
     return vector.envs if isinstance(vector, SyncVectorEnv) else ()
 
@@ -356,9 +352,8 @@ class SingleAgentEnv:
         observation, reward, terminated, truncated, info = self._env.step(actions["agent0"])
         if terminated or truncated:
             self.agents = []
-        return (
-            {"agent0": observation}, {"agent0": reward}, {"agent0": terminated}, {"agent0": truncated}, {"agent0": info}
-        )  # fmt: skip
+        flags: tuple[Joint, Joint] = {"agent0": terminated}, {"agent0": truncated}
+        return {"agent0": observation}, {"agent0": reward}, *flags, {"agent0": info}
 
     def render(self) -> object:
         """Return the environment's frame."""
@@ -384,8 +379,7 @@ def as_parallel(env: object) -> ParallelEnv:
 
         parallelizable = metadata_of(env).get("is_parallelizable", False)
         convert = conversions.aec_to_parallel if parallelizable else conversions.turn_based_aec_to_parallel
-        converted: ParallelEnv = convert(env)
-        return converted
+        return cast(ParallelEnv, convert(env))
     missing = [name for name in ("possible_agents", "observation_space", "action_space") if not hasattr(env, name)]
     if missing or not _is_steppable(env):
         raise SettingError(

@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
 from bridge.errors import Code, RequestError
@@ -22,6 +22,8 @@ from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
 __all__ = ["LaneGroup", "LocalEnv", "adopt"]
+
+T = TypeVar("T")
 
 
 class LocalEnv:
@@ -95,9 +97,13 @@ class LocalEnv:
         if host is not None:
             in_environment("close", host.close)
 
+    def _run(self, where: str, function: Callable[[AnyHost], T]) -> Call[T]:
+        """Call the environment by its host, which may be closed before it is its turn."""
+        return self.executor.run(in_environment, where, lambda: function(self._hosted()))
+
     def render(self, lanes: Sequence[int]) -> Call[list[object]]:
         """Return what `render()` gives now for some lanes, copied."""
-        return self.executor.run(lambda: in_environment("render", self._hosted().draw, lanes))
+        return self._run("render", lambda host: host.draw(lanes))
 
     def properties(self) -> PropertyTree:
         """Return what the environment adds to the tree below `world`."""
@@ -105,16 +111,11 @@ class LocalEnv:
 
     def answer_property(self, request: properties_pb2.PropertyRequest) -> Call[properties_pb2.PropertyResponse]:
         """Read, write or list a property for which code of the environment runs."""
-        return self.executor.run(self._answer_property, request)
-
-    def _answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        self._hosted()
-        return in_environment("reading its properties", self._tree.answer, request)
+        return self._run("reading its properties", lambda host: self._tree.answer(request))
 
     def call(self, request: bridge_pb2.CallRequest) -> Call[bridge_pb2.CallResponse]:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
-        where = f"call of {request.name}"
-        return self.executor.run(lambda: in_environment(where, self._hosted().call, request))
+        return self._run(f"call of {request.name}", lambda host: host.call(request))
 
 
 def _without_environment(tree: PropertyTree) -> PropertyTree:
@@ -124,9 +125,8 @@ def _without_environment(tree: PropertyTree) -> PropertyTree:
         raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
 
     leaves = [dataclasses.replace(leaf, read=closed) if leaf.in_environment else leaf for leaf in tree.leaves]
-    families = [
-        dataclasses.replace(family, read=closed, write=closed, names=closed, find=closed) for family in tree.families
-    ]
+    access: Any = dict.fromkeys(("read", "write", "names", "find"), closed)
+    families = [dataclasses.replace(family, **access) for family in tree.families]
     return PropertyTree(leaves, families)
 
 

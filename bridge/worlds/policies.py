@@ -75,9 +75,8 @@ def check_policies(what: str, given: object) -> None:
 def _check(what: str, policy: object) -> None:
     named = isinstance(policy, str) and (policy == RANDOM or policy.startswith(("ws://", "wss://")))
     if not (callable(policy) or named):
-        raise SettingError(
-            f'expected {what} as policies (observation to action), their ws:// URLs or "random", got {policy!r:.80}'
-        )
+        text = f'expected {what} as policies (observation to action), their ws:// URLs or "random", got {policy!r:.80}'
+        raise SettingError(text)
 
 
 def _random_action(space: spaces.Space[object], observation: object) -> object:
@@ -87,10 +86,8 @@ def _random_action(space: spaces.Space[object], observation: object) -> object:
 
 def policy_name(given: object) -> str:
     """Return what to call a policy to a person."""
-    if isinstance(given, str) and given == RANDOM:
-        return RANDOM
     if isinstance(given, str):
-        return "policy"
+        return RANDOM if given == RANDOM else "policy"
     named = given.func if isinstance(given, partial) else given
     if not (inspect.isroutine(named) or inspect.isclass(named)):
         named = type(named)

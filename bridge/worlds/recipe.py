@@ -120,9 +120,8 @@ class EnvRecipe:
         mode = read_string(settings, "vectorization_mode", "CreateWorld") or self.vectorization_mode
         num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
         if mode not in MODES:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}"
-            )
+            text = f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
         spec = self._resolve(env_id)
         return dataclasses.replace(
             self, spec=spec, patterns=(), num_envs=num_envs, vectorization_mode=mode, kwargs=kwargs
@@ -141,9 +140,8 @@ class EnvRecipe:
             env_id = served[0] if served else None
         elif env_id not in served:
             offer = _some(served) or f"one environment, {self.title}, without an id"
-            raise RequestError(
-                Code.NOT_FOUND, f"the environment {env_id!r} is not served here; this server has {offer}"
-            )
+            text = f"the environment {env_id!r} is not served here; this server has {offer}"
+            raise RequestError(Code.NOT_FOUND, text)
         return self.spec or (gymnasium.spec(env_id) if env_id else None)
 
     def make_env(self) -> GymEnv | Lanes:
@@ -163,11 +161,10 @@ class EnvRecipe:
             return self._adapted(gymnasium.make(self.spec, **kwargs))
         # Gymnasium refuses wrappers of one environment there.
         stepped_together = self.vectorization_mode == "vector_entry_point"
-        vector_kwargs: dict[str, Any] = {}
-        if self.vectorization_mode == "sync":
-            vector_kwargs = {"copy": False}  # what it returns is sent before its next step
-        elif self.vectorization_mode == "async":
-            vector_kwargs = {"copy": False, "context": start_method()}
+        # What lanes return is sent before their next step.
+        vector_kwargs: dict[str, Any] = {} if stepped_together else {"copy": False}
+        if self.vectorization_mode == "async":
+            vector_kwargs["context"] = start_method()
         vector: Lanes = gymnasium.make_vec(
             self.spec,
             num_envs=self.num_envs,
@@ -231,10 +228,8 @@ class EnvRecipe:
 
 def lanes_already(title: str, count: int) -> RequestError:
     """Return how to refuse `num_envs` where what is served, by its title, has lanes by itself."""
-    return RequestError(
-        Code.INVALID_ARGUMENT,
-        f"{title} returns a vector environment of {count} lanes, so num_envs cannot be given",
-    )
+    text = f"{title} returns a vector environment of {count} lanes, so num_envs cannot be given"
+    return RequestError(Code.INVALID_ARGUMENT, text)
 
 
 def constructed(
@@ -285,11 +280,10 @@ def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:
 def _find(env_id: str) -> EnvSpec:
     try:
         # `module:Name-v0` imports the module, which only the server's own user may ask for.
-        if ":" in env_id:
-            module, _, name = env_id.partition(":")
+        module, _, name = env_id.rpartition(":")
+        if module:
             __import__(module)
-            return gymnasium.spec(name)
-        return gymnasium.spec(env_id)
+        return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         remedy = "Import the package that registers it first, or write MODULE:ENV_ID"
         if env_id.startswith("ALE/"):

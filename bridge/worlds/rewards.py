@@ -33,12 +33,9 @@ class Rewards:
     """
 
     def __init__(self, space: Space[object] | None, lanes: int | None) -> None:
-        shape = () if lanes is None else (lanes,)
-        self.spec = Spec.number("reward", shape, np.float64)
-        self._layout: Layout | None = None
-        if space is not None:
-            self._layout = Layout(space, "reward", lanes)
-            self.spec = self._layout.specs[0]
+        number = Spec.number("reward", () if lanes is None else (lanes,), np.float64)
+        self._layout = None if space is None else Layout(space, "reward", lanes)
+        self.spec = number if self._layout is None else self._layout.specs[0]
         self._lanes = lanes
 
     def read(self, reward: object, notes: values.Notes) -> object:
@@ -126,9 +123,8 @@ def prepare_lanes(env: Lanes, space: Space[object] | None) -> None:
         # As MO-Gymnasium's own MOSyncVectorEnv does.
         vector._rewards = _LaneRewards(space, vector.num_envs)  # type: ignore[assignment]  # noqa: SLF001
     elif isinstance(vector, AsyncVectorEnv) or type(vector).__module__.startswith("gymnasium."):
-        raise SettingError(
-            f"expected vectorization_mode='sync' for rewards of {space}, which {type(vector).__name__} does not take"
-        )
+        text = f"expected vectorization_mode='sync' for rewards of {space}, which {type(vector).__name__} does not take"
+        raise SettingError(text)
 
 
 def explain_lane_failure(error: BaseException) -> BaseException:
@@ -140,6 +136,5 @@ def explain_lane_failure(error: BaseException) -> BaseException:
         trace = trace.tb_next
     if trace.tb_frame.f_code.co_filename != sync_module.__file__:
         return error
-    return RequestError(
-        Code.INTERNAL, f"expected a number as reward and truth values as flags of each environment: {error}; {_REMEDY}"
-    )
+    text = f"expected a number as reward and truth values as flags of each environment: {error}; {_REMEDY}"
+    return RequestError(Code.INTERNAL, text)

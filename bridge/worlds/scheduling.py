@@ -36,25 +36,17 @@ class PendingResult(Generic[T]):
 
     def set_result(self, result: T) -> None:
         """Let those who wait go on with a result. Once it is done, this changes nothing."""
-        if not self.done:
-            self._result = result
-            self._finish()
+        self.finish(result, None)
 
     def set_error(self, error: BaseException) -> None:
         """Let those who wait go on with an exception. Once it is done, this changes nothing."""
-        if not self.done:
-            self._error = error
-            self._finish()
+        self.finish(None, error)
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
         """Take a result, or an error where there is one: what `Scheduler.start` calls at the end."""
-        if error is not None:
-            self.set_error(error)
-        else:
-            self.set_result(result)  # type: ignore[arg-type]
-
-    def _finish(self) -> None:
-        self.done = True
+        if self.done:
+            return
+        self.done, self._result, self._error = True, result, error
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()

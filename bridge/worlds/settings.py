@@ -54,10 +54,8 @@ def refuse_unknown(settings: Settings, known: Sequence[str], request: str) -> No
     if unknown:
         allowed = ", ".join(known) or "none"
         hints = "".join(f"; {name} is for {_ELSEWHERE[name]}" for name in unknown if name in _ELSEWHERE)
-        raise RequestError(
-            Code.INVALID_ARGUMENT,
-            f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}{hints}",
-        )
+        text = f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}{hints}"
+        raise RequestError(Code.INVALID_ARGUMENT, text)
 
 
 @contextlib.contextmanager
@@ -148,17 +146,11 @@ def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str,
         kwargs = {**defaults, **given}
         for name, tensor in settings.items():
             if name.startswith("kwargs."):
-                kwargs[name.removeprefix("kwargs.")] = _python(unpack_tensor(tensor, name))
+                array = unpack_tensor(tensor, name)
+                # A scalar as Python's own type, so that an environment's arguments look as they do locally.
+                kwargs[name.removeprefix("kwargs.")] = array if array.shape else array.item()
     render_mode = read_string(settings, "render_mode", "CreateWorld")
     return {**kwargs, "render_mode": render_mode} if render_mode else kwargs
-
-
-def _python(array: Array) -> object:
-    """A scalar as Python's own type, so that an environment's arguments look as they do locally."""
-    if array.shape != ():
-        return array
-    value: object = array[()]
-    return value.item() if isinstance(value, np.generic) else value
 
 
 # Reset and ResetWorld

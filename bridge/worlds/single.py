@@ -49,9 +49,8 @@ class EnvAgent(Agent):
         self._rewards = Rewards(self._facts.reward_space, lanes)
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # Integers, and not a dict of them, from which an environment may take what it has read.
-        self.keeps_actions = (
-            lanes is None and self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
-        )
+        integers = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
+        self.keeps_actions = lanes is None and integers
         shape = () if lanes is None else (lanes,)
         flags = [
             self._rewards.spec,
@@ -126,9 +125,8 @@ class EnvAgent(Agent):
             return self._action_layout.unpack([actions[uid] for uid in self.actions], check=True)
         except KeyError as error:
             missing = self.actions[error.args[0]]
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"the Step lacks the action {missing.name!r}: expected {missing.describe()}"
-            ) from None
+            text = f"the Step lacks the action {missing.name!r}: expected {missing.describe()}"
+            raise RequestError(Code.INVALID_ARGUMENT, text) from None
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad action: {error}") from error
 
@@ -173,9 +171,8 @@ class EnvAgent(Agent):
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
         except TensorError as error:
-            raise RequestError(
-                Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
-            ) from error
+            text = f"the environment's observation is not of its observation_space: {error}"
+            raise RequestError(Code.INTERNAL, text) from error
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
@@ -258,9 +255,8 @@ class VectorAgent(EnvAgent):
         if first is not None and seeds == [first + lane for lane in range(len(seeds))]:
             return first
         if any(seed is not None for seed in seeds):
-            raise TensorError(
-                f"{self._facts.kind} takes one integer seed; expected consecutive seeds, got {seeds!r:.80}"
-            )
+            text = f"{self._facts.kind} takes one integer seed; expected consecutive seeds, got {seeds!r:.80}"
+            raise TensorError(text)
         return None
 
     @property
@@ -320,10 +316,9 @@ class EnvWorld(World):
         refuse_unknown(settings, (), "JoinWorld")
         self.refuse_if_over()
         if self._agent is not None:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"the world {self.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or {OTHER_WORLD}",
-            )
+            remedy = f"wait until it leaves, or {OTHER_WORLD}"
+            text = f"the world {self.name!r} is full: it has 1 agent of at most 1; {remedy}"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         self._agent = self.make_agent()
         self._agent.pending, self.pending = self.pending, (None, None)
         return self._agent

@@ -252,9 +252,8 @@ class EnvSource(Source[EnvRecipe]):
         if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
             raise SettingError(f"expected num_envs from 1 to max_lanes={max_lanes}, got {num_envs!r}")
         if vectorization_mode not in MODES:
-            raise SettingError(
-                f"expected vectorization_mode to be one of {', '.join(MODES)}, got {vectorization_mode!r}"
-            )
+            text = f"expected vectorization_mode to be one of {', '.join(MODES)}, got {vectorization_mode!r}"
+            raise SettingError(text)
         recipe = EnvRecipe.of(
             env,
             num_envs=num_envs,

@@ -70,8 +70,7 @@ class ActingStream:
         if not self._episode_uid:
             return False
         request = pb.EnvironmentRequest(step=step)
-        del request.step.requested_observations[:]
-        request.step.requested_observations.append(_TIMING)
+        request.step.requested_observations[:] = [_TIMING]
         if len(request.step.actions):
             request.step.actions[self._episode_uid].CopyFrom(pack_tensor(self.answers.episodes))
         data = request.SerializeToString()

@@ -92,11 +92,6 @@ class AnswerBuffer:
         """The number of the episode that each lane was told last, 0 where it is in none: int64, `[]` or `[N]`."""
         return np.array([lane.episode for lane in self.lanes], np.int64).reshape(self._shape)
 
-    @property
-    def enters_by_itself(self) -> bool:
-        """True if Steps in flight enter the next episode too, as those of lanes do."""
-        return bool(self._shape)
-
     # What is to be in flight
 
     def note_round_trip(self, seconds: float) -> None:

@@ -399,15 +399,13 @@ class SlotPolicy:
         leaves = self.is_leaving(member) or (self.placement is not None and member.fails_every_reset)
         if "reset_mask" in (member.settings or {}):
             return
-        if not leaves:
-            for spare in self.spares:
-                relieves = spare.relieves is not None and spare.relieves == _relieved_by(member)
-                if relieves and spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes:
-                    yield from self._change_over(member, spare, now)
-                    return
-            return
-        replacement = self.ready_spare(member, elsewhere=True)
-        if replacement is None and self.placement is not None:
+        if leaves:
+            replacement = self.ready_spare(member, elsewhere=True)
+        else:
+            place = _relieved_by(member)
+            ready = (spare for spare in self.spares if spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes)
+            replacement = None if place is None else next((spare for spare in ready if spare.relieves == place), None)
+        if leaves and replacement is None and self.placement is not None:
             replacement = self._connecting_elsewhere(member, self.placement, now)
             if replacement is None:
                 endpoint = self.placement.choose(Load(self.everybody()), member.lanes, now, self.timeout, member.kind)
@@ -431,12 +429,9 @@ class SlotPolicy:
         One that has failed could cost the slot the server that it has, so a replacement there is waited for.
         """
         latest = now + self.timeout - _PATIENCE
-        for spare in self.spares:
-            recent = spare.phase is SlotPhase.CONNECTING and spare.deadline > latest
-            alike = (spare.lanes, spare.kind) == (member.lanes, member.kind)
-            if recent and alike and placement.is_well(spare.endpoint):
-                return spare
-        return None
+        recent = (spare for spare in self.spares if spare.phase is SlotPhase.CONNECTING and spare.deadline > latest)
+        alike = (spare for spare in recent if (spare.lanes, spare.kind) == (member.lanes, member.kind))
+        return next((spare for spare in alike if placement.is_well(spare.endpoint)), None)
 
     def _change_over(self, member: Member, replacement: Member, now: float) -> Iterator[Decision]:
         """Let a replacement take over a world's slots, and leave the server that drains."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
-from bridge.client.world.remote import Delivery, Remote, close_remotes
+from bridge.client.world.remote import Delivery, Remote
 from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.progress import LOOK, tell
 from bridge.transport import keepalive
@@ -114,8 +114,8 @@ class Pool:
             if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
                 del missing[source]
                 found[source] = event
-                if kind is Joined:
-                    self.look_after()
+                if kind is Joined and self.in_flight:  # then what comes is taken also between calls
+                    keepalive.add(self)
             elif isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
                 if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
                     raise event.error
@@ -128,11 +128,6 @@ class Pool:
     def in_flight(self) -> bool:
         """True if a world's Steps are in flight, so that the thread that works between calls takes what comes."""
         return self.poller.renew_every < math.inf
-
-    def look_after(self) -> None:
-        """Where Steps are in flight, have what comes of them taken also between calls."""
-        if self.in_flight:
-            keepalive.add(self)
 
     def poll_nowait(self) -> float:
         """Do what is due between calls, without waiting, unless the owner is in one; called by the keepalive thread.
@@ -163,4 +158,8 @@ class Pool:
         if self.in_flight:
             self.poller.renew_every = math.inf
             keepalive.remove(self)
-        close_remotes(list(remotes), timeout)
+        leaving, deadline = list(remotes), time.monotonic() + timeout
+        for remote in leaving:
+            remote.leave()
+        for remote in leaving:  # while the first one is waited for, the answers to all are taken
+            remote.finish(max(0.0, deadline - time.monotonic()))

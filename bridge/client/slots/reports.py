@@ -14,7 +14,7 @@ from bridge.client.slots.slot import SPARE, Member, SlotPhase, SlotState
 from bridge.client.slots.vector_pool import VectorPool
 from bridge.encoding.tensors import Array
 
-__all__ = ["as_universe", "flat_report", "remote_reports", "seconds_away", "slot_states"]
+__all__ = ["as_universe", "flat_report", "remote_reports", "slot_states"]
 
 
 def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
@@ -23,9 +23,11 @@ def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, 
     infos = results.merged_infos()
     infos["n"] = tuple(results.own_infos())
     infos["slot_state"] = slot_states(pool.members, pool.num_envs)
-    away = seconds_away(pool.members, pool.num_envs)
-    if away is not None:
-        infos["seconds_away"] = away
+    away = [member for member in pool.members if member.remote.record.away_since is not None]
+    if away:
+        now, infos["seconds_away"] = time.monotonic(), np.zeros(pool.num_envs)
+        for member in away:
+            infos["seconds_away"][member.slots] = now - (member.remote.record.away_since or now)
     batch = results.batch
     return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
@@ -41,17 +43,6 @@ def slot_states(members: Sequence[Member], num_envs: int) -> Array:
         if realtime is not None and realtime.resetting is not None:
             states[member.slots][realtime.resetting] = SlotState.RESETTING
     return states
-
-
-def seconds_away(members: Sequence[Member], num_envs: int) -> Array | None:
-    """Return for how long each slot's remote has been away, `(num_envs,)`; None: none is."""
-    away: Array | None = None
-    for member in members:
-        since = member.remote.record.away_since
-        if since is not None:
-            away = np.zeros(num_envs) if away is None else away
-            away[member.slots] = time.monotonic() - since
-    return away
 
 
 def flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) -> dict[str, float]:

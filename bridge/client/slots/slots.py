@@ -72,13 +72,11 @@ class Slots:
             raise
         self.stepper = Stepper(pool)
         """Steps the slots."""
-        self._begin_anew(closed=False)
-        forget_in_child(self)
+        self._begin_anew()
 
-    def _begin_anew(self, *, closed: bool) -> None:
+    def _begin_anew(self) -> None:
         """Have no call pending."""
-        self.closed = closed
-        """True if the environment is closed."""
+        forget_in_child(self)
         self._conflicts = ConflictDetector("vector environment", self.pool.turn)
         self._pending: str | None = None
         """The asynchronous call that is pending."""
@@ -88,19 +86,17 @@ class Slots:
         """What the environments were asked; None: nothing whose answers were not taken."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"pool": self.pool, "stepper": self.stepper, "closed": self.closed}
+        return {"pool": self.pool, "stepper": self.stepper}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.pool, self.stepper = state["pool"], state["stepper"]
+        self.__dict__.update(state)
         self.stepper.begin_anew()
-        self._begin_anew(closed=state["closed"])
-        forget_in_child(self)
+        self._begin_anew()
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
         self.pool.after_fork()
-        self.stepper.begin_anew()
-        self._begin_anew(closed=self.closed)
+        self.__setstate__(self.__getstate__())
 
     # The order of calls: one at a time, and asynchronous ones in pairs
 
@@ -119,7 +115,7 @@ class Slots:
                 gives up a pending `call`.
         """
         with self._conflicts:
-            if self.closed:
+            if self.pool.closed:
                 raise ClosedError(f"{call} on a closed vector environment; make a new one")
             if self._pending is not None:
                 if not self._timed_out or (call != "reset" and self._pending != "call"):
@@ -143,7 +139,7 @@ class Slots:
             NothingPendingError: No such call is pending.
         """
         with self._conflicts:
-            if self.closed:
+            if self.pool.closed:
                 raise ClosedError(f"{pending}_wait on a closed vector environment; make a new one")
             if self._pending != pending:
                 raise NothingPendingError(f"expected {pending}_async before {pending}_wait", pending)
@@ -159,7 +155,7 @@ class Slots:
     def close(self) -> None:
         """Leave the worlds and disconnect; no other call may come after it."""
         with self._conflicts:
-            self.closed, self._pending = True, None
+            self._pending = None
             self.pool.close_all(2.0)
 
     def cancel(self) -> None:
@@ -168,10 +164,8 @@ class Slots:
 
     # Attributes, methods and properties of the environments
 
-    def begin_call(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], slots: Sequence[int] | None = None
-    ) -> None:
-        """Ask for a call of a method in some slots, or in all; `call_results` waits for the results."""
+    def begin_call(self, slots: Sequence[int], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Ask for a call of a method in some slots; `call_results` waits for the results."""
 
         def send(member: Member, lanes: list[int]) -> None:
             member.remote.call(name, args, kwargs, () if len(lanes) == member.lanes else lanes)
@@ -262,15 +256,13 @@ class Slots:
         return question
 
     def _late(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
-        late = list(question.missing)
-        urls = ", ".join(member.remote.url for member in late)
-        if timeout is not None:
-            return RemoteTimeoutError(urls, f"no answer to {question.purpose} within {timeout:g} s")
-        reason = f"no answer to {question.purpose} within {self.pool.timeout:g} s"
-        for member in late:
-            self.pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
-        self._question = None
-        return RemoteTimeoutError(urls, reason)
+        pool, late = self.pool, list(question.missing)
+        reason = f"no answer to {question.purpose} within {pool.timeout if timeout is None else timeout:g} s"
+        if timeout is None:
+            for member in late:
+                pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
+            self._question = None
+        return RemoteTimeoutError(", ".join(member.remote.url for member in late), reason)
 
     def _lanes_of(self, slots: Sequence[int]) -> dict[Member, list[int]]:
         """Return the lanes of each member that are among some slots."""

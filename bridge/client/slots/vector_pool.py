@@ -74,13 +74,14 @@ class VectorPool(Pool):
         """When events were handled last."""
         self.log = LimitedLog(__name__, burst=10, rate=1 / 30)
         """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
-        self._closed = False
+        self.closed = False
+        """True if the environment is closed."""
 
     # Copies and forked processes
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: its remotes connect anew."""
-        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout")}
+        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout", "closed")}
         worlds = [
             (member.home or member.remote.request, member.remote.info, member.start, member.lanes, member.endpoint)
             for member in self.policy.everybody()
@@ -213,7 +214,7 @@ class VectorPool(Pool):
 
     def check_deadlines(self, now: float) -> None:
         """Try again what is due, and give up what is late."""
-        if not self._closed:
+        if not self.closed:
             self.execute(self.policy.check(now))
 
     def execute(self, decisions: Iterable[policy.Decision]) -> None:
@@ -424,7 +425,7 @@ class VectorPool(Pool):
         self.drain()
         if self.started:
             self.check_deadlines(time.monotonic())
-        if self._closed:  # meanwhile, by the garbage collector
+        if self.closed:  # meanwhile, by the garbage collector
             self.close_all(0.0)
 
     def poll_nowait(self) -> float:
@@ -469,6 +470,6 @@ class VectorPool(Pool):
 
     def close_all(self, timeout: float) -> None:
         """Leave all worlds and disconnect, within `timeout` seconds in all."""
-        self._closed = True
+        self.closed = True
         keepalive.remove(self)
         self.close([member.remote for member in self.policy.everybody()], timeout)

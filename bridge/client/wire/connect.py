@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from bridge.client.wire.connection import ClientCall, Deliver, connection_to
@@ -15,7 +13,7 @@ from bridge.transport.address import Address, is_loopback
 if TYPE_CHECKING:
     from bridge.client.wire.grpcio_transport import GrpcioCall
 
-__all__ = ["TRANSPORTS", "AnyCall", "Transport", "checked_transport", "close_all", "connect"]
+__all__ = ["TRANSPORTS", "AnyCall", "Transport", "checked_transport", "connect"]
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
@@ -78,12 +76,3 @@ def connect(
     shared = not address.websocket and (together or address.dialed or (shared and near))
     connection = connection_to(address, poller, max_message_bytes, shared=shared)
     return ClientCall(connection, address.url, deliver)
-
-
-def close_all(connections: Sequence[AnyCall], timeout: float) -> None:
-    """End several connections together, within `timeout` seconds in all."""
-    deadline = time.monotonic() + timeout
-    for connection in connections:
-        connection.finish()
-    for connection in connections:  # while the first one is waited for, the answers to all are taken
-        connection.close(max(0.0, deadline - time.monotonic()))

@@ -197,7 +197,7 @@ class WebSocketClient:
         """Return the error that the server's close frame stands for."""
         close: Any = self._websocket.close_rcvd
         details = close.reason or f"the server closed the WebSocket with the code {close.code}"
-        return self._error(call.url, code_of_close(close.code), details, answered=True)
+        return call_error(call.url, self._address, code_of_close(close.code), details, answered=True)
 
     def _refusal(self, problem: Exception) -> RemoteError:
         """Return the error that a failed handshake stands for."""
@@ -205,12 +205,9 @@ class WebSocketClient:
             status = problem.response.status_code
             body = bytes(problem.response.body or b"").decode(errors="replace").strip()
             details = f"the answer has the HTTP status {status}{f': {body}' if body else ''}"[:_MAX_BODY]
-            return self._error(self._address.url, code_of_status(status), details, answered=False)
+            return call_error(self._address.url, self._address, code_of_status(status), details, answered=False)
         details = f"no WebSocket server: {problem}"
         return ConnectError(self._address.url, f"{details}. {remedy(self._address.scheme, details)}")
-
-    def _error(self, url: str, code: Code, details: str, *, answered: bool) -> RemoteError:
-        return call_error(url, self._address, code, details, answered=answered)
 
     def cut_off(self) -> str:
         """Say what the end of the socket's stream means now."""

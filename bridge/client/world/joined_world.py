@@ -35,17 +35,13 @@ class JoinedWorld:
         request: What was asked for.
         found: What the server says of it.
         version: The version of a server of this package; None: another server.
-        before: The same world as it was joined before; None: never.
-        waits: Whether answers of a real-time world of lanes wait until every lane has an observation.
 
     Raises:
         PeerError: Specs and spaces contradict each other.
         TensorError: A spec cannot be read, or has no space.
     """
 
-    def __init__(
-        self, request: WorldRequest, found: Description, version: str | None, before: JoinedWorld | None, waits: bool
-    ) -> None:
+    def __init__(self, request: WorldRequest, found: Description, version: str | None) -> None:
         url, foreign = request.address.url, version is None
         self.specs, properties = found.specs, found.properties
         observations, actions = _read_specs(self.specs.observations), _read_specs(self.specs.actions)
@@ -79,8 +75,6 @@ class JoinedWorld:
                 self.realtime.in_flight = True
                 fps, round_trip = float(properties["fps"]), float(properties["round_trip"])
                 self.answers = AnswerBuffer(self._uids, tensors, lanes, fps, round_trip, self.realtime.latency)
-            if before is not None and before.realtime is not None:
-                self.realtime.stale = before.realtime.stale
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
         self.codec: StepCodec | None = None
         """Writes and reads Steps without protobuf; None: protobuf does."""
@@ -95,8 +89,6 @@ class JoinedWorld:
         self._known: dict[Any, bytes] = {}
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""
-        if waits:
-            self.wait_for_all()
 
     def _write_first_step(self) -> bytes:
         self._wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
@@ -174,8 +166,7 @@ class JoinedWorld:
     def as_act(self, request: bytes) -> pb.EnvironmentRequest:
         """Return a Step with actions that asks for nothing but times."""
         message = pb.EnvironmentRequest.FromString(request)
-        del message.step.requested_observations[:]
-        message.step.requested_observations.append(self._uids["timing"])
+        message.step.requested_observations[:] = [self._uids["timing"]]
         return message
 
 

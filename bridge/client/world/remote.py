@@ -18,7 +18,7 @@ from bridge.client.realtime.acting import ActingStream
 from bridge.client.realtime.answer_buffer import AnswerBuffer
 from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.slots.remote_record import RemoteRecord
-from bridge.client.wire.connect import AnyCall, close_all, connect
+from bridge.client.wire.connect import AnyCall, connect
 from bridge.client.wire.connection import Deliver
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Event, Joined, Lost, StepAnswered
@@ -36,7 +36,7 @@ from bridge.forks import leak
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["Delivery", "Remote", "close_remotes"]
+__all__ = ["Delivery", "Remote"]
 
 
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError, float]"
@@ -274,7 +274,7 @@ class Remote:
             return self._receive_other(number, what, arrived)
         if isinstance(what, RemoteError):
             lost = self.session.connection_lost(what)
-            self._finish(0.0)
+            self.finish(0.0)
             return lost
         joining = self.session.state in CONNECTING
         if joining:
@@ -286,7 +286,7 @@ class Remote:
         if isinstance(event, Joined):
             self._open_acting()
         if isinstance(event, Lost):
-            self._finish(0.5 if joining else 0.0)
+            self.finish(0.5 if joining else 0.0)
         return event
 
     def _receive_other(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
@@ -299,7 +299,7 @@ class Remote:
             return None
         event = self.session.due(self.now())
         if isinstance(event, Lost):
-            self._finish(0.0)
+            self.finish(0.0)
         elif self.answers.asked:
             self._expect()
         return event
@@ -327,7 +327,7 @@ class Remote:
         """End the connection without waiting, because of `error`; return the event that says so."""
         event = self.session.give_up(error, self.now())
         self._flush()
-        self._finish(0.0)
+        self.finish(0.0)
         return event
 
     def disown(self) -> None:
@@ -341,7 +341,7 @@ class Remote:
             self._acting = None
 
     def leave(self) -> None:
-        """Leave the world, destroy it where it was made for this remote, and send no more; `close` then waits."""
+        """Leave the world, destroy it where it was made for this remote, and send no more; `finish` then waits."""
         if self._call is None:
             return
         self.session.leave(self.now())
@@ -350,27 +350,16 @@ class Remote:
 
     def close(self, timeout: float) -> None:
         """Leave the world and end the connection, within `timeout` seconds."""
-        close_remotes([self], timeout)
+        self.leave()
+        self.finish(timeout)
 
-    def detach(self) -> AnyCall | None:
-        """Give up the connection, if there is one, and return it to be closed."""
+    def finish(self, timeout: float) -> None:
+        """End the connection, if there is one, within `timeout` seconds."""
         call, self._call = self._call, None
         acting, self._acting = self._acting, None
         if acting is not None:
             acting.close()
         if self.session.state not in (ClientState.OFFLINE, ClientState.LOST):
             self.session.connection_lost(ConnectionLostError(self.url, "the connection was closed"))
-        return call
-
-    def _finish(self, timeout: float) -> None:
-        call = self.detach()
         if call is not None:
             call.close(timeout)
-
-
-def close_remotes(remotes: Sequence[Remote], timeout: float) -> None:
-    """Leave the worlds and end the connections, within `timeout` seconds in all."""
-    for remote in remotes:
-        remote.leave()
-    detached = [remote.detach() for remote in remotes]
-    close_all([connection for connection in detached if connection is not None], timeout)

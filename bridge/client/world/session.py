@@ -276,7 +276,7 @@ class ClientSession:
             settings, reset = {"restart": pack_tensor(False)}, True
         goes_on = self.state is ClientState.RUNNING and settings is not None and "restart" in settings
         self._move(Trigger.BEGIN)
-        if answers is not None and answers.enters_by_itself and goes_on:
+        if answers is not None and world.info.lanes is not None and goes_on:
             answers.asked = 1
             return
         self._episode += 1
@@ -477,8 +477,12 @@ class ClientSession:
         if version is None and self.info is None and not rewards:
             text = f"{self._url} gives no observation named reward: every reward is 0.0"
             warn(text)
-        self.world = JoinedWorld(self.request, found, version, self.world, self._waits_for_all)
-        self.info = self.world.info
+        before, world = self.world, JoinedWorld(self.request, found, version)
+        if world.realtime is not None and before is not None and before.realtime is not None:
+            world.realtime.stale = before.realtime.stale
+        if self._waits_for_all:
+            world.wait_for_all()
+        self.world, self.info = world, world.info
 
     # Answers in a world
 

@@ -77,9 +77,7 @@ class WorldRequest:
 
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
-        found: dict[str, pb.Tensor] = {}
-        for name, text in self.address.settings:
-            found[name] = pack_tensor(_parameter(name, text))
+        found = {name: pack_tensor(_parameter(name, text)) for name, text in self.address.settings}
         if self.env_factory is not None:
             found["env_factory"] = pack_tensor(np.frombuffer(self.env_factory, np.uint8))
         if self.env_id is not None:

@@ -192,9 +192,8 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
         try:
             import resource
         except ImportError:
-            raise RequestError(
-                Code.UNIMPLEMENTED, "max_world_bytes is not possible on this system: leave it out"
-            ) from None
+            text = "max_world_bytes is not possible on this system: leave it out"
+            raise RequestError(Code.UNIMPLEMENTED, text) from None
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     what = "the environment factory" if factory is not None else "what makes the environment"
     with failures_in(f"unpickling {what} on Python {'.'.join(map(str, sys.version_info[:3]))}"):
@@ -202,9 +201,8 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
         if factory is not None:
             made = pickle.loads(factory)
             if not callable(made):
-                raise RequestError(
-                    Code.INVALID_ARGUMENT, f"expected env to be a function, got {made!r:.80}; not callable"
-                )
+                text = f"expected env to be a function, got {made!r:.80}; not callable"
+                raise RequestError(Code.INVALID_ARGUMENT, text)
             how = dataclasses.replace(how, factory=made)
     make: Callable[[], Known] = how.make_env
     return make

@@ -122,9 +122,8 @@ class Codec:
         try:
             packed = layout.pack(observation, rounding=True)
         except TensorError as error:
-            raise RequestError(
-                Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}"
-            ) from error
+            text = f"the environment's observation is not of its observation_space: {error}"
+            raise RequestError(Code.INTERNAL, text) from error
         for index in range(len(packed)):
             layout.note_type(index, observation, self._notes)
         return packed

@@ -38,10 +38,7 @@ class IsolatedEnv:
         self.executor = executor
         self.times = StepTimes()
         self.notes: list[str] = []
-        self._tree = PropertyTree(
-            [_leaf(key, kind, text, live, value) for key, kind, text, live, value in leaves],
-            [_family(key, text) for key, text in families],
-        )
+        self._tree = PropertyTree([_leaf(*leaf) for leaf in leaves], [_family(*family) for family in families])
         self._codecs = Codec(facts), Codec(facts.of_lane)
         """Of the environment, and of a lane that is stepped by itself."""
 

@@ -77,9 +77,8 @@ class Isolation:
         if isolation is not None or always:
             return cls(call_timeout, max_world_bytes)
         if call_timeout != CALL_TIMEOUT or max_world_bytes is not None:
-            raise SettingError(
-                "call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too"
-            )
+            text = "call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too"
+            raise SettingError(text)
         return None
 
 
@@ -180,9 +179,8 @@ class WorldProcess:
         if self._end is None or self._closing:
             return None
         code, how = self._end
-        return RequestError(
-            code, f"the process of the world {self.name!r} {how}; connect again to have another world made"
-        )
+        text = f"the process of the world {self.name!r} {how}; connect again to have another world made"
+        return RequestError(code, text)
 
     async def ask(self, kind: bytes, payload: bytes, where: str, *, limit: float | None = None) -> bytes:
         """Send one message to the process and wait for the answer.
@@ -210,9 +208,8 @@ class WorldProcess:
         return await ask.answer
 
     def _over(self) -> RequestError:
-        return self.ended or RequestError(
-            Code.FAILED_PRECONDITION, f"the world {self.name!r} was destroyed; leave, and create or join another"
-        )
+        text = f"the world {self.name!r} was destroyed; leave, and create or join another"
+        return self.ended or RequestError(Code.FAILED_PRECONDITION, text)
 
     # The pipe
 
@@ -269,7 +266,6 @@ class WorldProcess:
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
 
     # The end
 

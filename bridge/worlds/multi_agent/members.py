@@ -114,15 +114,12 @@ class Members:
         """
         free = [name for name in self.ids if name not in taken]
         if not free:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED,
-                f"the world {world!r} is full: all of its {len(self.ids)} agents are taken; {remedy}",
-            )
+            text = f"the world {world!r} is full: all of its {len(self.ids)} agents are taken; {remedy}"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         name = free[0] if wanted is None else wanted
         if name not in free:
-            raise RequestError(
-                Code.RESOURCE_EXHAUSTED, f"the agent {name!r} is taken; there are still {', '.join(free)}"
-            )
+            text = f"the agent {name!r} is taken; there are still {', '.join(free)}"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         return name
 
     def properties(self, name: str) -> PropertyTree:

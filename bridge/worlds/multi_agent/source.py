@@ -23,14 +23,14 @@ from bridge.worlds.policies import by_name, check_policies
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.worlds.recipe import constructed
-from bridge.worlds.scheduling import Runtime, Scheduler
+from bridge.worlds.scheduling import Runtime
 from bridge.worlds.settings import Settings, read_kwargs
 from bridge.worlds.source import Source
 
 __all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
 
-WorldKind: TypeAlias = Callable[[str, Environment, Scheduler, RealtimeOptions], World]
-"""Makes a world of real time, given its name, its environment, what runs its frames, and how."""
+WorldKind: TypeAlias = Callable[..., World]
+"""Makes a world of real time, given its name, its environment, what runs its frames, and `options`: how."""
 
 
 SETTINGS = ("render_mode", "kwargs")
@@ -141,12 +141,8 @@ class ParallelSource(Source[ParallelRecipe]):
                 f'isolation="process" makes each environment in a process of its own, and {title} is made already; '
                 "give serve_parallel a callable that makes it"
             )
-
-        def make(name: str, env: Environment, scheduler: Scheduler) -> World:
-            if realtime is not None:
-                return kind(name, env, scheduler, realtime)
-            return MultiAgentWorld(name, env, scheduler, options or MultiAgentOptions())
-
+        lockstep = partial(MultiAgentWorld, options=options or MultiAgentOptions())
+        make = lockstep if realtime is None else partial(kind, options=realtime)
         recipe = ParallelRecipe(factory, title, dict(env_kwargs or {}))
         super().__init__(recipe, make, realtime, thread_safe, isolation, traits)
 

@@ -170,7 +170,6 @@ class MultiAgentWorld(EnvWorld):
             self.scheduler.start(self._carry_out(job), self._carried_out)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         due = self.table.next_due()
         if due is not None:
             self._timer = self.scheduler.call_at(due, self.advance)

@@ -216,13 +216,11 @@ class RealtimeAgent(EnvAgent):
         before = [(buffer, buffer.lane.frames) for buffer in self._loop_agent.buffers]
 
         def passed() -> bool:
-            return all(
-                not buffer.reading or buffer.closing is not None or buffer.lane.frames > had for buffer, had in before
-            )
+            waiting = [pair for pair in before if pair[0].reading and pair[0].closing is None]
+            return all(buffer.lane.frames > had for buffer, had in waiting)
 
-        await self.world.wait_until(
-            self, passed, _FRAME_DEADLINE, lambda: f"no frame passed within {_FRAME_DEADLINE:g} s"
-        )
+        late = f"no frame passed within {_FRAME_DEADLINE:g} s"
+        await self.world.wait_until(self, passed, _FRAME_DEADLINE, lambda: late)
 
     async def _wait_for_news(self) -> None:
         """Return once a frame has passed that the agent was not told of, or an episode ended; at most after 2 s."""

@@ -140,9 +140,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         self.acting = Seats()
         """Lets in the second streams of agents."""
         self._clock = scheduler if options.clock is None else options.clock
-        self._subscribe: Callable[[Callable[[float], None]], Callable[[], None]] | None = getattr(
-            options.clock, "subscribe", None
-        )
+        self._subscribe: Callable[..., Callable[[], None]] | None = getattr(options.clock, "subscribe", None)
         self._unsubscribe: Callable[[], None] | None = None
         self._timer: Timer | None = None
         self._stepping = 0
@@ -333,7 +331,6 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Have the next frame, or a reset that waits, run when it is due."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         due = self.loop.next_due()
         if self._over or self._subscribe is not None or self._stepping:
             return
@@ -343,7 +340,6 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
             self._timer = self.scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
 
     def _run_frame(self) -> None:
-        self._timer = None
         jobs = [] if self._over else self.loop.poll(self.now())
         self._stepping += sum(job.kind == "step" for job in jobs)
         for job in jobs:

@@ -119,10 +119,9 @@ class LaneBuffer:
         if ended.finished:
             self._record(ended)
         if self.reading == ended.episode and self.closing is None:
+            seen = ended.observation, ended.info, observed_at, ended.episode
             end = ended.terminated, ended.truncated, ended.error
-            self.closing = Taken(
-                ended.observation, ended.info, observed_at, ended.episode, self._reward, self._frames, *end
-            )
+            self.closing = Taken(*seen, self._reward, self._frames, *end)
             self._closing_unseen, self.unseen = self.unseen, 0
         elif ended.error is not None:
             self.error = ended.error

@@ -90,14 +90,13 @@ class RealtimeMultiAgent(RealtimeAgent):
         return state
 
     def _refuse_absence(self) -> None:
-        lane, part = self.world.loop.environment, self.world.loop.parts[self.name]
+        name, lane = self.name, self.world.loop.environment
+        part = self.world.loop.parts[name]
         if lane.phase is not Phase.RUNNING or lane.episode in (part.episode, self._absent_from):
             return
         self._absent_from = lane.episode
-        raise RequestError(
-            Code.FAILED_PRECONDITION,
-            f"the environment began an episode without the agent {self.name!r}; Step again for the next one, or leave",
-        )
+        text = f"the environment began an episode without the agent {name!r}; Step again for the next one, or leave"
+        raise RequestError(Code.FAILED_PRECONDITION, text)
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with this agent's spaces."""
@@ -124,9 +123,8 @@ class PolicyPlayer:
             Whether it counts: the agent is alive in a running episode.
         """
         loop = self._world.loop
-        return self._loop_agent in loop.loop_agents and loop.act(
-            self._loop_agent, 0, action, self._world.now() if at is None else at
-        )
+        came = self._world.now() if at is None else at
+        return self._loop_agent in loop.loop_agents and loop.act(self._loop_agent, 0, action, came)
 
     def leave(self) -> None:
         """Leave the agent to whoever enters next; a default action stands in. Again: nothing."""
@@ -154,9 +152,8 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
         self.members = Members(env.facts.agents, env.facts.name)
         given = by_name("agents", options.agents, list(self.members), "agents")
-        self._policies = {
-            name: as_policy("agents", policy, self.members.spaces[name][1]) for name, policy in given.items()
-        }
+        spaces = self.members.spaces
+        self._policies = {name: as_policy("agents", policy, spaces[name][1]) for name, policy in given.items()}
         self.stand_ins = {name: policy_name(policy) for name, policy in given.items()}
         """The names of the policies that play agents while no client does, by the agent's name."""
         loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
@@ -236,9 +233,8 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         try:
             number = int(unpack_tensor(settings["together"], "together")[()])
         except (TensorError, TypeError, ValueError) as error:
-            raise RequestError(
-                Code.INVALID_ARGUMENT, f"expected the setting together to be a number: {error}"
-            ) from error
+            text = f"expected the setting together to be a number: {error}"
+            raise RequestError(Code.INVALID_ARGUMENT, text) from error
         left_out = {"together", "seed", "options"} if number == self._together else {"together"}
         self._together = number
         return {name: tensor for name, tensor in settings.items() if name not in left_out}

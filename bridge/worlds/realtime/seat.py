@@ -81,7 +81,7 @@ class _ActingStream(Agent):
     async def begin(self) -> int:
         """Begin, without an action."""
         self._agent.world.resets.end(self)  # no ResetWorld waits for it
-        self._note(self._agent.world.now())
+        self._timing = np.full(2, self._agent.world.now())
         return pb.RUNNING
 
     async def step(self, actions: Mapping[int, Array]) -> int:
@@ -97,11 +97,8 @@ class _ActingStream(Agent):
             episodes = np.atleast_1d(actions[self._episode_uid]).tolist()
             own = {uid: array for uid, array in actions.items() if uid != self._episode_uid}
             self._agent.act(self._agent.decode(own), received, episodes)
-        self._note(received)
-        return pb.RUNNING
-
-    def _note(self, received: float) -> None:
         self._timing = np.array([received, self._agent.world.now()])
+        return pb.RUNNING
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return when the Step was received and answered, seconds of the world's clock."""

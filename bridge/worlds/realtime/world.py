@@ -72,8 +72,6 @@ class RealtimeWorld(ClockedWorld[Transition]):
             if not loop_agent.player or (plain and under_way):
                 continue
             self.loop.ask_reset(index, seed, asked.options)
-        if loop_agent.player:
-            self.loop.start(self.now())
         self._changed()
         self.start()
 
