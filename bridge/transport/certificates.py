@@ -121,14 +121,12 @@ class _Authority:
 
     def certificate_pem(self, certificate: Any) -> bytes:
         """Return a certificate as PEM."""
-        pem: bytes = certificate.public_bytes(self._serialization.Encoding.PEM)
-        return pem
+        return bytes(certificate.public_bytes(self._serialization.Encoding.PEM))
 
     def key_pem(self, key: Any) -> bytes:
         """Return a key as PEM, not encrypted."""
         form = self._serialization
-        pem: bytes = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-        return pem
+        return bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
 
     def _name(self, text: str) -> Any:
         return self._x509.Name([self._x509.NameAttribute(self._x509.oid.NameOID.COMMON_NAME, text)])
