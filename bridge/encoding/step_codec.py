@@ -292,19 +292,18 @@ class StepCodec:
 
     Args:
         actions: The actions' UIDs and specs, in the order in which they are written.
-        observations: The observations' UIDs and specs, in the order in which they are requested; the last may be the
-            one of shape `(-1,)` and type uint8 that the info is.
+        observations: The observations' UIDs and specs, in the order in which they are requested, but for the info.
+        info_uid: The UID of the info, of shape `(-1,)` and type uint8, which is requested last; 0: there is none.
     """
 
-    def __init__(self, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> None:
-        wanted = [uid for uid, _ in observations]
+    def __init__(
+        self, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]], info_uid: int
+    ) -> None:
+        wanted = [*(uid for uid, _ in observations), *([info_uid] if info_uid else [])]
         self.first = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted)).SerializeToString()
         """The Step without actions, by which a sequence begins."""
-        self._info_uid = 0
-        if observations and observations[-1][1].shape == (-1,):
-            self._info_uid = observations[-1][0]
-            observations = observations[:-1]
-        self.has_info = self._info_uid > 0
+        self._info_uid = info_uid
+        self.has_info = info_uid > 0
         """True if the last observation is the info."""
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
@@ -323,14 +322,13 @@ class StepCodec:
     @classmethod
     def make(cls, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> StepCodec | None:
         """Return a codec, or None where a tensor varies in size or holds no numbers."""
-        fixed = observations
-        if observations and observations[-1][1].shape == (-1,) and observations[-1][1].dtype == _BYTE:
-            fixed = observations[:-1]
+        has_info = bool(observations) and observations[-1][1].shape == (-1,) and observations[-1][1].dtype == _BYTE
+        fixed = observations[:-1] if has_info else observations
         if not fixed or not actions or not _Template.holds(fixed) or not _Template.holds(actions):
             return None
         if not 0 < observations[-1][0] < 1 << 63:
             return None
-        return cls(actions, observations)
+        return cls(actions, fixed, observations[-1][0] if has_info else 0)
 
     def write_request(self, arrays: Sequence[Array]) -> bytes | None:
         """Return the Step with these actions; None: one has no fixed size, such as an integer over 127."""

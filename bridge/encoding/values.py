@@ -240,8 +240,12 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
         _fill_array(message.array, value, where, depth, notes)
     elif isinstance(value, bool):
         message.boolean = value
+    elif isinstance(value, int) and -_INT64 <= value < _INT64:
+        message.integer = value
     elif isinstance(value, int):
-        _fill_integer(message, value, where)
+        if value.bit_length() > _MAX_BITS:
+            raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the {_MAX_BITS} that travel")
+        message.big_integer = str(int(value))
     elif isinstance(value, float):
         message.number = value
     elif isinstance(value, str):
@@ -274,15 +278,6 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
             f"{where} is of type {type(value).__name__}, which cannot be sent; expected None, bool, int, float, "
             "complex, str, bytes, NumPy scalars and arrays, lists, tuples, sets, dicts, enums or dataclasses"
         )
-
-
-def _fill_integer(message: pb.Value, value: int, where: str) -> None:
-    if -_INT64 <= value < _INT64:
-        message.integer = value
-    elif value.bit_length() > _MAX_BITS:
-        raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the {_MAX_BITS} that travel")
-    else:
-        message.big_integer = str(int(value))
 
 
 def _fill_item(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None) -> None:

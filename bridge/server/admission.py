@@ -42,12 +42,3 @@ class Admission:
                 f"with this request of {size} bytes, requests and answers would take {self.bytes + size} bytes, "
                 f"more than max_queued_bytes={self.max_bytes}; send it again later",
             )
-
-    def reserve(self, size: int) -> None:
-        """Count the bytes of a request that is being received, or raise as `check`; `hold(-size)` ends it."""
-        self.check(size)
-        self.bytes += size
-
-    def hold(self, size: int) -> None:
-        """Count `size` more bytes that wait, or fewer if it is negative. Never refuses."""
-        self.bytes += size

@@ -100,16 +100,14 @@ class Connection:
     def admit(self, size: int) -> None:
         """Count a large request that begins, or raise RequestError; negative: give it up."""
         if size > 0:
-            self._admission.reserve(size)
-            self.held += size
-        else:
-            self.hold(size)
+            self._admission.check(size)
+        self.hold(size)
 
     def hold(self, size: int) -> None:
         """Count bytes that wait, fewer where `size` is negative."""
         if size and not self.closed:  # all was given back when it was closed
             self.held += size
-            self._admission.hold(size)
+            self._admission.bytes += size
 
     def drop(self, request: bytes | bytearray | None) -> None:
         """Give back what a request counts that is not to be served, or is served from now on."""

@@ -23,7 +23,7 @@ from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.helper_thread import HelperThread
 from bridge.server.inflation import Inflation
 from bridge.server.limits import Limits
-from bridge.server.listeners import UnixListener, listen_tcp
+from bridge.server.listeners import listen_tcp, listen_unix
 from bridge.transport.sockets import has_hung_up, prepare
 from bridge.transport.tls import Tls, explain
 from bridge.worlds.scheduling import Timer
@@ -103,8 +103,8 @@ class Connections:
         """Compressed requests that are being inflated, one after the other."""
         self._tls = tls
         if unix_path is not None:
-            unix = UnixListener(unix_path)
-            self._watch(unix.sock, None, unix.remove)
+            sock, remove = listen_unix(unix_path)
+            self._watch(sock, None, remove)
 
     def counts(self) -> dict[str, float]:
         """Return what `Server.status` says of connections. May be called by any thread."""
@@ -138,8 +138,7 @@ class Connections:
         socks = listen_tcp(host, port)
         for sock in socks:
             self._watch(sock, self._tls, None)
-        found: int = socks[0].getsockname()[1]
-        return found
+        return int(socks[0].getsockname()[1])
 
     def _watch(self, sock: socket.socket, tls: ssl.SSLContext | None, closed: Callable[[], None] | None) -> None:
         sock.setblocking(False)

@@ -61,8 +61,6 @@ class EventLoop:
         """Called with the number of each signal that came."""
         self._interrupted = False
         self._woken, self._waker = socket.socketpair()
-        self.wakeup_fd = self._waker.fileno()
-        """The descriptor for `signal.set_wakeup_fd`: the numbers of signals are written there."""
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -111,6 +109,11 @@ class EventLoop:
                 self._selector.modify(file, READ, watched)
 
     # Other threads and signals
+
+    @property
+    def wakeup_fd(self) -> int:
+        """The descriptor for `signal.set_wakeup_fd`: the numbers of signals are written there."""
+        return self._waker.fileno()
 
     def wake(self) -> None:
         """Have the loop look for what is ready; may be called from any thread."""

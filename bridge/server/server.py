@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import threading
@@ -135,10 +136,8 @@ class Server:
         if sessions is not None:
             sessions.attach(self._loop, runtime)
         self._calls = self._make_calls(limits, None if sessions is None else sessions.open)
-        self._idle_worlds: IdleWorlds | None = None
         timeouts = [seconds for seconds in (limits.idle_timeout, limits.abandoned_timeout) if seconds is not None]
-        if timeouts:
-            self._idle_worlds = IdleWorlds(self._registry.reap, min(timeouts), self._loop.scheduler)
+        self._idle_worlds = IdleWorlds(self._registry.reap, min(timeouts, default=math.inf), self._loop.scheduler)
         self._metrics: Metrics | None = None
         self._port = self._listen(port, metrics_port, limits)
         self._thread: threading.Thread | None = None
@@ -388,8 +387,7 @@ class Server:
             dialing.start()
 
     def _serve(self) -> None:
-        if self._idle_worlds is not None:
-            self._idle_worlds.start()
+        self._idle_worlds.start()
         self._serving.serve()
         self._loop.close()
 
@@ -467,7 +465,7 @@ class Server:
                 return FirstBytes(connection, speak_grpc, speak_grpc)
             from bridge.server.web_protocol import DialedWebProtocol
 
-            return DialedWebProtocol(connection, connections, limits, WebSite({}), websocket, used)
+            return DialedWebProtocol(connection, connections, limits, websocket, used)
 
         self._loop.scheduler.call_soon_threadsafe(lambda: connections.serve_on(sock, peer, tls, received, wait, ended))
 
@@ -543,8 +541,7 @@ class Server:
 
     def _begin_draining(self, grace: float) -> None:
         """In the event loop: take no new calls and worlds."""
-        if self._idle_worlds is not None:
-            self._idle_worlds.stop()
+        self._idle_worlds.stop()
         self._services.stop()
         self._registry.drain()
         self._connections.drain(grace)
