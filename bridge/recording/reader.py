@@ -154,6 +154,12 @@ class RecordedStream:
         self.header, self.kind = columns.header, columns.kind
         """`kind`: `env`, `lanes` or `agents`."""
         self.lanes, self.agents = columns.lanes or 1, columns.agents
+        self.spaces = columns.spaces
+        """Observation and action space: of one environment, or of each agent."""
+        self.title = str(self.header.get("env_id") or self.header.get("title") or "?")[:200]
+        """The name of the environment."""
+        self.has_observations = bool(self.header.get("observations"))
+        """True if observations were recorded."""
         self._parts = [file for file, _ in parts]
         self._table = pa.concat_tables([table for _, table in parts])
         self._stops = np.cumsum([len(table) for _, table in parts])
@@ -178,21 +184,6 @@ class RecordedStream:
         """Return the number of a lane in its world, which may have several streams."""
         own = self.header.get("lane", lane)
         return int(own) if self.kind == "env" else lane
-
-    @property
-    def title(self) -> str:
-        """The name of the environment."""
-        return str(self.header.get("env_id") or self.header.get("title") or "?")[:200]
-
-    @property
-    def spaces(self) -> list[tuple[Any, Any]]:
-        """Observation and action space: of one environment, or of each agent."""
-        return self.columns.spaces
-
-    @property
-    def has_observations(self) -> bool:
-        """True if observations were recorded."""
-        return bool(self.header.get("observations"))
 
     def column(self, name: str) -> Array:
         """Return a column of numbers of all rows; zeros where there is none, and -1 for nobody in `by`."""
@@ -498,8 +489,8 @@ def _load(file: SegmentFile, columns: Sequence[str] | None) -> Loaded:
 def _columns_of(schema: pa.Schema) -> Columns:
     """Return the columns that the header of a file tells."""
     header = json.loads((schema.metadata or {}).get(b"bridge", b"null"))
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        told = header.get("format") if isinstance(header, dict) else None
+    told = header.get("format") if isinstance(header, dict) else None
+    if told != FORMAT:
         raise RecordingError(f"expected a recording of format version {FORMAT}, got {told!r:.40}")
     kind, lanes, agents = header.get("kind"), header.get("lanes", 1), header.get("agents", [])
     lists = isinstance(agents, list) and all(isinstance(agent, str) for agent in agents)

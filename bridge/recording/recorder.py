@@ -82,6 +82,8 @@ class Recorder(BatchWrapper):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
         self._journal = Journal(Recording(folder, observations, max_bytes=max_bytes))
+        self.run = self._journal.run
+        """The name of the recording."""
         self._player = player
         self._bare = env.observation_space if env is base else None
         self._same_step = env is not base and env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
@@ -98,11 +100,6 @@ class Recorder(BatchWrapper):
         made_by = {"env_id": world.env_id or "", "title": world.env_id or "remote", "entry_point": "", "kwargs": kwargs}
         rest: Any = {"versions": {}, "recorded_by": "client", "fps": world.fps}  # the server's versions are not known
         return Tape(self._journal, Encoder(facts_of(self._journal, "env", pair, made_by, world.reward_space, **rest)))
-
-    @property
-    def run(self) -> str:
-        """The name of the recording."""
-        return self._journal.run
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

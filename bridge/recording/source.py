@@ -47,22 +47,16 @@ class RecordedSource:
         self.journal = journal
         self._library = Library(journal.folder)
         self._replays = Replays(journal.folder, source)
+        self.SETTINGS: Sequence[str] = (*source.SETTINGS, REPLAY)
+        """The CreateWorld settings that it takes."""
+        text = f"the {MOST_EPISODES} recorded episodes of the server's folder that began last, as JSON"
+        self.leaves = [Property("server.recordings", TEXT, text, lambda: json.dumps(self._library.list()))]
+        """Its additions to the properties below `server`."""
         if journal.options.frames and source.factory is None and len(source.env_ids) == 1:
             made_by, (env_id,) = source.made_by({}), source.env_ids
             kwargs = {**gymnasium.spec(env_id).kwargs, **made_by["kwargs"]}
             if not kwargs.get("render_mode"):
                 raise SettingError(_no_frames(env_id))
-
-    @property
-    def SETTINGS(self) -> Sequence[str]:  # noqa: N802 - a constant of its class
-        """The CreateWorld settings that it takes."""
-        return (*self._source.SETTINGS, REPLAY)
-
-    @property
-    def leaves(self) -> list[Property]:
-        """Its additions to the properties below `server`."""
-        text = f"the {MOST_EPISODES} recorded episodes of the server's folder that began last, as JSON"
-        return [Property("server.recordings", TEXT, text, lambda: json.dumps(self._library.list()))]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -50,9 +50,8 @@ class Tape:
         """The number of the next reset or step."""
         self._fits = True
         self._ended = False
-        options = journal.options
-        self.infos, self.frames, self.unattended = options.infos, options.frames, options.unattended
-        """True if infos and frames are recorded, and episodes of a real-time world that nobody plays."""
+        self.options = journal.options
+        """What is recorded."""
         self.on = True
         """True if resets and steps are recorded; calls are in any case, for what follows depends on them."""
 
@@ -110,17 +109,15 @@ class _RecordedLane:
         self._lane = lane
         self._applied_by = partial(world.applied_by, lane or 0)
         # None: the world is in lock-step
-        self._moment: Callable[[], Any] | None = None
-        if isinstance(world, ClockedWorld):
-            self._moment = partial(world.moment, lane or 0)
-        self._renders = tape.frames
+        self._moment = partial(world.moment, lane or 0) if isinstance(world, ClockedWorld) else None
+        self._renders = tape.options.frames
         self._several = bool(self.facts.agents)
         # Elsewhere each episode is there because somebody asked for it.
-        self._may_skip = isinstance(world, ClockedWorld) and world.options.autoreset and not tape.unattended
+        self._may_skip = isinstance(world, ClockedWorld) and world.options.autoreset and not tape.options.unattended
         self._nobodys = False
         """True if nobody played since the episode began, which is not recorded then."""
         # Lanes that begin anew in the step that ends them have their last observations in the infos.
-        self._keeps_infos = tape.infos or (self.facts.autoreset is AutoresetMode.SAME_STEP)
+        self._keeps_infos = tape.options.infos or (self.facts.autoreset is AutoresetMode.SAME_STEP)
 
     def _skips(self, begins: bool) -> bool:
         """Leave a call out, and return True, if its episode began while nobody played and nobody has come since."""
