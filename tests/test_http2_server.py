@@ -37,7 +37,7 @@ def test_frames_that_were_on_their_way_when_a_stream_was_reset_are_ignored():
     late = frame(DATA, 0, 1, b"abc") + frame(WINDOW_UPDATE, 0, 1, b"\0\0\0\1") + frame(HEADERS, 5, 1, b"\0\1a\1b")
     assert http.receive_data(late) == []
     assert http.resets == 0
-    assert not http.has_data_to_send
+    assert not http.outgoing
 
 
 def test_streams_that_the_server_resets_for_what_the_client_did_are_counted():

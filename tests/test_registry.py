@@ -105,7 +105,7 @@ def test_a_world_goes_with_the_connection_that_created_and_joined_it():
     agent = world.join({})
     registry.joined(world, owner)
     agent.leave()
-    registry.left(world, owner)
+    registry.left(world)
     registry.disconnected(object())
     assert registry.names == [world.name]
     registry.disconnected(owner)

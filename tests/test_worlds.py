@@ -242,7 +242,7 @@ def test_a_world_with_an_agent_is_never_idle_and_counts_anew_once_it_left():
     registry.joined(world, owner)
     assert registry.reap(1000.0) == []
     agent.leave()
-    registry.left(world, owner)
+    registry.left(world)
     assert registry.reap(1010.5) == []  # it is found to be empty now
     assert registry.reap(1011.0) == []
     agent = world.join({})  # in and out again between two looks

@@ -89,9 +89,7 @@ class PropertyTree:
 
     def merged(self, other: PropertyTree) -> PropertyTree:
         """Return a tree with the properties of both."""
-        return PropertyTree(
-            [*self._leaves.values(), *other._leaves.values()], [*self._families.values(), *other._families.values()]
-        )
+        return PropertyTree((*self.leaves, *other.leaves), (*self.families, *other.families))
 
     def runs_environment(self, request: properties_pb2.PropertyRequest) -> bool:
         """True if a request runs code of the environment; `answer` must then be called in its thread."""

@@ -510,8 +510,7 @@ def _leaf_spec(space: Space[Any], name: str) -> tuple[str, Spec]:
     if isinstance(space, TensorSpace):
         return "tensor", dataclasses.replace(space.spec, name=name)
     if isinstance(space, spaces.Discrete):
-        low, high = int(space.start), int(space.start) + int(space.n) - 1
-        return "scalar", Spec.number(name, (), space.dtype, np.asarray(low), np.asarray(high))
+        return "scalar", Spec.number(name, (), space.dtype, *bounds_of(space))
     if isinstance(space, _ARRAYS):
         return "array", Spec.number(name, space.shape, space.dtype, *bounds_of(space))
     if is_text(space):

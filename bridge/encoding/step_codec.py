@@ -20,6 +20,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from bridge.encoding.tensors import Array, Spec, pack_varint
+from bridge.encoding.values import read_varint
+from bridge.errors import TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["StepAnswer", "StepCodec"]
@@ -43,19 +45,6 @@ _LARGE = 65536
 # From here on a regular expression is slower than bytes' own methods.
 _MANY = 32
 _SMALL = tuple(bytes([number]) for number in range(128))
-
-
-def _read_varint(data: bytes | bytearray, start: int) -> tuple[int, int]:
-    """Read a varint of at most five bytes; return it and where it ends, or -1 where it is none."""
-    number = 0
-    for index in range(5):
-        if start + index >= len(data):
-            return 0, -1
-        byte = data[start + index]
-        number |= (byte & 127) << (7 * index)
-        if byte < 128:
-            return number, start + index + 1
-    return 0, -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,19 +292,18 @@ class StepCodec:
 
     Args:
         actions: The actions' UIDs and specs, in the order in which they are written.
-        observations: The observations' UIDs and specs, in the order in which they are requested; the last may be the
-            one of shape `(-1,)` and type uint8 that the info is.
+        observations: The observations' UIDs and specs, in the order in which they are requested, but for the info.
+        info_uid: The UID of the info, of shape `(-1,)` and type uint8, which is requested last; 0: there is none.
     """
 
-    def __init__(self, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> None:
-        wanted = [uid for uid, _ in observations]
+    def __init__(
+        self, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]], info_uid: int
+    ) -> None:
+        wanted = [*(uid for uid, _ in observations), *([info_uid] if info_uid else [])]
         self.first = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted)).SerializeToString()
         """The Step without actions, by which a sequence begins."""
-        self._info_uid = 0
-        if observations and observations[-1][1].shape == (-1,):
-            self._info_uid = observations[-1][0]
-            observations = observations[:-1]
-        self.has_info = self._info_uid > 0
+        self._info_uid = info_uid
+        self.has_info = info_uid > 0
         """True if the last observation is the info."""
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
@@ -334,14 +322,13 @@ class StepCodec:
     @classmethod
     def make(cls, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> StepCodec | None:
         """Return a codec, or None where a tensor varies in size or holds no numbers."""
-        fixed = observations
-        if observations and observations[-1][1].shape == (-1,) and observations[-1][1].dtype == _BYTE:
-            fixed = observations[:-1]
+        has_info = bool(observations) and observations[-1][1].shape == (-1,) and observations[-1][1].dtype == _BYTE
+        fixed = observations[:-1] if has_info else observations
         if not fixed or not actions or not _Template.holds(fixed) or not _Template.holds(actions):
             return None
         if not 0 < observations[-1][0] < 1 << 63:
             return None
-        return cls(actions, observations)
+        return cls(actions, fixed, observations[-1][0] if has_info else 0)
 
     def write_request(self, arrays: Sequence[Array]) -> bytes | None:
         """Return the Step with these actions; None: one has no fixed size, such as an integer over 127."""
@@ -407,9 +394,12 @@ class StepCodec:
 
     def _expect(self, data: bytes | bytearray) -> bool:
         """Take from a response what others of its size and with its info begin and end with; False: it is no Step."""
-        size, start = _read_varint(data, 1)
+        try:
+            size, start = read_varint(data, 1, 5)
+        except TensorError:
+            return False
         stop = start + 2 + self._observations.size
-        if data[:1] != b"\x1a" or start < 0 or start + size != len(data) or stop > len(data) or data[start] != 8:
+        if data[:1] != b"\x1a" or start + size != len(data) or stop > len(data) or data[start] != 8:
             return False
         known, entry = self._last_answer[2:]
         rest = bytes(memoryview(data)[stop:])

@@ -77,11 +77,8 @@ class TensorSpace(Space[Any]):
                 raise TensorError(f"expected {self.spec.describe()}, got {element!r:.80}")
         else:
             array = cast(element, self.spec.dtype, rounding=rounding)
-        got: tuple[int, ...] = array.shape
-        if len(got) != len(self.spec.shape) or any(
-            want not in (-1, have) for want, have in zip(self.spec.shape, got, strict=True)
-        ):
-            raise TensorError(f"expected {self.spec.describe()}, got the shape {list(got)}")
+        if not self.spec.fits(array.shape):
+            raise TensorError(f"expected {self.spec.describe()}, got the shape {list(array.shape)}")
         self.spec.check_range(array)
         return array
 

@@ -406,13 +406,14 @@ class Spec:
                 array = array.copy()
         else:
             # Looked at before a single element is broadcast to it: the shape may be of any size.
-            fits = min(shape, default=0) < 0 or self._fits(shape)
+            fits = min(shape, default=0) < 0 or self.fits(shape)
             array = _shaped(flat, shape, self.name) if fits else flat
-            if not fits or not self._fits(array.shape):
+            if not fits or not self.fits(array.shape):
                 raise TensorError(f"{self.name!r}: expected {self.describe()}, got the shape {list(shape)}")
         return array
 
-    def _fits(self, shape: tuple[int, ...]) -> bool:
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """True if a tensor may have this shape."""
         return len(shape) == len(self.shape) and all(
             want in (-1, have) for want, have in zip(self.shape, shape, strict=True)
         )

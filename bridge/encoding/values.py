@@ -31,6 +31,7 @@ __all__ = [
     "encode",
     "encode_info",
     "from_value",
+    "read_varint",
     "remarks_of",
     "to_value",
     "with_remarks",
@@ -159,10 +160,8 @@ def decode_request(data: bytes) -> Any:
 
     A list or a dict counts as one and what it holds; an array of numbers is one.
     """
-    if data == EMPTY_DICT:
-        return {}
     check_count(data, pb.Value)
-    return from_value(_parse(data))
+    return decode(data)
 
 
 def check_count(data: bytes, kind: type[Message]) -> None:
@@ -182,9 +181,9 @@ def check_count(data: bytes, kind: type[Message]) -> None:
     while waiting:
         at, end, descriptor = waiting.pop()
         while at < end:
-            tag, at = _varint(data, at, 5)
+            tag, at = read_varint(data, at, 5)
             if tag & 7 == _WITH_LENGTH:
-                length, at = _varint(data, at, 5)
+                length, at = read_varint(data, at, 5)
                 if length > end - at:
                     raise _malformed(data)
                 field = descriptor.fields_by_number.get(tag >> 3)
@@ -193,7 +192,7 @@ def check_count(data: bytes, kind: type[Message]) -> None:
                     values += field.message_type is pb.Value.DESCRIPTOR
                 at += length
             elif tag & 7 == _VARINT:
-                _, at = _varint(data, at, 10)
+                _, at = read_varint(data, at, 10)
             elif tag & 7 in _FIXED_BYTES:
                 at += _FIXED_BYTES[tag & 7]
             else:
@@ -204,7 +203,7 @@ def check_count(data: bytes, kind: type[Message]) -> None:
                 raise TensorError(f"expected at most {_MOST_VALUES} values, got more; send numbers as NumPy arrays")
 
 
-def _varint(data: bytes, at: int, most: int) -> tuple[int, int]:
+def read_varint(data: bytes | bytearray, at: int, most: int) -> tuple[int, int]:
     """Return an integer of seven bits a byte, and where it ends; raise TensorError where it has more than `most`."""
     value = 0
     for index, byte in enumerate(data[at : at + most]):
@@ -214,7 +213,7 @@ def _varint(data: bytes, at: int, most: int) -> tuple[int, int]:
     raise _malformed(data)
 
 
-def _malformed(data: bytes) -> TensorError:
+def _malformed(data: bytes | bytearray) -> TensorError:
     return TensorError(f"expected an encoded value, got {len(data)} bytes that are none")
 
 
@@ -241,8 +240,12 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
         _fill_array(message.array, value, where, depth, notes)
     elif isinstance(value, bool):
         message.boolean = value
+    elif isinstance(value, int) and -_INT64 <= value < _INT64:
+        message.integer = value
     elif isinstance(value, int):
-        _fill_integer(message, value, where)
+        if value.bit_length() > _MAX_BITS:
+            raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the {_MAX_BITS} that travel")
+        message.big_integer = str(int(value))
     elif isinstance(value, float):
         message.number = value
     elif isinstance(value, str):
@@ -275,15 +278,6 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
             f"{where} is of type {type(value).__name__}, which cannot be sent; expected None, bool, int, float, "
             "complex, str, bytes, NumPy scalars and arrays, lists, tuples, sets, dicts, enums or dataclasses"
         )
-
-
-def _fill_integer(message: pb.Value, value: int, where: str) -> None:
-    if -_INT64 <= value < _INT64:
-        message.integer = value
-    elif value.bit_length() > _MAX_BITS:
-        raise TensorError(f"{where} is an int of {value.bit_length()} bits, more than the {_MAX_BITS} that travel")
-    else:
-        message.big_integer = str(int(value))
 
 
 def _fill_item(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None) -> None:

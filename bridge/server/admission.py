@@ -18,7 +18,6 @@ class Admission:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
         self.max_requests, self.max_bytes = limits.max_requests_in_flight, limits.max_queued_bytes
         self.requests = 0
         """The requests that are being served, those that wait for other agents or for a clock too."""
@@ -31,25 +30,15 @@ class Admission:
         Raises:
             RequestError: RESOURCE_EXHAUSTED: there are too many, or they take too much.
         """
-        limits = self._limits
-        if self.requests >= limits.max_requests_in_flight:
+        if self.requests >= self.max_requests:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
-                f"this server serves max_requests_in_flight={limits.max_requests_in_flight} requests already; "
+                f"this server serves max_requests_in_flight={self.max_requests} requests already; "
                 "send it again later, or start another server",
             )
-        if self.bytes + size > limits.max_queued_bytes:
+        if self.bytes + size > self.max_bytes:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
                 f"with this request of {size} bytes, requests and answers would take {self.bytes + size} bytes, "
-                f"more than max_queued_bytes={limits.max_queued_bytes}; send it again later",
+                f"more than max_queued_bytes={self.max_bytes}; send it again later",
             )
-
-    def reserve(self, size: int) -> None:
-        """Count the bytes of a request that is being received, or raise as `check`; `hold(-size)` ends it."""
-        self.check(size)
-        self.bytes += size
-
-    def hold(self, size: int) -> None:
-        """Count `size` more bytes that wait, or fewer if it is negative. Never refuses."""
-        self.bytes += size

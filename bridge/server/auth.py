@@ -163,12 +163,9 @@ class Gate:
     def __init__(self, token: Token | None, watch_token: Token | None = None) -> None:
         self._token = token
         self._watch_token = watch_token
-        self._log = LimitedLog(__name__)
-
-    @property
-    def asks(self) -> bool:
+        self.asks = token is not None
         """True if clients have to show a token."""
-        return self._token is not None
+        self._log = LimitedLog(__name__)
 
     def check(self, shown: str | None, peer: str) -> bool:
         """Let a client in, or log and raise; return whether it may do more than watch.

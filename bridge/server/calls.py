@@ -180,7 +180,7 @@ class Calls:
         charge: Callable[[Any, float], None],
         open_session: Callable[[Registry, str, bool], ServedSession] | None = None,
     ) -> None:
-        self._open_session = open_session or _open_session
+        self._open_session = open_session or Session
         self._hub = hub
         self._limits = limits
         self._count, self._viewers = count, viewers
@@ -469,10 +469,6 @@ class Calls:
             call.over = True
             client.finish(call, None)
         self._flush_later(client)
-
-
-def _open_session(hub: Registry, version: str, may_act: bool) -> ServedSession:
-    return Session(hub, version, may_act=may_act)
 
 
 def _asks_for_property(request: Request) -> bool:

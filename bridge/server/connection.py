@@ -6,7 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bridge.errors import RequestError
 from bridge.server.admission import Admission
@@ -19,6 +19,7 @@ from bridge.worlds.scheduling import Timer
 if TYPE_CHECKING:
     from bridge.server.calls import Call
     from bridge.server.connection_protocol import ConnectionProtocol
+    from bridge.server.connections import Connections
 
 __all__ = ["CHUNK", "SMALL_CHUNK", "Connection"]
 
@@ -26,16 +27,6 @@ CHUNK = 65536
 """Bytes that are received at a time."""
 SMALL_CHUNK = 4096
 """Bytes that are received at a time of a client that uses much processor time without asking for anything."""
-
-
-class ConnectionOwner(Protocol):
-    """Registers the sockets of connections with the event loop, and closes them."""
-
-    def close(self, connection: Connection) -> None:
-        """Close a connection at once; its calls end."""
-
-    def arrange(self, connection: Connection) -> None:
-        """Watch for what a connection needs: room to send, or else the next request."""
 
 
 class Connection:
@@ -52,7 +43,7 @@ class Connection:
 
     def __init__(
         self,
-        owner: ConnectionOwner,
+        owner: Connections,
         sock: socket.socket,
         peer: str,
         tls: Tls | None,
@@ -91,7 +82,8 @@ class Connection:
         self.joins_answers = True
         """True if the last answer may wait for the next ones, to be sent together with them."""
         self._admission = admission
-        self._held = 0
+        self.held = 0
+        """Its bytes that count for `max_queued_bytes`."""
         self.ended: Callable[[], None] | None = None
         """Called once it is closed; None: nothing is."""
         self.account = account
@@ -108,20 +100,14 @@ class Connection:
     def admit(self, size: int) -> None:
         """Count a large request that begins, or raise RequestError; negative: give it up."""
         if size > 0:
-            self._admission.reserve(size)
-            self._held += size
-        else:
-            self.hold(size)
+            self._admission.check(size)
+        self.hold(size)
 
     def hold(self, size: int) -> None:
         """Count bytes that wait, fewer where `size` is negative."""
         if size and not self.closed:  # all was given back when it was closed
-            self._held += size
-            self._admission.hold(size)
-
-    def release_all(self) -> None:
-        """Give back all that was counted."""
-        self.hold(-self._held)
+            self.held += size
+            self._admission.bytes += size
 
     def drop(self, request: bytes | bytearray | None) -> None:
         """Give back what a request counts that is not to be served, or is served from now on."""

@@ -23,7 +23,7 @@ from bridge.server.fair_share import FairShare, ProcessorAccount
 from bridge.server.helper_thread import HelperThread
 from bridge.server.inflation import Inflation
 from bridge.server.limits import Limits
-from bridge.server.listeners import UnixListener, listen_tcp
+from bridge.server.listeners import listen_tcp, listen_unix
 from bridge.transport.sockets import has_hung_up, prepare
 from bridge.transport.tls import Tls, explain
 from bridge.worlds.scheduling import Timer
@@ -95,14 +95,16 @@ class Connections:
         """Those without a call, oldest first."""
         self._keepalive: Timer | None = None
         self._share = FairShare()
+        self.call_later = loop.scheduler.call_later
+        """Calls a function in some seconds, unless the timer that it returns is cancelled."""
         self.helper = HelperThread(loop.scheduler)
         """The thread for work that takes processor time, such as compression."""
         self.inflations: deque[Inflation] = deque()
         """Compressed requests that are being inflated, one after the other."""
         self._tls = tls
         if unix_path is not None:
-            unix = UnixListener(unix_path)
-            self._watch(unix.sock, None, unix.remove)
+            sock, remove = listen_unix(unix_path)
+            self._watch(sock, None, remove)
 
     def counts(self) -> dict[str, float]:
         """Return what `Server.status` says of connections. May be called by any thread."""
@@ -120,18 +122,10 @@ class Connections:
         self._idle.pop(client, None)
         return call
 
-    def abandon(self, call: Call, error: RequestError | None = None) -> None:
-        """End a call; send `error` as its status if given."""
-        self.calls.abandon(call, error)
-
     def settled(self, connection: Connection) -> None:
         """Note that a client speaks HTTP/2: it may stay without a call."""
         if not connection.ending:
             self._stop_timer(connection)
-
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call a function after so many seconds."""
-        return self._loop.scheduler.call_later(seconds, callback)
 
     # Accepting
 
@@ -144,8 +138,7 @@ class Connections:
         socks = listen_tcp(host, port)
         for sock in socks:
             self._watch(sock, self._tls, None)
-        found: int = socks[0].getsockname()[1]
-        return found
+        return int(socks[0].getsockname()[1])
 
     def _watch(self, sock: socket.socket, tls: ssl.SSLContext | None, closed: Callable[[], None] | None) -> None:
         sock.setblocking(False)
@@ -230,7 +223,7 @@ class Connections:
         self._share.connections = len(self.all)
         self._idle[connection] = None
         if self._keepalive is None:
-            self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
+            self._keepalive = self.call_later(_KEEPALIVE, self._check_keepalive)
         self._loop.register(sock, READ, partial(self._on_events, connection))
         return connection
 
@@ -322,7 +315,7 @@ class Connections:
 
     def _close_after(self, connection: Connection, seconds: float) -> None:
         self._stop_timer(connection)
-        connection.timer = self._loop.scheduler.call_later(seconds, lambda: self._expire(connection))
+        connection.timer = self.call_later(seconds, lambda: self._expire(connection))
 
     def _stop_timer(self, connection: Connection) -> None:
         if connection.timer is not None:
@@ -338,7 +331,7 @@ class Connections:
         """Ask clients that were quiet for a sign of life, and close those that gave none."""
         self._keepalive = None
         if self.all:
-            self._keepalive = self._loop.scheduler.call_later(_KEEPALIVE, self._check_keepalive)
+            self._keepalive = self.call_later(_KEEPALIVE, self._check_keepalive)
         now = time.monotonic()
         for connection in list(self.all.values()):
             if connection.protocol.check_keepalive(now):
@@ -435,7 +428,7 @@ class Connections:
             return
         connection.ending = True
         for call in list(connection.calls):
-            self.abandon(call)
+            self.calls.abandon(call)
         self._close_after(connection, _LONG_LINGER if connection.protocol.finished else _LINGER)
 
     def detach(self, connection: Connection) -> bool:
@@ -443,7 +436,7 @@ class Connections:
         if self.all.pop(connection.sock, None) is None:
             return False
         self._share.connections = len(self.all)
-        connection.release_all()
+        connection.hold(-connection.held)
         connection.closed = connection.ending = True
         self._stop_timer(connection)
         self._idle.pop(connection, None)
@@ -451,7 +444,7 @@ class Connections:
         connection.unsent.clear()
         connection.outgoing.clear()
         for call in list(connection.calls):
-            self.abandon(call)
+            self.calls.abandon(call)
         connection.protocol.connection_lost()
         self._read_again(connection)
         return True
@@ -486,7 +479,7 @@ class Connections:
         self.stop_listening()
         for connection in list(self.all.values()):
             for call in list(connection.calls):
-                self.abandon(call, error)
+                self.calls.abandon(call, error)
             connection.flush()
             with contextlib.suppress(OSError):  # closing on unread bytes would take our last words away
                 for _ in range(_LAST_READS):

@@ -108,10 +108,6 @@ class EventLoop:
                 watched.writer = None
                 self._selector.modify(file, READ, watched)
 
-    def remove_reader(self, file: Any) -> None:
-        """Watch a file no longer; again: nothing."""
-        self.unregister(file)
-
     # Other threads and signals
 
     @property

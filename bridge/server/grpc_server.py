@@ -167,7 +167,7 @@ class GrpcProtocol(ConnectionProtocol):
         elif isinstance(event, StreamReset):
             self._forget(stream)
             if isinstance(owner, Call):
-                self._handler.abandon(owner)
+                self._handler.calls.abandon(owner)
         elif isinstance(event, TooLarge):
             limit = f"max_message_bytes={self._limits.max_message_bytes}"
             if not isinstance(owner, Call):
@@ -188,7 +188,7 @@ class GrpcProtocol(ConnectionProtocol):
     def _fail(self, stream: Stream, error: RequestError) -> None:
         stream.discard()
         if isinstance(stream.owner, Call):
-            self._handler.abandon(stream.owner, error)
+            self._handler.calls.abandon(stream.owner, error)
         else:
             self._end(stream, error)
 

@@ -51,8 +51,6 @@ class SideCall:
                 text = "expected one request of this call, got another; open a new call"
                 raise RequestError(Code.INVALID_ARGUMENT, text)
             self._asked = True
-            if len(data) > MAX_REQUEST:
-                raise RequestError(Code.RESOURCE_EXHAUSTED, f"expected a request of at most {MAX_REQUEST} bytes")
             answer = self._serve(data)
         except DecodeError as error:
             self.error = RequestError(Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")

@@ -55,11 +55,8 @@ class HelperThread:
                 result = job()
             except BaseException as error:
                 result = error
-            self._post(done, result)
+            self._scheduler.call_soon_threadsafe(partial(done, result))
             del job, done, result
-
-    def _post(self, done: Callable[[Any], None], result: Any) -> None:
-        self._scheduler.call_soon_threadsafe(lambda: done(result))
 
     def close(self, patience: float = 1.0) -> None:
         """Let the thread end after the jobs that it was given; wait for that at most so many seconds."""

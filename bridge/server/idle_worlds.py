@@ -17,7 +17,7 @@ class IdleWorlds:
 
     Args:
         reap: Given seconds that never go back.
-        idle_timeout: A world goes at most a quarter of these seconds late.
+        idle_timeout: A world goes at most a quarter of these seconds late; infinite: none goes.
         scheduler: Sets the timers.
     """
 

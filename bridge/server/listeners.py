@@ -7,44 +7,26 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bridge.errors import SettingError
 
-__all__ = ["UnixListener", "listen_tcp"]
+__all__ = ["listen_tcp", "listen_unix"]
 
 _BACKLOG = 1024
 
 
-class UnixListener:
-    """A Unix socket that this user alone may connect to; a socket file that nobody listens at is replaced.
+def listen_unix(path: str) -> tuple[socket.socket, Callable[[], None]]:
+    """Listen on a Unix socket that this user alone may connect to; a socket file that nobody listens at is replaced.
 
-    Args:
-        path: Where.
+    Returns:
+        The socket, and what takes its file away, unless another server has its own there by then.
 
     Raises:
         SettingError: A server listens there, the path is too long or not ours, or the platform has no Unix sockets.
     """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.sock = _listen_unix(path)
-        self._inode = _inode(path)
-
-    def remove(self) -> None:
-        """Take the socket's file away, unless another server has its own there by now."""
-        with contextlib.suppress(OSError):
-            if _inode(self.path) == self._inode:
-                os.unlink(self.path)
-
-
-def _inode(path: str) -> tuple[int, int]:
-    """Return what tells a file from another one that took its name."""
-    info = os.stat(path)
-    return info.st_dev, info.st_ino
-
-
-def _listen_unix(path: str) -> socket.socket:
     family = getattr(socket, "AF_UNIX", None)
     if family is None:
         raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; leave it out")
@@ -65,7 +47,19 @@ def _listen_unix(path: str) -> socket.socket:
             f"cannot listen on unix_path={path!r}: {error.strerror or error}{hint}. Expected a path of "
             "at most about 100 bytes in a directory that exists and is yours"
         ) from error
-    return sock
+    return sock, partial(_remove, path, _inode(path))
+
+
+def _inode(path: str) -> tuple[int, int]:
+    """Return what tells a file from another one that took its name."""
+    info = os.stat(path)
+    return info.st_dev, info.st_ino
+
+
+def _remove(path: str, inode: tuple[int, int]) -> None:
+    with contextlib.suppress(OSError):
+        if _inode(path) == inode:
+            os.unlink(path)
 
 
 def _bind_unix(sock: socket.socket, path: str) -> None:

@@ -172,10 +172,6 @@ class Registry:
         most = self._limits.max_worlds
         return not most or sum(other != DEFAULT_WORLD for other in self._entries) < most
 
-    async def prepare(self) -> None:
-        """Make the environment of the first world ahead; raises RequestError where it cannot be made."""
-        await self._source.prepare(self._runtime)
-
     async def create_world(self, settings: Settings, owner: object, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
 
@@ -203,7 +199,7 @@ class Registry:
             raise
         await self._refuse_late(world)
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
-        self._see_to_its_end(world)
+        self.left(world)
         return name
 
     async def _make_world(self, name: str, settings: Settings) -> World:
@@ -229,10 +225,7 @@ class Registry:
         """Return a world; the default one is made when it is first asked for (D-4)."""
         if name == DEFAULT_WORLD:
             return await self._find_default()
-        entry = self._entries.get(name)
-        if entry is None:
-            raise self._unknown(name)
-        return entry.world
+        return self._find(name).world
 
     async def _find_default(self) -> World:
         while self._default is not None:  # another connection has it made
@@ -270,12 +263,8 @@ class Registry:
         if entry.owner is owner:
             entry.goes_with_owner = True
 
-    def left(self, world: World, owner: object) -> None:
-        """The world goes on without its agent (D-16); one that is of no use then goes a little later."""
-        self._see_to_its_end(world)
-
-    def _see_to_its_end(self, world: World) -> None:
-        """Have a world that is for those who are in it go once nobody is for some time."""
+    def left(self, world: World) -> None:
+        """The world goes on without its agent (D-16); one for those who are in it goes if nobody is for some time."""
 
         def close() -> None:
             entry = self._entries.get(world.name)
@@ -287,9 +276,7 @@ class Registry:
 
     async def destroy_world(self, name: str) -> None:
         """End a world; agents that are in it get an error on their next Step (D-17)."""
-        entry = self._entries.get(name)
-        if entry is None:
-            raise self._unknown(name)
+        entry = self._find(name)
         self._retire(entry.world)
         del self._entries[name]
         entry.world.resets.close()
@@ -447,11 +434,12 @@ class Registry:
         if self._closed:
             raise RequestError(Code.UNAVAILABLE, "this server is stopping and takes no new worlds; use another one")
 
-    def _unknown(self, name: str) -> RequestError:
-        return RequestError(
-            Code.NOT_FOUND,
-            f"there is no world {name!r}; create one with CreateWorld, or join the default world, whose name is empty",
-        )
+    def _find(self, name: str) -> _Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            text = f"there is no world {name!r}; create one with CreateWorld, or join the default world"
+            raise RequestError(Code.NOT_FOUND, f"{text}, whose name is empty")
+        return entry
 
 
 async def _end(world: World) -> None:

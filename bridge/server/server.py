@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
 
 from bridge.errors import RequestError, SettingError
@@ -38,6 +39,9 @@ from bridge.transport.tls import Tls
 from bridge.worlds.base import start_error
 from bridge.worlds.observers import Observer
 from bridge.worlds.scheduling import Runtime
+
+if TYPE_CHECKING:
+    from bridge.server.web_protocol import WebProtocol
 
 __all__ = ["SWITCH_INTERVAL", "Server", "Sessions", "Transport"]
 
@@ -111,7 +115,7 @@ class Server:
         self._tls, self._query = security.tls, security.query
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
-        runtime = ServerRuntime(self._loop, self._serving)
+        runtime = self._runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
         self._registry = Registry(
             source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None, observers=observers
@@ -132,10 +136,8 @@ class Server:
         if sessions is not None:
             sessions.attach(self._loop, runtime)
         self._calls = self._make_calls(limits, None if sessions is None else sessions.open)
-        self._idle_worlds: IdleWorlds | None = None
         timeouts = [seconds for seconds in (limits.idle_timeout, limits.abandoned_timeout) if seconds is not None]
-        if timeouts:
-            self._idle_worlds = IdleWorlds(self._registry.reap, min(timeouts), self._loop.scheduler)
+        self._idle_worlds = IdleWorlds(self._registry.reap, min(timeouts, default=math.inf), self._loop.scheduler)
         self._metrics: Metrics | None = None
         self._port = self._listen(port, metrics_port, limits)
         self._thread: threading.Thread | None = None
@@ -185,7 +187,8 @@ class Server:
 
         speak, names = speak_grpc, ["h2"]
         if web is not None:
-            speak_web = _web_protocol(lambda: self._connections, limits, gate, web)
+            protocol = _web_protocol(web)
+            speak_web = lambda connection: protocol(connection, self._connections, limits, gate, web)  # noqa: E731
             speak = lambda connection: FirstBytes(connection, speak_grpc, speak_web)  # noqa: E731
             names.insert(0, "http/1.1")  # browsers offer both, gRPC clients h2 alone
         return Connections(self._loop, limits, self._admission, speak, security.context(*names), self._unix_path)
@@ -358,7 +361,7 @@ class Server:
     def _prepare(self, started: Callable[[], None], problems: list[BaseException]) -> None:
         """Have the loop make the first environment as it begins; where that fails, stop."""
 
-        def prepared(result: None, error: BaseException | None) -> None:
+        def prepared(result: object, error: BaseException | None) -> None:
             try:
                 if error is not None:
                     raise error
@@ -369,7 +372,7 @@ class Server:
                 self._shutdown.begin(0.0)
 
         scheduler = self._loop.scheduler
-        scheduler.call_soon(lambda: scheduler.start(self._registry.prepare(), prepared))
+        scheduler.call_soon(lambda: scheduler.start(self._source.prepare(self._runtime), prepared))
 
     def _begin(self, method: str) -> None:
         if self._stopped.is_set():
@@ -384,8 +387,7 @@ class Server:
             dialing.start()
 
     def _serve(self) -> None:
-        if self._idle_worlds is not None:
-            self._idle_worlds.start()
+        self._idle_worlds.start()
         self._serving.serve()
         self._loop.close()
 
@@ -463,7 +465,7 @@ class Server:
                 return FirstBytes(connection, speak_grpc, speak_grpc)
             from bridge.server.web_protocol import DialedWebProtocol
 
-            return DialedWebProtocol(connection, connections, limits, WebSite({}), websocket, used)
+            return DialedWebProtocol(connection, connections, limits, websocket, used)
 
         self._loop.scheduler.call_soon_threadsafe(lambda: connections.serve_on(sock, peer, tls, received, wait, ended))
 
@@ -539,8 +541,7 @@ class Server:
 
     def _begin_draining(self, grace: float) -> None:
         """In the event loop: take no new calls and worlds."""
-        if self._idle_worlds is not None:
-            self._idle_worlds.stop()
+        self._idle_worlds.stop()
         self._services.stop()
         self._registry.drain()
         self._connections.drain(grace)
@@ -565,14 +566,12 @@ def _check_settings(port: Any, transport: Any) -> None:
         raise SettingError(f"expected transport to be 'http2' or 'grpcio', got {transport!r}")
 
 
-def _web_protocol(
-    connections: Callable[[], Connections], limits: Limits, gate: Gate, web: WebSite
-) -> Callable[[Connection], ConnectionProtocol]:
-    """Return what makes the protocol of browsers; SettingError where the package that it needs is missing."""
+def _web_protocol(web: WebSite) -> type[WebProtocol]:
+    """Return the protocol of browsers; SettingError where the package that it needs is missing."""
     with needed("web=True needs the package websockets", "web"):
         from bridge.server.web_protocol import WebProtocol
-    if web.openenv is not None:
-        from bridge.openenv.protocol import OpenEnvProtocol
+    if web.openenv is None:
+        return WebProtocol
+    from bridge.openenv.protocol import OpenEnvProtocol
 
-        return lambda connection: OpenEnvProtocol(connection, connections(), limits, gate, web)
-    return lambda connection: WebProtocol(connection, connections(), limits, gate, web)
+    return OpenEnvProtocol

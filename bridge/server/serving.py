@@ -57,7 +57,8 @@ class ServingThread:
         self._runs_job = False
         """True if the next call is one that the deputy has queued, which those behind it do not stop."""
         self._calls = 0
-        self._in_call = False
+        self.in_call = False
+        """True if a thread is in a call of an environment."""
         self._wanted_back = False
         self._dozing = False
         self._call_began = threading.Event()
@@ -67,11 +68,6 @@ class ServingThread:
         self.finished = threading.Event()
         """Set when the loop has ended; the serving thread may still be in a call then."""
         self._threads: weakref.WeakSet[WorldThread] = weakref.WeakSet()
-
-    @property
-    def in_call(self) -> bool:
-        """True if an environment is being called by the serving thread."""
-        return self._in_call
 
     @property
     def is_current(self) -> bool:
@@ -127,7 +123,7 @@ class ServingThread:
             return await pending
         self._runs_job = False
         self._calls += 1
-        self._in_call = True
+        self.in_call = True
         if self._dozing:
             self._call_began.set()
         self._owner.release()
@@ -137,7 +133,7 @@ class ServingThread:
         finally:
             if not self._owner.acquire(blocking=False):
                 self._take_back()
-            self._in_call = False
+            self.in_call = False
             if self._deputy_ran:
                 self._deputy_ran = False
                 self._loop.interrupt()  # there may be jobs, or the loop is over
@@ -161,7 +157,7 @@ class ServingThread:
                 return
             if self._calls != seen:  # it looks again later: to be woken in each quick call would slow all of them
                 continue
-            if not self._in_call:
+            if not self.in_call:
                 self._doze()
             elif self._owner.acquire(blocking=False):
                 try:
@@ -171,13 +167,13 @@ class ServingThread:
                     self._owner.release()
 
     def _lasts(self, seen: int) -> bool:
-        return self._in_call and self._calls == seen
+        return self.in_call and self._calls == seen
 
     def _doze(self) -> None:
         """Sleep until an environment is called."""
         self._call_began.clear()
         self._dozing = True
-        if not self._in_call and not self._over.is_set():
+        if not self.in_call and not self._over.is_set():
             self._call_began.wait()
         self._dozing = False
 
@@ -217,5 +213,5 @@ class ServerRuntime:
         self.start_thread = serving.start_thread
         self.add_reader = loop.add_reader
         self.add_writer = loop.add_writer
-        self.remove_reader = loop.remove_reader
+        self.remove_reader = loop.unregister
         self.remove_writer = loop.remove_writer

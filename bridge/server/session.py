@@ -135,7 +135,7 @@ class Session:
         may_act: Whether the client may do more than watch.
     """
 
-    def __init__(self, hub: Registry, client_version: str = "", *, may_act: bool = True) -> None:
+    def __init__(self, hub: Registry, client_version: str = "", may_act: bool = True) -> None:
         self._hub = hub
         self._may_act = may_act
         self._client_version = client_version
@@ -374,12 +374,10 @@ class Session:
             self.last_step = world, agent, state
             if state != pb.RUNNING:
                 self._end_sequence(agent, world, state)
-            observed = agent.observe(wanted)
         else:
             state = await self._begin_sequence(agent, world)  # D-9: whatever actions it came with
-            observed = agent.observe(wanted)
         response.step.state = state  # type: ignore[assignment]
-        fill_observations(response.step, observed)
+        fill_observations(response.step, agent.observe(wanted))
         if self._wanted != tuple(wanted):
             self._remember(agent, tuple(wanted))
 
@@ -440,7 +438,7 @@ class Session:
             # Without LeaveWorld the client is lost, and may come back to its seat.
             if not (lost and self._hub.keep(world, agent)):
                 agent.leave()
-            self._hub.left(world, self)
+            self._hub.left(world)
 
     async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(SessionEvent.DESTROY_WORLD)

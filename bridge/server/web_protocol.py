@@ -321,7 +321,6 @@ class DialedWebProtocol(WebProtocol):
         connection: What speaks it.
         handler: Gets the call, once the other end begins to speak.
         limits: `max_message_bytes`.
-        site: Not asked: the server has chosen whom it serves.
         client_version: The version of this package at the other end; empty: of another package.
         used: Called when the other end begins to speak.
     """
@@ -331,11 +330,10 @@ class DialedWebProtocol(WebProtocol):
         connection: Connection,
         handler: Connections,
         limits: Limits,
-        site: WebSite,
         client_version: str,
         used: Callable[[], None],
     ) -> None:
-        super().__init__(connection, handler, limits, Gate(None), site)
+        super().__init__(connection, handler, limits, Gate(None), WebSite({}))
         self._head = None
         self._websocket = Protocol(Side.CLIENT, state=OPEN, max_size=limits.max_message_bytes, logger=LOGGER)
         self._client_version = client_version

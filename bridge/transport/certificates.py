@@ -19,7 +19,7 @@ from bridge.errors import SettingError
 from bridge.extras import needed
 from bridge.transport.credentials import write_secret
 
-__all__ = ["DAYS", "FILES", "add_cert_parser", "make_certificates", "register", "run"]
+__all__ = ["DAYS", "FILES", "make_certificates", "register", "run"]
 
 DAYS = 365
 """Days that a certificate holds unless told otherwise."""
@@ -121,14 +121,12 @@ class _Authority:
 
     def certificate_pem(self, certificate: Any) -> bytes:
         """Return a certificate as PEM."""
-        pem: bytes = certificate.public_bytes(self._serialization.Encoding.PEM)
-        return pem
+        return bytes(certificate.public_bytes(self._serialization.Encoding.PEM))
 
     def key_pem(self, key: Any) -> bytes:
         """Return a key as PEM, not encrypted."""
         form = self._serialization
-        pem: bytes = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-        return pem
+        return bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
 
     def _name(self, text: str) -> Any:
         return self._x509.Name([self._x509.NameAttribute(self._x509.oid.NameOID.COMMON_NAME, text)])
@@ -149,7 +147,7 @@ def _general_name(x509: Any, name: str) -> Any:
         return x509.DNSName(name)
 
 
-def add_cert_parser(commands: Any) -> argparse.ArgumentParser:
+def register(commands: Any) -> argparse.ArgumentParser:
     """Add the sub-command `cert` to those of a parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "cert",
@@ -167,9 +165,6 @@ def add_cert_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--days", type=float, default=DAYS, help=f"how many days they are valid (default: {DAYS})")
     parser.set_defaults(run=run)
     return parser
-
-
-register = add_cert_parser
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -97,5 +97,4 @@ class Inflater:
         Raises an exception of the library where the data cannot be read.
         """
         # zlib hands back what it has not looked at; zstd keeps it.
-        found: bytes = self._inner.decompress(data or getattr(self._inner, "unconsumed_tail", b""), most)
-        return found
+        return bytes(self._inner.decompress(data or getattr(self._inner, "unconsumed_tail", b""), most))

@@ -47,17 +47,13 @@ class Http2(Http2Receiver):
         outgoing: list[bytes | memoryview] | None = None,
     ) -> None:
         sender = Http2Sender([] if outgoing is None else outgoing)
-        super().__init__(
-            client=client,
-            stream_window=stream_window,
-            max_streams=max_streams,
-            max_header_bytes=max_header_bytes,
-            sender=sender,
-        )
+        super().__init__(client, stream_window, max_streams, max_header_bytes, sender)
         self.outgoing = sender.outgoing
         """Bytes to send; `data_to_send` takes them."""
-        self.send_data = sender.send_data
-        """Sends bytes of a stream: `Http2Sender.send_data`."""
+        self.send_data, self.send_headers = sender.send_data, sender.send_headers
+        """Send bytes, and header fields, of a stream: the methods of `Http2Sender`."""
+        self.discard_pending = sender.discard_pending
+        """Drops what a stream still had to send: `Http2Sender.discard_pending`."""
         settings = [
             (Setting.INITIAL_WINDOW_SIZE, stream_window),
             (Setting.MAX_FRAME_SIZE, MAX_FRAME_SIZE),
@@ -75,20 +71,11 @@ class Http2(Http2Receiver):
         self.outgoing.clear()
         return outgoing
 
-    @property
-    def has_data_to_send(self) -> bool:
-        """True if something is to be sent."""
-        return bool(self.outgoing)
-
     def open_stream(self, fields: Fields) -> Stream:
         """Open a stream by its header fields. Raises ValueError where they are too many."""
         stream = Stream(self.streams.last + 2, self._stream_window)
         self._sender.send_headers(stream, fields)
         return self.streams.open(stream)
-
-    def send_headers(self, stream: Stream, fields: Fields) -> None:
-        """Send a stream's first header fields."""
-        self._sender.send_headers(stream, fields)
 
     def end_stream(self, stream: Stream, trailers: Fields | None = None) -> None:
         """Say, once all data is sent, that no more follows: by header fields if there are some."""
@@ -96,10 +83,6 @@ class Http2(Http2Receiver):
             stream.local_closed = True
             stream.trailers = None if trailers is None else list(trailers)
             self._send_pending(stream)
-
-    def discard_pending(self, stream: Stream) -> None:
-        """Drop what the peer has no window for."""
-        self._sender.discard_pending(stream)
 
     def ping(self) -> None:
         """Ask for a sign of life."""

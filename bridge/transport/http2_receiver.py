@@ -75,7 +75,7 @@ class Http2Receiver:
     """
 
     def __init__(
-        self, *, client: bool, stream_window: int, max_streams: int, max_header_bytes: int, sender: Http2Sender
+        self, client: bool, stream_window: int, max_streams: int, max_header_bytes: int, sender: Http2Sender
     ) -> None:
         self._client = client
         self._stream_window = stream_window

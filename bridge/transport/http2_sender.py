@@ -150,7 +150,5 @@ class Http2Sender:
 
     def take_widened(self) -> list[Stream]:
         """Return the streams that wait, where the window of all of them is wider than when this was called last."""
-        if not self.widened:
-            return []
         self.widened = False
         return list(self._waiting) if self._window > 0 else []
