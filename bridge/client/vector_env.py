@@ -153,7 +153,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
         Returns:
             A tuple with an observation, or None, for each slot; float64 rewards, bool terminations and truncations,
-            each `(num_envs,)`; and the infos.
+            each `(num_envs,)`; and the infos. Observations of up to 1 KiB are parts of one array, a new one in each
+            step.
 
         Raises:
             InvalidActionError: An action is not in its space; nothing was sent.
