@@ -560,3 +560,18 @@ def test_a_large_observation_that_comes_alone_ends_as_the_environment_says(trunc
         observations, rewards, terminations, truncations, _ = envs.step(np.array([int(truncated)]))
         assert (rewards[0], terminations[0], truncations[0]) == (1.0, not truncated, truncated)
         assert (observations[0] == 7).all()
+
+
+def test_observations_of_slots_are_kept_from_later_steps_and_from_each_other() -> None:
+    """Those that are handed out as parts of one array."""
+    with serve_gym("CartPole-v1") as server, closing(make_vec_remote(server.url, num_envs=3)) as envs:
+        first, _ = envs.reset(seed=1)
+        while any(observation is None for observation in first):
+            first = envs.step(envs.action_space.sample())[0]
+        before = copy.deepcopy(first)
+        first[1][:] = 7.0
+        assert_identical(first[0], before[0])
+        assert_identical(first[2], before[2])
+        envs.step(envs.action_space.sample())
+        assert_identical(first[0], before[0])
+        np.testing.assert_array_equal(first[1], np.full(4, 7.0))
