@@ -17,6 +17,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
 from bridge.worlds.environment import Environment, Spaces
+from bridge.worlds.hosts import refuse_private
 from bridge.worlds.rewards import Rewards
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
@@ -189,6 +190,7 @@ class EnvAgent(Agent):
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method of the environment, or read a public attribute, on some lanes."""
+        refuse_private(request.name)  # in a world that has ended, too
         self._world.refuse_if_over()
         return await self._world.env.call(request)
 
