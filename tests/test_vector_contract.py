@@ -575,3 +575,26 @@ def test_observations_of_slots_are_kept_from_later_steps_and_from_each_other() -
         envs.step(envs.action_space.sample())
         assert_identical(first[0], before[0])
         np.testing.assert_array_equal(first[1], np.full(4, 7.0))
+
+
+class Nothing(gymnasium.Env):
+    """Observes nothing: its space is a dict without entries."""
+
+    observation_space = spaces.Dict({})
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {}, {}
+
+    def step(self, action):
+        return {}, 1.0, False, False, {}
+
+
+def test_observations_without_parts_are_handed_out() -> None:
+    """An observation for each slot, of a space that has no arrays too."""
+    with serve_gym(Nothing) as server, closing(make_vec_remote(server.url, num_envs=2)) as envs:
+        seen, _ = envs.reset(seed=1)
+        while any(observation is None for observation in seen):
+            seen = envs.step(envs.action_space.sample())[0]
+        assert seen == ({}, {})

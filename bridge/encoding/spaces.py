@@ -35,6 +35,8 @@ Column: TypeAlias = "Array | list[Any]"
 
 _ARRAYS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 _BYTES = np.dtype(np.uint8)
+# Bytes of an observation that is handed out as a part of the array of all slots.
+_SMALL_ROW = 1024
 # What comes of taking something of another structure apart.
 _MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
@@ -407,17 +409,16 @@ class Layout:
         return parts[0] if self.single else _assemble(self.space, iter(parts))
 
     def rows(self, columns: Sequence[Column], count: int) -> tuple[Any, ...]:
-        """Return the samples of `count` slots. Small arrays are parts of the column: to copy each took ten times as
-        long, and who keeps one keeps little more."""
-        column, leaf = columns[0], self.leaves[0]
-        small = isinstance(column, np.ndarray) and column.ndim > 1 and column[0].nbytes <= _SMALL_ROW
-        if self.single and (small or leaf.kind == "scalar"):
-            return tuple(column)
+        """Return the samples of `count` slots.
+
+        Small arrays are parts of the column: to copy each took ten times as long, and who keeps one keeps little more.
+        """
+        if self.single:
+            column = columns[0]
+            small = isinstance(column, np.ndarray) and column.ndim > 1 and column[0].nbytes <= _SMALL_ROW
+            if small or self.leaves[0].kind == "scalar":
+                return tuple(column)
         return tuple(self.row(columns, slot) for slot in range(count))
-
-
-_SMALL_ROW = 1024
-"""Bytes of an observation that is handed out as a part of the array of all slots."""
 
 
 def _renamed(leaf: Leaf, name: str) -> Leaf:
