@@ -170,12 +170,13 @@ def _parquet_of(path: Path) -> bytes:
             column_encoding=dict.fromkeys(("call", "t"), "DELTA_BINARY_PACKED"), store_schema=False,
         ) as writer:  # fmt: skip
             writer.add_key_value_metadata(batches.schema.metadata)
-            held: list[pa.RecordBatch] = []
+            held, size = list[pa.RecordBatch](), 0
             for batch in batches:
                 held.append(batch)
-                if sum(one.nbytes for one in held) > _GROUP_BYTES:
+                size += batch.nbytes  # added up here, for a slow world's segment has tens of thousands of batches
+                if size > _GROUP_BYTES:
                     writer.write_table(pa.Table.from_batches(held), _MOST_ROWS)
-                    held.clear()
+                    held, size = [], 0
             if held:
                 writer.write_table(pa.Table.from_batches(held), _MOST_ROWS)
         return sink.getvalue()

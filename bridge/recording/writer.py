@@ -37,8 +37,9 @@ _CLOSE = 10.0
 _BATCH = 4096
 """The most calls that are encoded at once."""
 _BATCH_BYTES = 8 << 20
-"""The most bytes of it, about. A batch costs as much as hundreds of small rows, so pictures need many; but memory for
-16 MiB comes from the system each time, which clears it: that took more time than to compress them."""
+"""The most bytes of it, about. To encode a batch costs as much as hundreds of small rows, whatever its size, so it has
+to hold many pictures. But memory for 16 MiB comes from the system each time, which clears it: that took more time than
+to compress them."""
 _SEGMENT_BYTES = 64 << 20
 """Bytes of memory that a segment's rows take, after which it is sealed and another one is begun."""
 _SEGMENT_ROWS = 1 << 18
