@@ -111,11 +111,11 @@ class _Unregistered:
 
     def render(self) -> Any:
         """Return the environment's frame; None: it has none."""
-        return read_attribute(self.env, "render", lambda: None)()
+        return (read_attribute(self.env, "render", None) or (lambda: None))()
 
     def close(self, **keywords: object) -> None:
         """Close the environment, where it can be closed."""
-        read_attribute(self.env, "close", lambda: None)()
+        (read_attribute(self.env, "close", None) or (lambda: None))()
 
     def get_wrapper_attr(self, name: str) -> object:
         """Return an attribute of the environment or of one in it."""
@@ -225,7 +225,7 @@ def layers_of(env: object) -> Iterator[Any]:
 def local_parts(env: Known) -> Sequence[Any]:
     """Return what can be called one by one: the environment, or the lanes of a SyncVectorEnv.
 
-    None: the lanes are in other processes, or in one simulator.
+    Empty: the lanes are in other processes, or in one simulator.
     """
     if not isinstance(env, VectorEnv):
         return [env]
