@@ -437,8 +437,8 @@ class Registry:
     def _find(self, name: str) -> _Entry:
         entry = self._entries.get(name)
         if entry is None:
-            text = f"there is no world {name!r}; create one with CreateWorld, or join the default world"
-            raise RequestError(Code.NOT_FOUND, f"{text}, whose name is empty")
+            remedy = "create one with CreateWorld, or join the default world, whose name is empty"
+            raise RequestError(Code.NOT_FOUND, f"there is no world {name!r}; {remedy}")
         return entry
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -166,8 +166,7 @@ class EnvAgent(Agent):
         observation: Any = self._observation
         is_array = self._plain and type(observation) is np.ndarray
         if is_array and observation.dtype == self._dtype and observation.shape == self._shape:
-            array: Array = observation
-            return array
+            return cast(Array, observation)
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)

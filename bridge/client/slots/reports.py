@@ -23,11 +23,11 @@ def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, 
     infos = results.merged_infos()
     infos["n"] = tuple(results.own_infos())
     infos["slot_state"] = slot_states(pool.members, pool.num_envs)
-    away = [member for member in pool.members if member.remote.record.away_since is not None]
+    away = {member: since for member in pool.members if (since := member.remote.record.away_since) is not None}
     if away:
-        now, infos["seconds_away"] = time.monotonic(), np.zeros(pool.num_envs)
-        for member in away:
-            infos["seconds_away"][member.slots] = now - (member.remote.record.away_since or now)
+        seconds = infos["seconds_away"] = np.zeros(pool.num_envs)
+        for member, since in away.items():
+            seconds[member.slots] = time.monotonic() - since
     batch = results.batch
     return rows, batch.rewards, batch.terminations, batch.truncations, infos
 

@@ -167,7 +167,7 @@ class Stepper:
             pool.check_deadlines(now)
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
-        """Write the Steps of all single environments that take the same form at once; None: it is written by itself."""
+        """Write the Steps of single environments, those of the same form at once; None: one to be written by itself."""
         worlds = [member.remote.session.world for member, _ in plan]
         forms = [None if world is None else world.form for world in worlds]
         found: list[bytes | None] = [None] * len(plan)

@@ -240,9 +240,9 @@ class JointStepTable:
             self._latest = {}
         elif participant.absent:
             participant.absent = False
-            without = f"without the agent {participant.name!r}; Step again for the next one, or leave"
-            error = RequestError(Code.FAILED_PRECONDITION, f"the environment began a sequence {without}")
-            self._answer(participant, error)
+            who = participant.name
+            text = f"the environment began a sequence without the agent {who!r}; Step again for the next one, or leave"
+            self._answer(participant, RequestError(Code.FAILED_PRECONDITION, text))
         elif expired:
             self._answer(participant, self._late(self._awaited_for_start()))
         else:

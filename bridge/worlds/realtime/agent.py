@@ -246,7 +246,6 @@ class RealtimeAgent(EnvAgent):
     def _collect(self, taken: list[Taken | None], received: float) -> None:
         """Turn what was taken from the buffers into what `observe` gives."""
         loop, buffers, now = self.world.loop, self._loop_agent.buffers, self.world.now()
-        actions = loop.actions_applied, loop.actions_replaced, loop.actions_dropped
         self._episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
         infos: dict[int, Mapping[str, object]] = {}
         pairs = list(zip(taken, buffers, strict=True))
@@ -257,9 +256,11 @@ class RealtimeAgent(EnvAgent):
             self._resetting[at] = item is None
             self._reward[at], self._frames[at] = told.reward, told.frames  # U-5
             self._terminated[at], self._truncated[at] = told.terminated, told.truncated
-            seconds = received, now, told.observed_at, loop.step_times.last, lane.action_delay
-            frames = loop.overruns, loop.dropped, buffer.frames_skipped
-            self._timing[at] = (*seconds, told.episode, loop.frames, *actions, *frames)
+            self._timing[at] = (
+                received, now, told.observed_at, loop.step_times.last, lane.action_delay, told.episode, loop.frames,
+                loop.actions_applied, loop.actions_replaced, loop.actions_dropped, loop.overruns, loop.dropped,
+                buffer.frames_skipped,
+            )  # fmt: skip
             infos[index] = told.info
             if told.error is not None and self.lanes is not None:
                 infos[index] = {**told.info, "error": told.error}
