@@ -77,7 +77,7 @@ def message_parts(parts: list[bytes | memoryview], size: int) -> list[bytes | me
 
 
 class MessageReader:
-    """Splits the bytes of one stream into messages: events of type bytes, or bytearray for large ones.
+    """Splits the bytes of one stream into messages: events of type bytes, or bytearray for large ones in many pieces.
 
     Args:
         max_message_bytes: The largest message to take.
@@ -90,7 +90,8 @@ class MessageReader:
 
     def __init__(self, max_message_bytes: int, admit: Callable[[int], None] | None = None) -> None:
         self._max = max_message_bytes
-        self._most_at_once = min(max_message_bytes, LARGE)
+        # A large message that has come as a whole needs memory to be admitted for it, but that of a trusted peer.
+        self._most_at_once = max_message_bytes if admit is None else min(max_message_bytes, LARGE)
         self._admit = admit
         self._prefix = b""
         self._body: bytearray | None = None

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 __all__ = ["ClientCall", "ClientConnection", "Deliver", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+# Bytes that are received at a time: of longer answers as many as one of them has, for what comes in pieces is copied.
 _CHUNK = 65536
+_LARGEST_CHUNK = 1 << 18
+# How much more than the last one an answer may have: infos vary.
+_SLACK = 1024
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
 _STALL = 5.0
 # Seconds that a server which dials has for its next connection.
@@ -179,6 +183,8 @@ class ClientConnection:
         self.unsent = 0
         """Requests that wait to be sent together with others."""
         self._watched = 0
+        self._chunk = _CHUNK
+        """How many bytes are received at a time."""
         self._replies_taken = 0
         """How many replies there were when the server had taken all that was sent."""
         self._heard = time.monotonic()
@@ -369,9 +375,12 @@ class ClientConnection:
                 count = len(data)
                 came = self._opened(self._tls, data)
             elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
-                data = sock.recv(_CHUNK, flags)
+                data = sock.recv(self._chunk, flags)
                 count = len(data)
                 came = protocol.receive_data(data)
+                if http is not None and http.frame is not None:
+                    size = count + http.frame.left + _SLACK
+                    self._chunk = size if _CHUNK < size <= _LARGEST_CHUNK else _CHUNK
             else:
                 with buffer:
                     count = sock.recv_into(buffer, 0, flags)
