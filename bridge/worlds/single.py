@@ -65,7 +65,7 @@ class EnvAgent(Agent):
         # What our own client asks for: the observation, reward, terminated, truncated and info.
         self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
-        self._dtype, self._shape = self.observations[1].dtype, self.observations[1].shape
+        self._of_spec = self.observations[1].dtype, self.observations[1].shape
         self._has_forms = self._observation_layout.has_forms
         self.pending: tuple[object, object] = (None, None)
         self._notes = values.Notes()
@@ -147,6 +147,19 @@ class EnvAgent(Agent):
                 found[uid] = np.frombuffer(self._encode_info(), np.uint8)
         return found
 
+    def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
+        """Return observations of the last transition in order, as they are at hand."""
+        if uids != self._usual:
+            return super().values(uids)
+        seen: Any = self._observation
+        as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
+        parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
+        told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms
+        info, reward = self._encode_info() if told else NO_INFO, self._reward
+        if self.lanes is not None:
+            return [*parts, reward, self._terminated, self._truncated, info]
+        return [*parts, reward if reward.ndim else reward.item(), self._terminated.item(), self._truncated.item(), info]
+
     def _encode_info(self) -> bytes:
         """Return the info as it travels, with what the client is to be told beside it."""
         env, form = self._world.env, self._observation_layout.form(self._observation)
@@ -164,8 +177,7 @@ class EnvAgent(Agent):
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
         observation: Any = self._observation
-        is_array = self._plain and type(observation) is np.ndarray
-        if is_array and observation.dtype == self._dtype and observation.shape == self._shape:
+        if self._plain and type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._of_spec:
             return cast(Array, observation)
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
@@ -214,19 +226,6 @@ class GymAgent(EnvAgent):
         if terminated or truncated:
             self._world.episodes += 1
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
-
-    def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
-        """Return observations of the last transition in order, as they are at hand."""
-        if uids != self._usual:
-            return super().values(uids)
-        observation: Any = self._observation
-        is_array = self._plain and type(observation) is np.ndarray
-        as_spec = is_array and observation.dtype == self._dtype and observation.shape == self._shape
-        leaves = (observation,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
-        nothing = not (self._info or self._notes.fresh or self._world.env.notes or self._has_forms)
-        info = NO_INFO if nothing else self._encode_info()
-        reward = self._reward if self._reward.ndim else self._reward.item()
-        return [*leaves, reward, self._terminated.item(), self._truncated.item(), info]
 
 
 class VectorAgent(EnvAgent):
