@@ -140,7 +140,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """
         frame = inspect.currentframe()
         _refuse_batch_wrapper(frame.f_back if frame is not None else None)
-        with self._slots.exclusive("reset"):
+        with self._slots.conflicts:
+            self._slots.check_order("reset")
             self._slots.stepper.begin_reset(seed, options)
             # What comes from here on is given by the first step.
             return as_universe(self._slots.pool, self._slots.stepper.take_results())[::4]
@@ -171,24 +172,32 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
-        with self._slots.exclusive("reset", begins="reset"):
+        with self._slots.conflicts:
+            self._slots.check_order("reset")
             self._slots.stepper.begin_reset(seed, options, slot_options)
+            self._slots.pending = "reset"
 
     def reset_wait(self) -> tuple[Any, dict[str, Any]]:
         """Return what has come since `reset_async`."""
-        with self._slots.waiting("reset"):
-            self._slots.pool.drain()
-            return as_universe(self._slots.pool, self._slots.stepper.take_results())[::4]
+        slots = self._slots
+
+        def take() -> tuple[Any, dict[str, Any]]:
+            slots.pool.drain()
+            return as_universe(slots.pool, slots.stepper.take_results())[::4]
+
+        return slots.wait("reset", take)
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
-        with self._slots.exclusive("step", begins="step"):
+        with self._slots.conflicts:
+            self._slots.check_order("step")
             self._slots.stepper.begin_step(actions)
+            self._slots.pending = "step"
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
-        with self._slots.waiting("step"):
-            return as_universe(self._slots.pool, self._slots.stepper.finish_step())
+        slots = self._slots
+        return slots.wait("step", lambda: as_universe(slots.pool, slots.stepper.finish_step()))
 
     def wait_for_all(
         self,
@@ -216,9 +225,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteError: With `raise`, why a remote was lost.
             NothingPendingError: That call is not pending.
         """
-        with self._slots.waiting(pending):
-            seconds = self._slots.pool.timeout if timeout is None else timeout
-            return self._slots.stepper.wait_for_all(seconds, same_step=same_step, on_lost=on_lost)
+        slots = self._slots
+        seconds = slots.pool.timeout if timeout is None else timeout
+        return slots.wait(pending, slots.stepper.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
 
     def cancel(self) -> None:
         """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""
@@ -248,7 +257,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
             ResetNeededError: `reset` was never called.
         """
-        with self._slots.exclusive("send"):
+        with self._slots.conflicts:
+            self._slots.check_order("send")
             self._slots.stepper.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
@@ -266,7 +276,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
             SettingError: Fewer answers are coming than `at_least`.
         """
-        with self._slots.exclusive("recv"):
+        with self._slots.conflicts:
+            self._slots.check_order("recv")
             return self._slots.stepper.recv(at_least)
 
     @property
@@ -330,8 +341,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
-        with self._slots.exclusive("call", begins="call"):
+        with self._slots.conflicts:
+            self._slots.check_order("call")
             self._slots.begin_call(range(self.num_envs), name, args, kwargs)
+            self._slots.pending = "call"
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, one a slot.
@@ -345,8 +358,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Some have not answered; it names their URLs.
             NothingPendingError: There was no `call_async`.
         """
-        with self._slots.waiting("call"):
-            return self._slots.call_results(timeout)
+        return self._slots.wait("call", self._slots.call_results, timeout)
 
     def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
@@ -355,7 +367,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             SettingError: A slot is out of range.
             RefusedError: As `call`; or the lanes of a world can only be called all together.
         """
-        with self._slots.exclusive(f"call of {name}"):
+        with self._slots.conflicts:
+            self._slots.check_order(f"call of {name}")
             self._slots.begin_call(slots, name, args, kwargs)
             return self._slots.call_results()
 

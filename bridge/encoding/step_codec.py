@@ -39,6 +39,7 @@ _MEMBERS: Mapping[str, tuple[int, int]] = {
     "b1": (9, 0),
 }
 _BYTE = np.dtype(np.uint8)
+_ARRAYS = (np.ndarray, np.generic)
 _REQUEST_ENTRY, _RESPONSE_ENTRY = b"\x0a", b"\x12"
 # From here on a payload is sent from its array instead of being copied into the message.
 _LARGE = 65536
@@ -107,7 +108,12 @@ class _Template:
             offset += size
             before = shape
         self.holes = tuple(holes)
-        self._arrays = [(index, hole) for index, hole in enumerate(holes) if not hole.scalar]
+        # In the order in which `write` asks: each look into a hole would be a step more.
+        self._arrays = [
+            (index, hole.dtype, hole.shape, hole.stored is not hole.dtype, hole.size >= _LARGE, hole)
+            for index, hole in enumerate(holes)
+            if not hole.scalar
+        ]
         self._pieces = _pieces(holes, before)
         # Of the scalars their values, of the other tensors nothing.
         form = "".join(f"{len(hole.before)}x{hole.scalar or f'{hole.size}x0s'}" for hole in holes)
@@ -141,20 +147,16 @@ class _Template:
     def write(self, arrays: Sequence[Array | float | bool], parts: list[bytes | memoryview]) -> bool:
         """Add the entries with these elements to `parts`; False: an array has another form."""
         filled: list[Any] = list(arrays)
-        for index, hole in self._arrays:
+        for index, dtype, shape, narrows, large, _ in self._arrays:
             array = filled[index]
-            if (
-                not isinstance(array, (np.ndarray, np.generic))
-                or array.dtype != hole.dtype
-                or array.shape != hole.shape
-            ):
+            if not isinstance(array, _ARRAYS) or array.dtype != dtype or array.shape != shape:
                 return False
-            if hole.stored is not hole.dtype:
+            if narrows:
                 if array.min() < 0 or array.max() > 127:
                     return False
                 array = array.astype(_BYTE)
-            large = hole.size >= _LARGE and array.flags.c_contiguous  # sent from its own memory
-            filled[index] = array.data.cast("B") if large else array.tobytes()
+            # A large one is sent from its own memory.
+            filled[index] = array.data.cast("B") if large and array.flags.c_contiguous else array.tobytes()
         for pack, constants, first, stop in self._pieces:
             if pack is None:
                 parts.append(filled[first])
@@ -179,7 +181,7 @@ class _Template:
     def values(self, data: bytes | bytearray, start: int) -> list[Any]:
         """Return the tensors of a match as `read`, but those of one float or bool as Python's own."""
         found: list[Any] = list(self._unpack_scalars(data, start))
-        for index, hole in self._arrays:
+        for index, _, _, _, _, hole in self._arrays:
             found[index] = hole.array(data, start)
         return found
 

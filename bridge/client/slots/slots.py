@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from bridge.client.conflict import ConflictDetector
 from bridge.client.slots.slot import CONNECTING, Member
@@ -29,6 +28,8 @@ from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Slots"]
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -77,8 +78,9 @@ class Slots:
     def _begin_anew(self) -> None:
         """Have no call pending."""
         forget_in_child(self)
-        self._conflicts = ConflictDetector("vector environment", self.pool.turn)
-        self._pending: str | None = None
+        self.conflicts = ConflictDetector("vector environment", self.pool.turn)
+        """Each call is a block of it: two threads may not call at a time."""
+        self.pending: str | None = None
         """The asynchronous call that is pending."""
         self._timed_out = False
         """True if it timed out, so that it may be given up."""
@@ -100,67 +102,64 @@ class Slots:
 
     # The order of calls: one at a time, and asynchronous ones in pairs
 
-    @contextlib.contextmanager
-    def exclusive(self, call: str, begins: str | None = None) -> Iterator[None]:
-        """Run a call that follows no asynchronous one, in a `with` block.
+    def check_order(self, call: str) -> None:
+        """Check that a call may begin, which follows no asynchronous one; inside of `conflicts`.
 
         Args:
             call: The method's name, for errors.
-            begins: The asynchronous call that is pending once the block is left without an error.
 
         Raises:
-            ConcurrentUseError: Another thread is in a call.
             ClosedError: The environment is closed.
             AlreadyPendingError: An asynchronous call is pending. After a timeout `reset` gives up any, and every call
                 gives up a pending `call`.
         """
-        with self._conflicts:
-            if self.pool.closed:
-                raise ClosedError(f"{call} on a closed vector environment; make a new one")
-            if self._pending is not None:
-                if not self._timed_out or (call != "reset" and self._pending != "call"):
-                    remedy = f"call {self._pending}_wait" + (" again, or reset" if self._timed_out else " first")
-                    raise AlreadyPendingError(f"{call} while a {self._pending} is pending; {remedy}", self._pending)
-                for member in () if self._question is None else self._question.missing:
-                    member.remote.session.abandon_questions()
-                self._pending, self._timed_out, self._question = None, False, None
-            yield
-            self._pending = begins
+        if self.pool.closed:
+            raise ClosedError(f"{call} on a closed vector environment; make a new one")
+        if self.pending is not None:
+            if not self._timed_out or (call != "reset" and self.pending != "call"):
+                remedy = f"call {self.pending}_wait" + (" again, or reset" if self._timed_out else " first")
+                raise AlreadyPendingError(f"{call} while a {self.pending} is pending; {remedy}", self.pending)
+            for member in () if self._question is None else self._question.missing:
+                member.remote.session.abandon_questions()
+            self.pending, self._timed_out, self._question = None, False, None
 
-    @contextlib.contextmanager
-    def waiting(self, pending: str) -> Iterator[None]:
-        """Run the wait for an asynchronous call in a `with` block; after a timeout it stays pending, and can go on.
+    def wait(self, pending: str, gather: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return what `gather` does, the wait for an asynchronous call. After a timeout it can go on, in another wait.
 
         Args:
             pending: The asynchronous call. A `call` is over where those that were late are lost.
+            gather: Waits.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
 
         Raises:
-            ConcurrentUseError, ClosedError: As `exclusive`.
+            ConcurrentUseError: Another thread is in a call.
+            ClosedError: The environment is closed.
             NothingPendingError: No such call is pending.
         """
-        with self._conflicts:
+        with self.conflicts:
             if self.pool.closed:
                 raise ClosedError(f"{pending}_wait on a closed vector environment; make a new one")
-            if self._pending != pending:
+            if self.pending != pending:
                 raise NothingPendingError(f"expected {pending}_async before {pending}_wait", pending)
             over = True
             try:
-                yield
+                return gather(*args, **kwargs)
             except RemoteTimeoutError:
                 over = pending == "call" and self._question is None
                 raise
             finally:
-                self._pending, self._timed_out = None if over else pending, not over
+                self.pending, self._timed_out = None if over else pending, not over
 
     def close(self) -> None:
         """Leave the worlds and disconnect; no other call may come after it."""
-        with self._conflicts:
-            self._pending = None
+        with self.conflicts:
+            self.pending = None
             self.pool.close_all(2.0)
 
     def cancel(self) -> None:
         """Let a `reset` give up what is pending, without a wait for it."""
-        self._timed_out = self._pending is not None
+        self._timed_out = self.pending is not None
 
     # Attributes, methods and properties of the environments
 
@@ -193,7 +192,8 @@ class Slots:
         def send(member: Member, lanes: list[int]) -> None:
             member.remote.write_property(f"world.attributes.{name}", list(items[member.slots]))
 
-        with self.exclusive(f"setting of {name}"):
+        with self.conflicts:
+            self.check_order(f"setting of {name}")
             self._ask(f"setting of {name}", send, slots)
             self._wait_for_replies()
 
@@ -203,7 +203,8 @@ class Slots:
 
     def read_property(self, key: str) -> list[tuple[Member, Any]]:
         """Read a property of every world; return each world's value, in the order of their slots."""
-        with self.exclusive(key):
+        with self.conflicts:
+            self.check_order(key)
             self._ask(key, lambda member, lanes: member.remote.read_property(key))
             answers = self._wait_for_replies().answers
             return [(each, property_value(answers[each], each.remote.url, True)) for each in self.pool.members]
