@@ -66,8 +66,8 @@ class Http2Sender:
         if stream.local_closed:
             return
         if size <= _COPIED:
-            window = min(self._window, self._initial_window + stream.send_window, self._max_frame_size)
-            if size <= window and not stream.pending:
+            fits = size <= self._window and size <= self._initial_window + stream.send_window
+            if fits and size <= self._max_frame_size and not stream.pending:
                 self._window -= size
                 stream.send_window -= size
                 head = FRAME.pack(size >> 16, size & 0xFFFF, _DATA, 0, stream.number)
