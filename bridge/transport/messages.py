@@ -77,7 +77,7 @@ def message_parts(parts: list[bytes | memoryview], size: int) -> list[bytes | me
 
 
 class MessageReader:
-    """Splits the bytes of one stream into messages: events of type bytes, or bytearray for large ones in many pieces.
+    """Splits the bytes of one stream into messages: events of type bytes, or bytearray for large ones.
 
     Args:
         max_message_bytes: The largest message to take.
@@ -111,7 +111,9 @@ class MessageReader:
             # One whole message, as nearly all frames are.
             size = stop - start - PREFIX
             if 0 <= size <= self._most_at_once and _unpack_prefix(data, start) == (0, size):
-                events.append((stream, data[start + PREFIX : stop]))
+                begin = start + PREFIX
+                message = data[begin:stop] if size <= LARGE else bytearray(memoryview(data)[begin:stop])
+                events.append((stream, message))
                 return
         self._split(stream, data, start, stop, events)
 
