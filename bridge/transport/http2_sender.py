@@ -26,8 +26,6 @@ __all__ = ["SMALL", "Http2Sender"]
 _DATA = FrameType.DATA  # which nearly each frame is
 SMALL = 16384
 """Bytes that are sent from one piece of memory: the parts of what is larger must not change before they are sent."""
-# Bytes up to which a copy costs less than to hand on the parts, one by one, to the socket.
-_COPIED = 1 << 18
 
 
 class Http2Sender:
@@ -65,13 +63,11 @@ class Http2Sender:
         """Send `size` bytes; those for which the peer has no window stay `pending`. After the stream's end: nothing."""
         if stream.local_closed:
             return
-        if size <= _COPIED:
-            fits = size <= self._window and size <= self._initial_window + stream.send_window
-            if fits and size <= self._max_frame_size and not stream.pending:
+        if size <= SMALL:  # which every peer takes in a frame
+            if size <= self._window and size <= self._initial_window + stream.send_window and not stream.pending:
                 self._window -= size
                 stream.send_window -= size
-                head = FRAME.pack(size >> 16, size & 0xFFFF, _DATA, 0, stream.number)
-                self.outgoing.append(b"".join((head, *parts)))
+                self.outgoing.append(b"".join((FRAME.pack(0, size, _DATA, 0, stream.number), *parts)))
                 return
             parts = [b"".join(parts)]
         stream.pending.extend(memoryview(part) for part in parts if len(part))
