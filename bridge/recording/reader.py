@@ -520,8 +520,8 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
     """Raise RecordingError where rows are not in order, or name a lane that is not there; return the last call."""
     if not len(table):
         return last
+    # None of these columns has -9, so a null is refused with the rest.
     call, lane, t, kind = (
-        # None of these columns has -9, so a null is refused with the rest.
         np.asarray(table[name].combine_chunks().fill_null(-9)) for name in ("call", "lane", "t", "kind")
     )
     lanes = columns.width if columns.kind != "env" else int(columns.header.get("lane", 0)) + 1

@@ -146,9 +146,8 @@ class Replay:
         reset = self.stream.resets.get(call)
         try:
             if reset is not None:
+                # Copies: Gymnasium's vector environments take `reset_mask` out of the dict, and a comparison needs it.
                 observation, info, *alive = in_environment(
-                    # Copies: Gymnasium's vector environments take `reset_mask` out of the dict, and the comparison
-                    # needs it.
                     "reset", self._host.reset, kept(reset.seed), kept(reset.options)
                 )
                 row = Row(Kind.RESET, 0.0, observation=kept(observation), info=kept(info), options=reset.options)
