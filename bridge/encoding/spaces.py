@@ -155,8 +155,7 @@ class Leaf:
             return array
         if isinstance(feature, spaces.Discrete):
             return tuple(feature.dtype.type(item) for item in array)
-        # Copies, so that a part that is kept does not keep the whole. `[i, ...]` is an array also where `[i]` would be a
-        # scalar.
+        # Copies, so that a part that is kept does not keep the whole. `[i, ...]` is an array where `[i]` is a scalar.
         return tuple(
             item.copy() if item.ndim else np.asarray(item) for item in (array[i, ...] for i in range(len(array)))
         )
