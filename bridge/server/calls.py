@@ -30,10 +30,10 @@ __all__ = ["Call", "Calls", "Client", "Request", "ServedSession"]
 _log = SafeLog(__name__)
 Request = bytes | bytearray
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
-# first of them waits.
+# first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole.
 _TOGETHER = 16
 _SOON = 0.001
-# Requests of a call that may wait, and what each of them takes beside its bytes.
+# Requests of a call that may wait, and what each of them takes beside its bytes: empty ones would else wait for free.
 _MAX_WAITING = 1000
 _OVERHEAD = 100
 # Calls of a server that has `max_connections` already which may read properties, and do nothing else.
@@ -207,6 +207,7 @@ class Calls:
         Raises:
             RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
         """
+        # Before a place is taken: a server that drains is to say so, also where it is full.
         self._hub.check_open()
         places, refusal = self._count if may_act else self._viewers, None
         try:
@@ -237,14 +238,17 @@ class Calls:
         if error is not None:
             call.client.finish(call, error)
         call.over = True
+        # What waits is dropped now. With a request that is served, `_finish` does so once that ends.
         if not call.busy:
             self._release(call)
+        # Not closed yet: its request may be in a call of the environment. The None, which closes it, waits for that.
         call.session.hang_up()
         self.receive(call, None)
 
     def unblock(self, call: Call) -> None:
         """Go on with a call whose client may take answers again."""
         client = call.client
+        # Its `_finish` calls this again.
         if call.busy:
             return
         if not call.over and client.is_blocked(call):
@@ -268,13 +272,16 @@ class Calls:
         elif call.requests and not call.released:
             call.released = True
             call.client.unserved += 1
+            # Ahead of the requests that came together with the client's new window, which are younger.
             self.ready.appendleft((call, self._take_waiting(call)))
 
     def _take_waiting(self, call: Call) -> Request | None:
         request = call.requests.popleft()
         if request is not None:
+            # Only now may the client send as many bytes again: so what waits is bounded.
             call.client.resume(call, len(request) + PREFIX)
             if type(request) is bytes:
+                # A bytearray was counted when its memory was taken, and is given back by `drop`.
                 call.client.hold(-len(request) - _OVERHEAD)
         return request
 
@@ -297,12 +304,15 @@ class Calls:
                 _log.exception("peer=%s cut: a fault of this server", client.peer)
                 self._cut(client)
             together += 1
+            # The request waits, was dropped, or its answer is compressed first.
             if not client.outgoing:
                 continue
             now = time.monotonic()
+            # An answer waits only for others of its own connection: that to a single request is sent at once.
             full = together >= _TOGETHER or now - since > _SOON or not client.joins_answers
             if full or not ready or ready[0][0].client is not client:
                 client.flush()
+                # A client that sends Steps without end would else keep the loop from the sockets of all others.
                 if now > until:
                     break
                 together, since = 0, now
@@ -332,6 +342,7 @@ class Calls:
         began = time.thread_time()
         try:
             if call.refusal is not None and request is not None and not _asks_for_property(request):
+                # `_serve`, which drops the request, counts it as served.
                 self.abandon(call, call.refusal)
             self._serve(call, request)
         finally:
@@ -341,11 +352,15 @@ class Calls:
         """Serve one request, or have it wait for its turn."""
         client = call.client
         client.unserved -= 1
+        # One that waited has been taken out of `call.requests`, in which those behind it still are.
         first, call.released = call.released or not call.requests, False
         if request is not None and call.over:  # its client is gone
             client.drop(request)
+        # A session handles one request at a time (D-1). Nothing is served for a client that does not take its answers:
+        # they would be kept without end.
         elif call.busy or not first or (not call.over and (call.blocked or client.unsent)):
             self._defer(call, request, first=first)
+        # Behind all requests: those that came before a half-close are served.
         elif request is None:
             self._conclude(call)
         else:
@@ -354,18 +369,22 @@ class Calls:
             try:
                 if isinstance(request, RefusedMessage):
                     raise request.error
+                # Compared here, and not by `check`: that would be a call more in every step.
                 size, admission = len(request), self._admission
                 if admission.requests >= admission.max_requests or admission.bytes + size > admission.max_bytes:
                     admission.check(size)
             except RequestError as error:
+                # An answer like any other, in its turn: the stream goes on (D-2).
                 self._finish(call, None, [call.refuse(error)])
                 return
             admission.requests += 1
             admission.bytes += size
             admitted = size, time.perf_counter()
             coroutine = call.handle(request)
+            # Before `send`: while that is in an environment's call, the deputy may receive more requests.
             call.busy = True
             try:
+                # Nearly every request is served here. Only one that waits for a result goes through the scheduler.
                 pending = coroutine.send(None)
             except StopIteration as stop:
                 if call.session.last_error == Code.INVALID_ARGUMENT:
@@ -380,12 +399,14 @@ class Calls:
 
     def _defer(self, call: Call, request: Request | None, *, first: bool) -> None:
         """Keep a request until those before it are answered, and the client has taken the answers."""
+        # To a call that is over only the None comes, which ends it.
         if len(call.requests) >= _MAX_WAITING and not call.over:
             call.client.drop(request)
             text = f"{_MAX_WAITING} requests of this call wait already; take the answers before you send more"
             self.abandon(call, RequestError(Code.RESOURCE_EXHAUSTED, text))
             return
         if first:
+            # It has waited before, and goes back in front of those behind it.
             call.requests.appendleft(request)
         else:
             call.requests.append(request)
@@ -394,6 +415,7 @@ class Calls:
             if type(request) is bytes:
                 call.client.hold(len(request) + _OVERHEAD)
         if not call.busy:
+            # It waits for the client alone, so `unblock` is to be called once that takes its answers.
             call.client.blocked_calls.add(call)
 
     def _go_on_later(self, call: Call, admitted: tuple[int, float], coroutine: Any, pending: Any) -> None:
@@ -401,6 +423,7 @@ class Calls:
 
         def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
             self._finish(call, admitted, parts if error is None else _fault(call, error))
+            # Not flushed at once: one joint step ends the requests of many agents, often on one connection.
             self._flush_later(call.client)
 
         self._scheduler.start_after(pending, coroutine, done)
@@ -418,16 +441,19 @@ class Calls:
             self._admission.requests -= 1
             self._admission.bytes -= size
             call.busy = False
+            # Asked here, so that a step without metrics costs no call.
             if call.session.last_error or self.metrics is not None:
                 self._record(call, time.perf_counter() - began)
         if not call.over:
             client, limit = call.client, self._limits.max_message_bytes
             size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+            # An error takes its place, so that the stream and the episode go on.
             if size > limit:
                 text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
                 parts = [call.refuse(RequestError(Code.RESOURCE_EXHAUSTED, text))]
                 size = len(parts[0])
             if not client.answer(call, parts, size):
+                # The answer's memory counts until the client has a window for it.
                 call.blocked, call.unsent = True, size
                 client.hold(size)
                 client.blocked_calls.add(call)
@@ -459,6 +485,7 @@ class Calls:
         except Exception:
             _log.exception("connection=%s was not closed as it should", call.name)
         _log.info("connection=%s peer=%s closed", call.name, client.peer)
+        # Also where the session failed to close: else each such call would take a place for ever.
         if call.places is not None:
             call.places.leave()
         client.calls.discard(call)

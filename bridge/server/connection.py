@@ -93,6 +93,7 @@ class Connection:
     def speak(self, protocol: ConnectionProtocol) -> None:
         """Speak a protocol from now on."""
         self.protocol = protocol
+        # Kept here so that an answer costs one call less in every step.
         self.answer = protocol.answer
 
     # The bytes that count for `max_queued_bytes`
@@ -111,6 +112,7 @@ class Connection:
 
     def drop(self, request: bytes | bytearray | None) -> None:
         """Give back what a request counts that is not to be served, or is served from now on."""
+        # Large requests are counted when memory is taken for them, small ones only where they wait.
         if type(request) is bytearray:
             self.hold(-len(request))
 
@@ -124,6 +126,7 @@ class Connection:
             RequestError: The bytes cannot be read.
         """
         http, account = self.protocol.http, self.account
+        # A large message is received into its own memory, without a copy. TLS has to decrypt it first.
         if http is not None and self.tls is None:
             buffer = http.get_buffer() if http.frame is not None else None
             if buffer is not None:
@@ -133,11 +136,13 @@ class Connection:
                 account.productive = True
                 return count
         began, before = perf_counter(), self.unserved
+        # Small pieces bound what one turn of a flood takes before it is charged, and so what others wait.
         data = self.sock.recv(CHUNK if account.productive else SMALL_CHUNK)
         plain = data if self.tls is None else self.tls.receive(data)
         if plain:
             self.protocol.receive_data(plain)
         seconds, requests = perf_counter() - began, self.unserved - before
+        # Nearly every turn of a client that steps is one request, and is not judged: a call less in every step.
         if requests != 1 or seconds > account.share.usual:
             account.judge(seconds, len(data), requests, receives_large=self.protocol.receives_large)
         else:  # as in nearly every step
@@ -152,6 +157,7 @@ class Connection:
         """Send what is to be sent, as far as the socket takes it, and watch for what is needed next."""
         if self.closed:
             return
+        # A copy: the protocol appends to this very list, and keeps it.
         outgoing = self.outgoing[:]
         try:
             if self.tls is None:
@@ -160,10 +166,12 @@ class Connection:
                 self.outgoing.clear()
                 outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.has_output else []
             else:
+                # During the handshake its messages alone are sent. What the protocol has to say stays in `outgoing`.
                 outgoing = [self.tls.send()] if self.tls.has_output else []
             size = len(outgoing[0]) if len(outgoing) == 1 else sum(map(len, outgoing))
             if self.unsent:
                 self._keep(outgoing, size)
+            # To join large parts would copy them; `send_parts` hands them to the system as they are.
             elif size > CHUNK and len(outgoing) > 1:
                 self._keep(outgoing, size)
                 self.drain()
@@ -176,9 +184,11 @@ class Connection:
                 if sent < size:
                     self.unsent.append(memoryview(data)[sent:])
                     self.hold(size - sent)
+        # The client is gone. Whoever flushes need not know how that is told.
         except OSError:
             self._owner.close(self)
             return
+        # After nearly every step there is nothing to arrange: the socket is watched for the next request already.
         if self.unsent or self.ending or not self.calls or self.events != READ or self.paused:
             self._owner.arrange(self)
 

@@ -82,6 +82,7 @@ class ConnectionProtocol:
         if connection.paused or connection.account.timer is not None:  # nothing is read, a sign neither
             self._heard = now
         if self._asked is not None:
+            # Any bytes are a sign: behind a large request the answer to a ping comes late.
             if self._heard > self._asked:
                 self._asked = None
             elif now - self._asked > PATIENCE:

@@ -144,6 +144,7 @@ class Connections:
         sock.setblocking(False)
         listener = _Listener(sock, tls, closed)
         self._listeners.append(listener)
+        # Else accepting pauses, and `_accept_again` begins with this one too.
         if self._share.visits.timer is None:
             self._accept_from(listener)
 
@@ -168,6 +169,7 @@ class Connections:
         try:
             sock, name = listener.sock.accept()
         except OSError as error:  # it went again, or there are no descriptors left for it
+            # Without a descriptor the newcomer cannot even be refused. A connection without a call is the least loss.
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 if self._idle:
                     self._cut(next(iter(self._idle)), "no file descriptor is left, and it has no call")
@@ -186,6 +188,7 @@ class Connections:
         connection = self._add(sock, peer, tls)
         self._close_after(connection, self._limits.hello_timeout)
         connection.speak(self._speak(connection))
+        # HTTP/2's SETTINGS are sent before the client speaks. Over TLS they wait for the handshake.
         if tls is None:
             connection.flush()
         connection.account.spent = seconds = time.thread_time() - began
@@ -208,6 +211,7 @@ class Connections:
         connection.ended = ended
         connection.speak(speak(connection))
         try:
+            # These bytes came with the handshake's answer: the socket does not become readable for them.
             connection.protocol.receive_data(received)
         except RequestError as error:
             connection.protocol.refuse(error)
@@ -215,6 +219,7 @@ class Connections:
         connection.flush()
 
     def _add(self, sock: socket.socket, peer: str, tls: Tls | None) -> Connection:
+        # The oldest, and not the new one: else connections that are only held open would keep all clients out.
         if len(self._idle) >= self._max_idle:
             self._cut(next(iter(self._idle)), f"{self._max_idle} others have no call either")
         account = ProcessorAccount(self._share, time.monotonic())
@@ -243,6 +248,7 @@ class Connections:
         self._share.charged[connection.role] += seconds
         account = connection.account
         wait = account.charge(seconds, time.monotonic())
+        # The turn that is charged has closed it, so its own account delays nobody any more.
         if connection.closed and connection.role == "stranger":
             self._charge_visit(seconds)
         if not wait or connection.closed:
@@ -280,12 +286,14 @@ class Connections:
         account = connection.account
         if account.timer is None:
             return
+        # Called before it is due where the connection is closed.
         account.timer.cancel()
         now = time.monotonic()
         if not connection.closed:
             self._probe(connection, now)
             if connection.closed:  # which has called this
                 return
+            # Timers run for `_PROBE` at most, so that a client that has closed is found soon.
             if now < account.until:
                 account.timer = self.call_later(min(account.until - now, _PROBE), lambda: self._read_again(connection))
                 return
@@ -366,6 +374,7 @@ class Connections:
                     self.calls.unblock(call)
         except BlockingIOError:
             pass
+        # Before OSError, of which it is a kind: the alert that says why has yet to be sent.
         except ssl.SSLError as error:
             if not connection.calls and not connection.closed:
                 plain = error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
@@ -381,9 +390,11 @@ class Connections:
         except Exception:
             _log.exception("peer=%s cut: a fault of this server", connection.peer)
             self.close(connection)
+        # After most requests there is nothing to send yet: their answers are flushed once they are served.
         if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
             connection.flush()
         if measured:
+            # After the flush: what a flood is answered with is charged too.
             seconds = time.thread_time() - began
             self._share.note_turn(seconds, time.monotonic() - at)
             served = max(0, connection.unserved - before) * self._share.worth
@@ -394,6 +405,7 @@ class Connections:
     def arrange(self, connection: Connection) -> None:
         """Watch for what the connection needs: room to send, or else the next request."""
         if not connection.calls and not connection.ending:
+            # One that had no call before keeps its place among the oldest.
             self._idle.setdefault(connection)
             http = connection.protocol.http
             if connection.protocol.finished or (http is not None and http.goaway_sent):
@@ -436,7 +448,9 @@ class Connections:
         if self.all.pop(connection.sock, None) is None:
             return False
         self._share.connections = len(self.all)
+        # All at once, before it counts as closed: `hold` ignores what its calls give back later.
         connection.hold(-connection.held)
+        # Before the calls end: what they still send has no socket any more.
         connection.closed = connection.ending = True
         self._stop_timer(connection)
         self._idle.pop(connection, None)
@@ -446,6 +460,7 @@ class Connections:
         for call in list(connection.calls):
             self.calls.abandon(call)
         connection.protocol.connection_lost()
+        # So that it no longer counts among those that wait for their share.
         self._read_again(connection)
         return True
 

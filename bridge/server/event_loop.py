@@ -44,6 +44,7 @@ class _File:
     def __call__(self, events: int) -> None:
         if events & READ:
             self.reader()
+        # The reader may have removed it.
         if events & WRITE and self.writer is not None:
             self.writer()
 
@@ -60,6 +61,7 @@ class EventLoop:
         self.on_signal: Callable[[int], None] = lambda number: None
         """Called with the number of each signal that came."""
         self._interrupted = False
+        # Sockets, as Windows selects nothing else; not blocking, as `signal.set_wakeup_fd` demands.
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -126,6 +128,7 @@ class EventLoop:
         except BlockingIOError:
             return
         for number in data:
+            # `wake` sends zeros, and the system the number of each signal.
             if number:
                 self.on_signal(number)
 
@@ -141,6 +144,8 @@ class EventLoop:
         scheduler, selector, timers = self.scheduler, self._selector, self.scheduler.timers
         key: Any
         while not self._interrupted:
+            # Requests are left where serving them took long. Then all sockets are looked at once before the next is
+            # served, and without waiting.
             behind = bool(self.requests)
             timeout: float | None = None
             if behind or scheduler.ready:
@@ -149,6 +154,7 @@ class EventLoop:
                 timeout = max(0.0, timers[0][0] - time.monotonic())
             for key, events in selector.select(timeout):
                 key.data(events)
+                # Served before the next socket is read, so that an answer does not wait for requests of others.
                 if self.requests and not behind:
                     self.serve()
                     behind = bool(self.requests)
@@ -157,6 +163,7 @@ class EventLoop:
                 scheduler.run()
             if self.requests:
                 self.serve()
+        # Taken by the thread that returns for it: the next one to run the loop begins without it.
         self._interrupted = False
 
     def close(self) -> None:

@@ -66,6 +66,19 @@ class SessionEvent(enum.Enum):
 
 _U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
 
+# A state says two things: whether the connection is in a world, and where it is in a sequence there. Requests move it,
+# and so does what the environment answers: a Step is one of four events, of which the last three are told apart only
+# once the environment has stepped.
+#
+# - A Step outside RUNNING is always STEP_BEGAN, whatever its actions (D-9), and leads to RUNNING. So no two answers in
+#   a row say that a sequence is over (D-13), and a client may send Steps ahead, across ends (D-25).
+# - UNJOINED has no row for Step and Reset (D-8), and it alone has one for JoinWorld: nobody is in two worlds (D-6).
+# - ResetWorld and DestroyWorld name a world, and so are possible while unjoined.
+# - Reset, and a ResetWorld of its own world, lead from RUNNING to INTERRUPTED although no Step has told the client so:
+#   it asked for the end itself. A ResetWorld of another connection is no event here. This one hears of it by its next
+#   Step, as STEP_INTERRUPTED (D-15).
+# - CreateWorld, DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses
+#   them.
 TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_U, SessionEvent.CREATE_WORLD): _U,
     (_U, SessionEvent.JOIN_WORLD): _J,
@@ -122,7 +135,7 @@ _STEP_EVENTS: Mapping[int, SessionEvent] = {
 }
 
 
-# Requests of a connection whose actions are remembered.
+# Requests of a connection whose actions are remembered: a space may have any number of actions.
 _MOST_KNOWN = 256
 
 
@@ -170,14 +183,19 @@ class Session:
         Returns:
             The response in parts, which are to be sent before the next request is handled.
         """
+        # A fast path for what our own client sends: without protobuf, and without a call more than needed. Whatever it
+        # does not recognize to the byte goes to `_handle_message`, which serves every client.
         codec, agent, world = self._codec, self._agent, self._world
         action: Any = None
         arrays: list[Array] | None = None
         begins = False
         if codec is not None:
             if self._state is not SessionState.RUNNING:
+                # Our client sends the Step that begins a sequence without actions, so its bytes are always the same.
+                # Others may send actions along, to be ignored (D-9): protobuf reads those.
                 begins = data == codec.first
             else:
+                # A bytearray, which large requests come in, has no hash.
                 action = self._known.get(data) if type(data) is bytes else None
                 arrays = codec.read_request(data) if action is None else None
         if codec is None or agent is None or world is None or (action is None and arrays is None and not begins):
@@ -200,10 +218,12 @@ class Session:
             values = agent.values(wanted)
         except Exception as error:  # D-1
             return [self._refused("step", error).SerializeToString()]
+        # The codec's constant bytes hold no info, whose size varies: it is written last, by itself.
         info: Any = values.pop() if codec.has_info else None
         parts = codec.write_response(state, values, info)
         if parts is not None:
             return parts
+        # An integer beyond 127, for example, takes more bytes than the codec has left for it.
         message = pb.EnvironmentResponse()
         message.step.state = state  # type: ignore[assignment]
         fill_observations(message.step, agent.observe(wanted))
@@ -225,9 +245,10 @@ class Session:
         actions: dict[int, Array] = {}
         for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
             spec.check_range(array)
-            actions[uid] = array if array.flags.writeable else array.copy()
+            actions[uid] = array if array.flags.writeable else array.copy()  # it may write into it, as locally
         action = agent.decode(actions)
         if agent.keeps_actions:
+            # All at once: to keep an order of use would cost each step something.
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[bytes(data)] = action
@@ -246,9 +267,11 @@ class Session:
         """Begin a sequence; return its state."""
         if world.resets.closed:  # D-17
             raise _destroyed(world)
+        # Before the reset, during which the deputy may serve a ResetWorld: that one concerns this sequence already.
         world.resets.start(agent)
         try:
             state = await agent.begin()
+        # The sequence did not begin (D-2): no ResetWorld is to wait for a Step of it.
         except RequestError:
             world.resets.end(agent)
             raise
@@ -264,6 +287,7 @@ class Session:
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
         """Make the fast reader of further Steps like this one, as our own client sends them."""
+        # A remembered request names the observations of before, and would be answered with these.
         self._wanted = wanted
         self._known.clear()
         specs = agent.observations
@@ -280,6 +304,7 @@ class Session:
                     Code.INVALID_ARGUMENT,
                     "expected a request of one of the protocol's kinds, got one without a payload",
                 )
+            # The fast path of `handle` needs no such check: who may only watch may Step.
             if not self._may_act:
                 self._refuse_acting(kind, request)
             await self._SERVE[kind](self, request, response)
@@ -300,6 +325,8 @@ class Session:
             error = RequestError(Code.INVALID_ARGUMENT, str(problem))
         else:
             frames = "".join(traceback.format_exception(problem))
+            # A fault of this package: an environment's own exceptions come as RequestError. Its traceback is all that a
+            # user can report.
             error = RequestError(Code.INTERNAL, f"the server failed at {kind}: {problem!r}\n{frames}")
         self.last_error = int(error.code)
         self.last_failure = error.message if error.code is Code.INTERNAL else None
@@ -310,6 +337,7 @@ class Session:
         self._gone = True
         if self._agent is not None:
             self._agent.hang_up()
+        # Else the request would go on for up to `reset_world_timeout`, and keep the session open as long.
         if self._waits_for is not None:
             self._waits_for.cancel()
 
@@ -318,6 +346,7 @@ class Session:
         if self._state is SessionState.CLOSED:
             return
         try:
+            # Also where the agent fails to leave, the registry must hear of it: else the connection's worlds stay.
             self._leave(lost=True)
         finally:
             self._move(SessionEvent.END)
@@ -325,6 +354,7 @@ class Session:
 
     def _require(self, event: SessionEvent) -> None:
         if (self._state, event) not in TRANSITIONS:
+            # Every other event is possible in all states but CLOSED.
             remedy = _REMEDY.get(event, "the connection is closed")
             raise RequestError(
                 Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}"
@@ -347,6 +377,7 @@ class Session:
         world = await self._hub.find_world(request.join_world.world_name)
         agent = self._hub.admit(world, request.join_world.settings, ours=bool(self._client_version))
         self._world, self._agent = world, agent
+        # UIDs and specs are those of one world: the same bytes may mean something else here.
         self._codec = self._wanted = None
         self._known.clear()
         self._hub.joined(world, self)
@@ -418,6 +449,7 @@ class Session:
 
     def _wait_for(self, order: ResetOrder) -> None:
         self._waits_for = order
+        # The client may have hung up while the default world was being made, when there was no order to cancel.
         if self._gone:
             order.cancel()
 
@@ -432,6 +464,7 @@ class Session:
 
     def _leave(self, lost: bool = False) -> None:
         agent, world = self._agent, self._world
+        # First of all: an agent that raises while it leaves is not to be asked again.
         self._agent = self._world = None
         if agent is not None and world is not None:
             world.resets.end(agent)
@@ -457,6 +490,7 @@ class Session:
         tree = self._hub.properties().merged(PropertyTree([own]))
         if self._agent is not None:
             tree = tree.merged(self._agent.properties())
+            # All other properties are answered here, also while the environment is in a long call.
             if tree.runs_environment(request):
                 return (await self._agent.answer_property(request)).SerializeToString()
         return tree.answer(request).SerializeToString()
@@ -471,6 +505,7 @@ class Session:
             elif url == CALL_REQUEST_URL:
                 if self._agent is None:
                     raise RequestError(Code.FAILED_PRECONDITION, "a method call needs a world; send JoinWorld first")
+                # Before protobuf makes objects of it, which take many times the memory of the bytes.
                 check_count(data, bridge_pb2.CallRequest)
                 called = await self._agent.call(bridge_pb2.CallRequest.FromString(data))
                 answer = called.SerializeToString()
@@ -505,6 +540,7 @@ def refuse_acting(
         request: The request.
         runs_environment: Whether a request for a property runs code of an environment.
     """
+    # Steps and Resets are a spectator's: it could join in no other role.
     allowed = kind in ("step", "reset", "leave_world")
     if kind == "join_world":
         role = request.join_world.settings["role"] if "role" in request.join_world.settings else pb.Tensor()

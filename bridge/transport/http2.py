@@ -63,6 +63,7 @@ class Http2(Http2Receiver):
         if client:
             sender.outgoing.append(PREFACE)
         sender.frame(FrameType.SETTINGS, 0, 0, b"".join(struct.pack(">HI", *setting) for setting in settings))
+        # SETTINGS change the windows of streams only, not that of the connection (RFC 9113, 6.9.2).
         sender.update_window(0, MAX_WINDOW - INITIAL_WINDOW)
 
     def data_to_send(self) -> list[bytes | memoryview]:
@@ -74,6 +75,7 @@ class Http2(Http2Receiver):
     def open_stream(self, fields: Fields) -> Stream:
         """Open a stream by its header fields. Raises ValueError where they are too many."""
         stream = Stream(self.streams.last + 2, self._stream_window)
+        # First, as it raises where the fields are too many: the table must not hold the stream then.
         self._sender.send_headers(stream, fields)
         return self.streams.open(stream)
 
@@ -91,12 +93,15 @@ class Http2(Http2Receiver):
     def go_away(self, code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Say that no further streams are taken."""
         self.goaway_sent = True
+        # A server, which opens no streams, has none for a client to name: 0.
         payload = struct.pack(">II", self.streams.last if not self._client else 0, code) + reason.encode()[:1000]
         self._sender.frame(FrameType.GOAWAY, 0, 0, payload)
 
     def acknowledge_data(self, stream: Stream, size: int) -> None:
         """Give the peer the window again for bytes that were `deferred`."""
         stream.deferred -= size
+        # A window below 0 is an error for `receive_data` to raise. Here the caller has served a request, and cannot
+        # handle it.
         if stream.reader is not None and 0 <= stream.recv_window < self._stream_window >> 1 and self._recv_window >= 0:
             self._send_window_update(stream)
 
@@ -104,6 +109,8 @@ class Http2(Http2Receiver):
         """Free what the streams hold, at once and without the garbage collector."""
         for stream in list(self.streams.values()):
             self._forget(stream, reset=True)
+            # A call and its stream refer to each other: both would stay until the garbage collector runs, although
+            # their memory is no longer counted.
             stream.owner = None
         self.frame = None
         self._rest = b""

@@ -24,6 +24,7 @@ from bridge.transport.header_fields import HeaderWriter
 __all__ = ["SMALL", "Http2Sender"]
 
 _DATA = FrameType.DATA  # which nearly each frame is
+# Every peer takes as much in one frame. Up to 256 KiB was tried: the copy saved nothing.
 SMALL = 16384
 """Bytes that are sent from one piece of memory: the parts of what is larger must not change before they are sent."""
 
@@ -44,6 +45,8 @@ class Http2Sender:
         self._waiting: set[Stream] = set()
         self.widened = False
         """True if streams that wait may go on: `take_widened` returns them."""
+        # How far any stream, an ended one too, was widened beyond the initial window. By it `on_settings` finds a
+        # window that is too wide without a loop over the streams, which SETTINGS without end would repeat.
         self._widest = 0
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
@@ -53,6 +56,9 @@ class Http2Sender:
     def send_headers(self, stream: Stream, fields: Fields, *, end_stream: bool = False) -> None:
         """Send header fields. Raises ValueError where they are too many for a frame; nothing is sent then."""
         fields = list(fields)
+        # Without Huffman codes, a field takes at most 12 bytes beside its text. It is summed up before the encoder is
+        # called, as a block that is written and not sent would leave the peer's table behind. Blocks of several frames
+        # are not written.
         size = sum(len(name) + len(value) + 12 for name, value in fields)
         if size > self._max_frame_size:
             raise ValueError(f"expected metadata of less than {self._max_frame_size} bytes, got {size}")
@@ -64,11 +70,14 @@ class Http2Sender:
         if stream.local_closed:
             return
         if size <= SMALL:  # which every peer takes in a frame
+            # One piece of memory for a frame: the socket then gets small answers by one `send`, without a list of
+            # parts.
             if size <= self._window and size <= self._initial_window + stream.send_window and not stream.pending:
                 self._window -= size
                 stream.send_window -= size
                 self.outgoing.append(b"".join((FRAME.pack(0, size, _DATA, 0, stream.number), *parts)))
                 return
+            # A copy: the caller may change its arrays before the peer has a window again.
             parts = [b"".join(parts)]
         stream.pending.extend(memoryview(part) for part in parts if len(part))
         self._waiting.add(stream)
@@ -79,6 +88,7 @@ class Http2Sender:
         pending = stream.pending
         while pending:
             window = min(self._window, self._initial_window + stream.send_window, self._max_frame_size)
+            # Below 0 where the peer's settings have made the windows smaller since (RFC 9113, 6.9.2).
             if window <= 0:
                 return False
             parts, size = [], 0
@@ -86,6 +96,7 @@ class Http2Sender:
                 first = pending[0]
                 if len(first) > window - size:
                     parts.append(first[: window - size])
+                    # Slices of a memoryview, so that nothing is copied however small the windows are.
                     pending[0] = first[window - size :]
                     size = window
                 else:
@@ -127,6 +138,7 @@ class Http2Sender:
                 # A stream's window is relative to this one, so that no loop over all streams is needed.
                 if value + self._widest > MAX_WINDOW:
                     raise Http2Error("a stream's window is wider than HTTP/2 allows", ErrorCode.FLOW_CONTROL_ERROR)
+                # Streams go on once all frames that came are read: see `Http2Receiver.receive_data`.
                 self.widened = self.widened or value > self._initial_window
                 self._initial_window = value
             elif key == Setting.MAX_FRAME_SIZE:
@@ -151,4 +163,5 @@ class Http2Sender:
     def take_widened(self) -> list[Stream]:
         """Return the streams that wait, where the window of all of them is wider than when this was called last."""
         self.widened = False
+        # A copy, as sending takes streams out of the set. Without a window of the connection none can send.
         return list(self._waiting) if self._window > 0 else []
