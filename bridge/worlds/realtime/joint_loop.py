@@ -68,8 +68,8 @@ class JointLoop(RealtimeLoop):
         chosen = {}
         for name in self.alive:
             part = self.parts[name]
-            # Read first: `super()._choose` takes the mark away.
             fresh = part.unused
+            # It takes the mark of a fresh action away.
             action = super()._choose(part, now)
             # The last move of a turn-based game is often forbidden in the next turn, and PettingZoo's classic games end
             # the episode for an illegal one. A fresh action is its agent's own affair.
