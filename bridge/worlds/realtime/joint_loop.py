@@ -69,7 +69,7 @@ class JointLoop(RealtimeLoop):
         for name in self.alive:
             part = self.parts[name]
             fresh = part.unused
-            # It takes the mark of a fresh action away.
+            # This takes the mark of a fresh action away, which is read before.
             action = super()._choose(part, now)
             # The last move of a turn-based game is often forbidden in the next turn, and PettingZoo's classic games end
             # the episode for an illegal one. A fresh action is its agent's own affair.
