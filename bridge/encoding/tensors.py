@@ -170,9 +170,8 @@ def _fill_payload(payload: Any, member: str, array: Array) -> None:
         return
     if member in _BUFFERS:
         data = array.tobytes()
-    # Varints of one byte are the bytes of the numbers. For few numbers the list is faster than the three passes of
-    # NumPy.
     elif array.size > 16 and array.min() >= 0 and array.max() < 128:
+        # Varints of one byte are the bytes of the numbers. For few numbers the list is faster than NumPy.
         data = array.astype(np.uint8).tobytes()
     else:
         payload.array.extend(array.ravel().tolist())
@@ -287,8 +286,8 @@ def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
     if len(shape) > _MAX_DIMENSIONS:
         raise TensorError(f"{where}: expected at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}")
     if count != needed:
-        # Accepted by D-11, but a shape of any size takes the peer a few bytes.
         if count == 1 and needed:
+            # Accepted by D-11, but a shape of any size takes the peer a few bytes.
             if needed * flat.itemsize > _MAX_BROADCAST:
                 raise TensorError(
                     f"{where}: a single element for the shape {list(shape)} would fill {needed * flat.itemsize} bytes; "
