@@ -36,6 +36,7 @@ from bridge.worlds.realtime.clocked_world import kept
 from bridge.worlds.recipe import EnvRecipe
 
 __all__ = [
+    "AT_ONCE",
     "Replay",
     "ReplayComparison",
     "Verification",
@@ -46,7 +47,7 @@ __all__ = [
     "verify_stream",
 ]
 
-_AT_ONCE = 512
+AT_ONCE = 512
 """Calls that are read, and compared, at once."""
 
 
@@ -121,8 +122,8 @@ class Replay:
             if call < start:
                 self._make_calls(call)
         numbers, kinds, lanes = (self.stream.column(name) for name in ("call", "kind", "lane"))
-        for first in range(start, stop, _AT_ONCE):
-            rows = np.arange(*np.searchsorted(numbers, [first, min(first + _AT_ONCE, stop)]))
+        for first in range(start, stop, AT_ONCE):
+            rows = np.arange(*np.searchsorted(numbers, [first, min(first + AT_ONCE, stop)]))
             rows = rows[kinds[rows] < Kind.CALL]
             cells = zip(numbers[rows].tolist(), lanes[rows].tolist(), self.stream.samples("action", rows), strict=True)
             for call, part in itertools.groupby(cells, lambda cell: cell[0]):
@@ -435,7 +436,7 @@ class ReplayComparison:
     def all(self, replayed: Iterator[tuple[int, Row]]) -> dict[int, str]:
         """Compare calls, to the last also after one that differs; return as `difference`."""
         found: dict[int, str] = {}
-        while part := list(itertools.islice(replayed, _AT_ONCE)):
+        while part := list(itertools.islice(replayed, AT_ONCE)):
             # After a difference the rest is run and not compared: the next seeded reset needs the environment to have
             # gone on.
             found = found or self.difference(part)
