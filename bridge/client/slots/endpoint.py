@@ -57,6 +57,13 @@ class EndpointEvent(enum.Enum):
 
 _S, _E = EndpointState, EndpointEvent
 
+# Each world of an endpoint is joined, stepped and lost by itself, so events of several worlds mix, and any event may
+# follow any other: the table has a row for each pair.
+#
+# The latest event decides, with these exceptions. An observation of a world that was there before says nothing about
+# room for another one, or about who is let in. While an environment fails, a world can still be joined, or find the
+# server full: neither shows that its resets work again. A server that drains refuses worlds and may still fail, but
+# nothing brings it back: only its end, or a world that was joined at its URL, shows that it is over.
 TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.UNTRIED, _E.JOINED): _S.UP,
     (_S.UNTRIED, _E.OBSERVED): _S.UP,  # of a world of a URL that is an endpoint of the directory since
@@ -117,10 +124,12 @@ _TROUBLE = frozenset({_E.NO_ROOM, _E.RAISED, _E.GONE, _E.REFUSES, _E.DRAINS})
 
 def event_of(error: RemoteError) -> EndpointEvent:
     """Return what the end of an attempt, or of a connection, says of the endpoint."""
+    # The first question, for this is a RefusedError too.
     if isinstance(error, EnvironmentFailedError):
         return EndpointEvent.RAISED
     if isinstance(error, PeerError):  # it breaks the protocol, or has other spaces
         return EndpointEvent.REFUSES
+    # A server that is stopping refuses worlds by UNAVAILABLE: soon nobody answers there.
     if not isinstance(error, RefusedError) or error.code == Code.UNAVAILABLE:
         return EndpointEvent.GONE
     return EndpointEvent.NO_ROOM if error.code == Code.RESOURCE_EXHAUSTED else EndpointEvent.REFUSES
@@ -148,10 +157,12 @@ class EndpointRecord:
     @property
     def rank(self) -> tuple[bool, float]:
         """The key to sort endpoints by: those that are well first, and the last to fail last."""
+        # `failed_at` outlasts the trouble: one that is up again does not come behind others for it.
         return self.state not in _WELL, -math.inf if self.state in _WELL else self.failed_at
 
     def tried(self, now: float, patience: float) -> None:
         """Take note that a world is tried there, whose attempt ends within `patience` seconds."""
+        # Where it is well, as many worlds as there is room for are tried at a time.
         if self.state not in _WELL:
             self.trial_until = now + patience
 
@@ -164,6 +175,8 @@ class EndpointRecord:
             pause: Gives the seconds until the next attempt for the number of failures in a row.
         """
         before, self.state = self.state, TRANSITIONS[self.state, event]
+        # JOINED changes neither pause nor count: a server that takes each world and then loses it, or whose environment
+        # raises in each reset, is tried in growing pauses too. OBSERVED shows that all of it works.
         if event in _TROUBLE:
             if event is EndpointEvent.DRAINS:
                 self.retry_at = now + _DRAINING

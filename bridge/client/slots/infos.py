@@ -26,6 +26,7 @@ def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, la
         num_envs: The number of slots.
     """
     for key, value in block.items():
+        # Only a mask if there is what it masks: an info may have keys of its own that begin with an underscore.
         if key.startswith("_") and key[1:] in block:
             continue
         mask = np.asarray(block.get(f"_{key}", np.ones(lanes, np.bool_)))
@@ -35,6 +36,7 @@ def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, la
             array = np.asarray(value)
             if key not in infos:
                 shape = (num_envs, *array.shape[1:])
+                # As `VectorEnv._add_info` fills slots without the key.
                 infos[key] = np.full(shape, None) if array.dtype == object else np.zeros(shape, array.dtype)
             infos[key][offset : offset + lanes][mask] = array[mask]
         infos.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))[offset : offset + lanes] |= mask
@@ -56,6 +58,7 @@ def lane_info(block: Mapping[str, Any] | list[dict[str, Any]], lane: int) -> dic
             item = value[lane]
             if isinstance(item, np.bool_) and value.ndim == 1 and value.dtype == np.bool_:
                 item = bool(item)  # as it was before it was joined
+            # A view would keep the arrays of all lanes alive, and share memory with them.
             info[key] = item.copy() if isinstance(item, np.ndarray) else item
     return info
 
@@ -67,8 +70,10 @@ def pick_lanes(blocks: Sequence[Mapping[str, Any] | list[dict[str, Any]]]) -> di
         blocks: Infos of all lanes of the world, arrays with their `_key` masks or lists of dicts, one for each lane.
     """
     lanes, joined = len(blocks), dict[str, Any]()
+    # Most lanes share a block: each is merged once, with all of its lanes.
     for block in {id(block): block for block in blocks}.values():
         if isinstance(block, list) or not _joins(joined, block):
+            # An array has one dtype: where a key has values of several types, or shapes, a list of dicts keeps them.
             return [lane_info(own, lane) for lane, own in enumerate(blocks)]
         chosen = np.array([own is block for own in blocks])
         merge_lanes(joined, _only(block, chosen), 0, lanes, lanes)
@@ -117,6 +122,7 @@ def batch_interventions(infos: dict[str, Any], owns: Sequence[Mapping[str, Any]]
     count = len(owns)
     try:
         empty: Any = create_empty_array(space, count)
+        # A copy, because these rows are views, and `concatenate` writes into `empty` while it reads them.
         rows = list(iterate(batch_space(space, count), copy.deepcopy(empty)))
         rows = [own.get(ACTION, row) for own, row in zip(owns, rows, strict=True)]
         infos[ACTION] = concatenate(space, rows, empty)

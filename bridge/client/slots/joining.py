@@ -34,10 +34,12 @@ def join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int 
         RemoteError: One cannot be joined.
     """
     places = {(request.address.scheme, request.address.target) for request in requests}
+    # Set before the first remote is made: it decides whether remotes open a socket each, or share one.
     pool.shared = len(places) < max(len(requests), num_envs or 0)
     _Join(pool, requests).run()
     if num_envs is None:
         return
+    # How many lanes a world has is known only now, and with it how many worlds make up `num_envs`.
     have = pool.num_envs
     if have < num_envs and (num_envs - have) % have == 0:
         _Join(pool, list(requests) * ((num_envs - have) // have)).run()
@@ -70,11 +72,13 @@ class _Join:
         began = now = time.monotonic()
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
+            # Not `pool.gather`: it would let the policy connect again what fails, and here a failure is raised.
             pool.poller.ready(min(began + pool.timeout, now + min(LOOK, _LOOK)) - time.monotonic())
             pool.drain()
             now = time.monotonic()
             for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
                 self._on_silent(member)
+            # A list, because the loop takes members out of `missing`.
             for member in [member for member in missing if member.phase not in CONNECTING]:
                 if member not in missing:  # it was dropped, because one that was joined before has more lanes
                     continue
@@ -94,6 +98,7 @@ class _Join:
                 if now >= log_at:
                     log_at = now + _LOG
                     _log.warning("%s", text)
+        # At the end, because slots are numbered in the order of the requests, not in that of the answers.
         pool.place_members()
 
     def _begin_more(self, now: float) -> bool:
@@ -111,6 +116,8 @@ class _Join:
         """Join a world of a server that answers in place of a silent one, where their URLs ask for the same."""
         request = self._pool.policy.stand_in(member)
         if request is not None:
+            # A black hole, such as a firewall that drops packets, gives no error: without this, the user waits
+            # `timeout` seconds for a training that the other servers could carry.
             text = "%s has not said anything within %g s: %s stands in for it"
             _log.warning(text, member.remote.url, self._pool.policy.connect_timeout, request.address.url)
             self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
@@ -130,6 +137,7 @@ def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None)
         RemoteError: No endpoint can be joined.
     """
     pool.policy.placement = placement
+    # The only reading that is waited for: it has to say which endpoints there are.
     count = len(placement.watch.wait(time.monotonic(), pool.timeout))
     if num_envs is not None:
         placement.check_room(num_envs)
@@ -168,6 +176,7 @@ class _DirectoryJoin(_Join):
             if not self._lanes:  # one look for all of them
                 for untried in placement.choose_untried(load, most - len(pool.members), now):
                     self._add(untried)
+            # A directory may list several environments: each gets its share of the worlds, whatever the others lack.
             have, nowhere = Counter(member.kind for member in pool.members), set()
             for kind in placement.kinds(self._wanted):
                 if have[kind] > 0:
@@ -198,15 +207,18 @@ class _DirectoryJoin(_Join):
             self._wanted, rest = divmod(self._num_envs, lanes)
             if rest:
                 raise SettingError(f"num_envs={self._num_envs} is no multiple of the {lanes} lanes of each world")
+        # They were asked while nobody knew that a world has several lanes: fewer worlds are enough.
         for other in list(self._missing)[self._wanted - 1 :]:
             del self._missing[other]
             self._pool.drop(other)
 
     def _on_silent(self, member: Member) -> None:
+        # Another endpoint takes its place: a directory has more of them, so nobody waits for `timeout`.
         late = member.remote.late("to join a world", self._pool.policy.connect_timeout)
         self._pool.lose(member, member.remote.give_up(late))
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
+        # The last one is raised if no endpoint is left.
         self._error = error
         self._failures += 1
         self._pool.drop(member)

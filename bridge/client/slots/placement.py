@@ -81,6 +81,7 @@ class Placement:
         def order(endpoint: Endpoint) -> tuple[Any, ...]:
             record, count = records[endpoint.key], load.slots.get(endpoint.key, 0)
             untried = proven and record.state is EndpointState.UNTRIED
+            # To even out, the count comes first: by its record, a server that is back is in trouble until it is tried.
             return (count, *record.rank) if at_most is not None else (*record.rank, untried, count)
 
         free = self._free(load, lanes, now, kind)
@@ -94,6 +95,7 @@ class Placement:
     def choose_untried(self, load: Load, count: int, now: float) -> list[Endpoint]:
         """Return up to so many endpoints that no world was tried at, in the directory's order; count them in `load`."""
         untried = (e for e in self._free(load, 1, now) if self._records[e.key].state is EndpointState.UNTRIED)
+        # One with slots is being tried just now.
         found = [endpoint for endpoint in untried if not load.slots.get(endpoint.key)]
         for endpoint in found[:count]:
             load.slots[endpoint.key] += 1
@@ -123,10 +125,13 @@ class Placement:
             key = endpoint.key
             if endpoint.draining or not records[key].may_try(now):
                 continue
+            # A server tells its clients that it drains before the directory is read again, if the directory knows of it
+            # at all. By the URL, not the key: the next server of that name may be listed already.
             if draining and shown_url(endpoint.url) in draining:
                 continue
             if kind is not None and endpoint.kind != kind:
                 continue
+            # Without a number the server itself says whether it is full.
             if endpoint.slots is None or slots.get(key, 0) + lanes <= endpoint.slots:
                 yield endpoint
 
@@ -134,6 +139,7 @@ class Placement:
         """Raise SettingError where the endpoints say that they cannot carry so many slots."""
         slots = [endpoint.slots for endpoint in self.watch.endpoints if not endpoint.draining]
         room = sum(number for number in slots if number is not None)
+        # Told at once where all of them say how much they carry: else the join would fail at the last worlds.
         if None not in slots and room < num_envs:
             raise SettingError(
                 f"expected endpoints with room for num_envs={num_envs} slots, got room for {room} on {len(slots)} of "

@@ -151,6 +151,7 @@ class SlotPolicy:
         record = self.left.get(member.remote.url)
         if record is None or not record.handle(event, now, lambda failures: pause(failures + _PAUSES_SKIPPED)):
             return
+        # Of a list the departure of each slot is logged where it leaves; of a directory `Placement` logs all changes.
         if record.state is EndpointState.UP:
             _log.warning("%s is up again", member.remote.url)
 
@@ -159,6 +160,7 @@ class SlotPolicy:
         member.failures += 1
         self.saw(member, event_of(error), now, str(error).partition("\n")[0])
         if self.placement is not None:
+            # A server that was replaced may have another URL by now: the directory is read before its period is over.
             self.placement.watch.poll(now, soon=True)
         wait = pause(member.failures)
         member.retry_at = member.remote.record.lost(now, wait, str(error), established=established)
@@ -166,6 +168,7 @@ class SlotPolicy:
     def refused(self, member: Member, error: RemoteError, now: float) -> None:
         """Take note that a Reset or Step was refused; the first time it is reset again at once."""
         member.failures += 1
+        # A reset that fails now and then says nothing about the server: its state changes after three in a row.
         if member.fails_every_reset:
             self.saw(member, event_of(error), now, str(error).partition("\n")[0])
         member.retry_at = now + (pause(member.failures - 1) if member.failures > 1 else 0.0)
@@ -187,6 +190,7 @@ class SlotPolicy:
                     elsewhere = self.placement.any_well(member.kind)
                 if elsewhere:
                     continue  # its next reset is there
+            # A caller that catches the error and goes on gets further attempts, without the settings that were refused.
             member.error, member.refusal, member.failures, member.settings = None, None, 0, None
             return error
         return None
@@ -202,12 +206,14 @@ class SlotPolicy:
             yield from self._look_for_moves(now)
         for member in self.members:
             phase = member.phase
+            # Every phase that is not named here waits for the user's next call.
             if phase in OFFLINE:
                 # Who has an end to tell takes no spare: its next episode begins once that was told.
                 spare = None if phase in CUT else self.ready_spare(member)
                 if spare is None:
                     yield from self._connect(member, now)
                 else:
+                    # The two swap their remotes: the spare gets the lost one, with its pauses and its error.
                     spare.failures, spare.retry_at = member.failures, member.retry_at
                     spare.error, member.failures = member.error, 0
                     # Of a directory the change of the endpoint's state was told, and a line a slot would be too many.
@@ -220,7 +226,9 @@ class SlotPolicy:
                     yield from self._begin(member, now)
             elif phase in WAITING and self._is_late(member, now):
                 yield GiveUp(member)
+        # A copy, because the pool takes a dropped one out of the list before the loop goes on.
         for spare in tuple(self.spares):
+            # It was connected to one server for the sake of another. The next look chooses again, perhaps a third one.
             if spare.phase is SlotPhase.OFFLINE and spare.relieves is not None:
                 yield DropSpare(spare)
             elif spare.phase is SlotPhase.OFFLINE:
@@ -253,6 +261,7 @@ class SlotPolicy:
         Of a list of URLs only those with the same path, query and agent stand in for each other.
         """
         mine = member.remote.request
+        # A list has no records of endpoints: that a server is well shows in the slots that run there.
         others = [other.remote.request for other in self.members if _is_joined(other) and not other.failures]
         load = Counter(request.address.url for request in others)
         same = (request for request in others if mine.kind is not None and request.kind == mine.kind)
@@ -261,13 +270,16 @@ class SlotPolicy:
 
     def stood_in_for(self, member: Member, event: EndpointEvent, now: float) -> None:
         """Take note that a slot of a list leaves its server because of `event`; once that is up it goes back there."""
+        # A slot may leave a second server while it is away from its own: it goes back to the first.
         member.home = member.home or member.remote.request
         self.left.setdefault(member.remote.url, EndpointRecord())
         self.saw(member, event, now)
+        # A list without spares has had nothing to look for so far: its `look_at` was infinite.
         self.look_at = min(self.look_at, now)
 
     def _is_late(self, member: Member, now: float) -> bool:
         """Tell whether an answer is late: a server that is silent is waited for less where there are others."""
+        # `allowance` is looked up only here: the check is frequent, and nearly no answer is late.
         if now > member.deadline:
             return now > member.deadline + member.remote.allowance
         silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
@@ -276,14 +288,17 @@ class SlotPolicy:
     def _connect(self, member: Member, now: float) -> Iterator[Decision]:
         """Connect a world that has no connection, if it is due: of a directory, to the endpoint that suits best now."""
         placement = self.placement
+        # Each world of a list has its own URL, and so has a spare that the user named.
         if placement is None or member.endpoint is None:
             if now >= member.retry_at:
                 yield Connect(member, None)
             return
+        # Its own slots are no load: else an endpoint with room for just these would look full to it.
         others = [other for other in self.everybody() if other is not member]
         proven = member.failures > 0
         endpoint = placement.choose(Load(others), member.lanes, now, self.timeout, member.kind, proven=proven)
         if endpoint is None:
+            # Nothing is free: perhaps a server was started since the last reading.
             placement.watch.poll(now, soon=True)
             return
         if endpoint.key != member.endpoint and member.start != SPARE:
@@ -320,6 +335,7 @@ class SlotPolicy:
             self.saw(member, EndpointEvent.DRAINS, now)
         self.lanes_leave = any(not member.single for member in leaving)
         for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
+            # The user asked for this spare, so it stays, and waits for the next server at its URL.
             if placement is None and spare.relieves is None:
                 yield from self._come_back_later(spare, now)
             else:
@@ -334,12 +350,14 @@ class SlotPolicy:
         leaving += [member for member in joined if member.fails_every_reset]
         if leaving:
             load = Load(self.everybody())
+            # Each spare that there is already replaces one of them.
             for member in leaving[len(self.spares) :]:
                 endpoint = placement.choose(load, member.lanes, now, self.timeout, member.kind)
                 if endpoint is not None and endpoint.key != member.endpoint:
                     yield AddSpare(endpoint, member.lanes)
         for spare in [spare for spare in self.spares if spare.relieves is None][len(leaving) :]:
             yield DropSpare(spare)
+        # First the slots that have to go: they take the room that there is.
         if not leaving and now >= self.even_at:
             self.even_at = now + _EVEN_PERIOD
             yield from self._even_out(placement, now)
@@ -363,6 +381,7 @@ class SlotPolicy:
             crowded = [key for key in kinds if key is not None and kinds[key] == kind]
             for _ in range(_MOST_RELIEFS - len(self.spares)):
                 most = max(crowded, key=lambda key: load.slots[key])
+                # With a difference of one a move would only turn it round, and slots would go back and forth for ever.
                 endpoint = placement.choose(load, 1, now, self.timeout, kind, at_most=load.slots[most] - 2)
                 if endpoint is None:
                     break
@@ -376,6 +395,7 @@ class SlotPolicy:
         Lanes never go back by themselves, because it would cut episodes.
         """
         away = Counter(_relieved_by(member) for member in self.members if member.home is not None and member.single)
+        # Each spare stands for one slot that is to go back. There are too many if the slot was lost or moved meanwhile.
         for spare in [spare for spare in self.spares if spare.relieves is not None]:
             away[spare.relieves] -= 1
             if away[spare.relieves] < 0:
@@ -397,6 +417,7 @@ class SlotPolicy:
     def before_episode(self, member: Member, now: float) -> Iterator[Decision]:
         """Let the next episode of a world begin elsewhere, if its server drains or its environment always fails."""
         leaves = self.is_leaving(member) or (self.placement is not None and member.fails_every_reset)
+        # The lanes outside of the mask go on with their episodes, which a move would cut.
         if "reset_mask" in (member.settings or {}):
             return
         if leaves:
@@ -409,6 +430,7 @@ class SlotPolicy:
             replacement = self._connecting_elsewhere(member, self.placement, now)
             if replacement is None:
                 endpoint = self.placement.choose(Load(self.everybody()), member.lanes, now, self.timeout, member.kind)
+                # One that has failed could cost the slot the server that it has: the episode begins where it is.
                 if endpoint is None or not self.placement.is_well(endpoint.key):
                     return
                 yield AddSpare(endpoint, member.lanes)
@@ -441,6 +463,7 @@ class SlotPolicy:
         if replacement in self.spares:  # it has a server of its own in the list
             yield from self._come_back_later(replacement, now)
         _log.info("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
+        # Where the replacement is still being joined, the episode begins when that is done.
         if member.phase is SlotPhase.IDLE:
             yield Begin(member, True)
 

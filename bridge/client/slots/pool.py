@@ -85,6 +85,7 @@ class Pool:
             RemoteTimeoutError: Some did not come within `timeout` seconds; it names their URLs.
             RemoteError: A remote refused, or was lost.
         """
+        # A dict keeps the order, so that errors name the URLs in the order of the remotes.
         missing = dict.fromkeys(remotes)
         deadline = time.monotonic() + self.timeout
         extra = None
@@ -108,9 +109,11 @@ class Pool:
                 urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
                 reason = next(iter(missing)).late(purpose, self.timeout).reason
                 raise RemoteTimeoutError(urls, reason) from None
+            # Also for a remote that nobody waits for: its session matches answers to requests by their order.
             event = source.receive(number, what, arrived)
             if event is None or source not in missing:
                 continue
+            # A refused question is a `Replied` too: its error is raised below.
             if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
                 del missing[source]
                 found[source] = event
@@ -135,6 +138,7 @@ class Pool:
         Returns:
             The seconds until the next look.
         """
+        # If the owner is in a call, that call does the same. The thread waits for nobody: it serves all pools.
         if self.turn.acquire(blocking=False):
             try:
                 self._work_between_calls()
@@ -151,11 +155,13 @@ class Pool:
             try:
                 source.receive(number, what, arrived)
             except RemoteError as error:
+                # Nobody is here to raise it to. The owner's next call finds the connection lost.
                 source.give_up(error)
 
     def close(self, remotes: Iterable[Remote], timeout: float) -> None:
         """Leave the worlds of remotes and end their connections, within `timeout` seconds in all."""
         if self.in_flight:
+            # The poller looks often only for Steps in flight, of which none is left.
             self.poller.renew_every = math.inf
             keepalive.remove(self)
         leaving, deadline = list(remotes), time.monotonic() + timeout

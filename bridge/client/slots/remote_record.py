@@ -84,14 +84,18 @@ class RemoteRecord:
             When to try again.
         """
         self.reason = reason
+        # Attempts that fail while it is away do not begin another absence.
         if self.away_since is None:
             self.away_since = now
+        # Only connections that were made count: to a server that is not there, the growing pauses are enough. One that
+        # takes each connection and loses it would be joined again and again, as each success ends the row of failures.
         if established:
             self.losses += 1
             self._recent.append(now)
             while self._recent and now - self._recent[0] > BREAKER_WINDOW:
                 self._recent.popleft()
             if len(self._recent) >= BREAKER_LOSSES:
+                # After the rest it has as many losses again.
                 self._recent.clear()
                 self.rests_until = now + BREAKER_REST
         return max(now + pause, self.rests_until)

@@ -36,9 +36,11 @@ def slot_states(members: Sequence[Member], num_envs: int) -> Array:
     """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
     found = [member.state for member in members]
     states = np.fromiter(found, np.int64, len(found))
+    # Only then some world has several lanes: nearly always there is nothing to repeat.
     if len(members) < num_envs:
         states = np.repeat(states, [member.lanes for member in members])
     for member, state in zip(members, found, strict=True):
+        # In real time each lane of a running world may be between two episodes.
         realtime = member.remote.realtime if state is SlotState.RUNNING else None
         if realtime is not None and realtime.resetting is not None:
             states[member.slots][realtime.resetting] = SlotState.RESETTING
@@ -65,6 +67,7 @@ def flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) 
             ("seconds_away", report.seconds_away),
         ):
             key = f"servers/{report.url}/{name}"
+            # Several remotes may be at one server.
             found[key] = found.get(key, 0.0) + float(value)
     return found
 

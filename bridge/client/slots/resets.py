@@ -37,8 +37,10 @@ def further_seeds(seeds: Sequence[int | None], start: int, episode: int) -> list
         episode: Its number since that reset.
     """
     if all(seed is None for seed in seeds):
+        # The user wants no certain episodes: then nothing is sent.
         return None
     return [
+        # From all three numbers: else two slots with one seed, or two episodes of a slot, would be alike.
         None if seed is None else int(np.random.SeedSequence([seed, start + lane, episode]).generate_state(1)[0])
         for lane, seed in enumerate(seeds)
     ]

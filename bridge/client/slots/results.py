@@ -51,6 +51,7 @@ class InfoJoiner(VectorEnv[Any, Any, Any]):
                 if not isinstance(self.infos.get(key), np.ndarray):
                     raise
                 array, mask = self.infos[key].astype(object), self.infos[f"_{key}"]
+                # As in Gymnasium's arrays of objects, where slots without the key hold None.
                 array[~mask] = None
                 self.infos[key] = array
                 self.infos = self._add_info(self.infos, {key: value}, slot)
@@ -103,6 +104,7 @@ class Results:
         stacked = self._stack_answers()
         for member, rows in self._places:
             answer, start = member.answer, rows.start
+            # Its remote is away, or it was asked for nothing.
             if answer is None:
                 if member.error is not None:
                     self._cut_off(member, rows)
@@ -118,6 +120,7 @@ class Results:
                 else:
                     info = answer.reader.read_into(answer.message, batch, start, member.remote.now())
             except RemoteError as error:
+                # Only this remote sent what its space cannot hold: the others' answers are here, and are handed out.
                 pool.lose(member, member.remote.give_up(error))
                 self._cut_off(member, rows)
                 continue
@@ -125,6 +128,7 @@ class Results:
             self._any_info = self._any_info or bool(info)
             realtime = member.remote.realtime
             resetting = None if realtime is None else realtime.resetting
+            # In real time the server answers for all lanes as soon as one has an observation.
             valid[rows] = True if resetting is None else ~resetting
             infos.append((member, start, info))
             if stepped and not member.single and pool.policy.lanes_leave:
@@ -134,6 +138,7 @@ class Results:
         """Write all answers of the same template into the batch at once, but for their infos; return them by row."""
         alike: dict[Any, tuple[StepReader, list[int], list[StepAnswer]]] = {}
         for column in self.batch.columns:
+            # Spaces of text, graphs and sequences have lists of rows, which cannot be written at once.
             if not isinstance(column, np.ndarray):
                 return {}
         for member, rows in self._places:
@@ -162,6 +167,7 @@ class Results:
         """
         before = member.remote
         self._pool.execute(self._pool.policy.after_step(member, time.monotonic()))
+        # No replacement stands ready yet: a later step moves it.
         if member.remote is before:
             return
         cut: Array = ~self.ended[rows]
@@ -179,6 +185,7 @@ class Results:
         if error is None:
             return
         self.errors.update(dict.fromkeys(range(rows.start, rows.stop), error))
+        # Once: from then on the row is None, with the reason, until the world is back.
         if member.phase in CUT:
             member.handle(SlotEvent.TOLD)
             member.remote.record.episodes_lost += member.lanes
@@ -213,6 +220,7 @@ class Results:
         return infos
 
     def _merged(self) -> dict[str, Any]:
+        # The infos of one world of lanes are batched already, by the server's vector environment.
         if len(self._places) == 1 and self._infos and not self._infos[0][0].single:
             info = self._infos[0][2]
             if isinstance(info, dict):
@@ -232,6 +240,7 @@ class Results:
                     else {key: value for key, value in info.items() if key not in (ACTION, f"_{ACTION}")}
                 )
             if member.single:
+                # Below, all of them at once: here each of these numbers would be a call of `_add_info`.
                 if only_single and member.remote.realtime is not None and "latency" in info:
                     times.append((start, info["latency"]))
                     info = {key: value for key, value in info.items() if key != "latency"}
@@ -249,6 +258,7 @@ class Results:
         own: list[dict[str, Any]] = [{} for _ in range(self.size)]
         for member, start, info in self._infos if self._any_info else ():
             for lane in range(member.lanes):
+                # A copy: below it may get keys that are no part of what was received.
                 own[start + lane] = dict(info) if member.single else lane_info(info, lane)
         for slot, error in self.errors.items():
             own[slot]["error"] = str(error)
@@ -278,6 +288,7 @@ class Results:
         Raises:
             ConnectionLostError: A slot never had one.
         """
+        # The reward and flags of the last answer were handed out with it: this time they are written into copies.
         flags = self.batch.rewards.copy(), self.batch.terminations.copy(), self.batch.truncations.copy()
         only_columns = Batch(self.batch.columns, *flags)
         for member, rows in self._places:

@@ -108,9 +108,24 @@ class SlotEvent(enum.Enum):
 
 _P, _E = SlotPhase, SlotEvent
 
+# The stepper asks (BEGIN, RENEW, STEP) and hands results out (HANDED, END, TOLD). The remote's session answers (JOINED,
+# ANSWER, REFUSED, LOST). The policy connects and moves (CONNECT, MOVE, MOVE_AHEAD). A pair without a row is a mistake
+# of this package, and raises KeyError.
+#
+# A user may call reset() at any time: so every state of a joined world takes BEGIN. It gives up what runs there, and no
+# episode counts as cut, because the user ended it. The next episode may begin elsewhere, if the server drains or fails:
+# so MOVE and MOVE_AHEAD stand beside each BEGIN. Only a spare that stands ready takes over the slots of a lost world:
+# so OFFLINE has no MOVE_AHEAD.
+#
+# Every state takes LOST, also those without a connection: a call that gives up late worlds does not look which of them
+# the keepalive thread has found to be lost already. In the middle of an episode LOST and REFUSED lead to a cut state.
+# Those take no BEGIN and no MOVE: if the next episode began before the end of this one was told, a trainer would join
+# both into one.
+#
+# END is for single environments. Lanes begin their next episodes by themselves: so RENEWED has no END.
 TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.OFFLINE, _E.CONNECT): _P.CONNECTING,
-    (_P.OFFLINE, _E.LOST): _P.OFFLINE,
+    (_P.OFFLINE, _E.LOST): _P.OFFLINE,  # it was lost while a call still waited for it
     (_P.OFFLINE, _E.MOVE): _P.IDLE,  # a spare takes over
     (_P.CONNECTING, _E.JOINED): _P.IDLE,
     (_P.CONNECTING, _E.LOST): _P.OFFLINE,
@@ -119,6 +134,7 @@ TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.IDLE, _E.LOST): _P.OFFLINE,
     (_P.IDLE, _E.MOVE): _P.IDLE,
     (_P.IDLE, _E.MOVE_AHEAD): _P.CONNECTING,
+    # reset() was called again before the first observation came. The session drops the answer to the older Reset.
     (_P.RESETTING, _E.BEGIN): _P.RESETTING,
     (_P.RESETTING, _E.ANSWER): _P.BEGUN,
     (_P.RESETTING, _E.REFUSED): _P.IDLE,
@@ -133,7 +149,7 @@ TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.BEGUN, _E.MOVE): _P.IDLE,
     (_P.BEGUN, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.RUNNING, _E.BEGIN): _P.RESETTING,
-    (_P.RUNNING, _E.RENEW): _P.RENEWING,
+    (_P.RUNNING, _E.RENEW): _P.RENEWING,  # SAME_STEP, where some lanes ended
     (_P.RUNNING, _E.STEP): _P.STEPPING,
     (_P.RUNNING, _E.REFUSED): _P.CUT_IDLE,  # in real time an action may be refused by itself
     (_P.RUNNING, _E.LOST): _P.CUT_OFFLINE,
@@ -141,7 +157,7 @@ TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.RUNNING, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.STEPPING, _E.BEGIN): _P.RESETTING,
     (_P.STEPPING, _E.ANSWER): _P.ANSWERED,
-    (_P.STEPPING, _E.REFUSED): _P.CUT_IDLE,
+    (_P.STEPPING, _E.REFUSED): _P.CUT_IDLE,  # its environment raised: the world stays, the episode does not
     (_P.STEPPING, _E.LOST): _P.CUT_OFFLINE,
     (_P.STEPPING, _E.MOVE): _P.IDLE,
     (_P.STEPPING, _E.MOVE_AHEAD): _P.CONNECTING,
@@ -195,6 +211,7 @@ CONNECTING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING})
 _OWED = frozenset({_P.STEPPING, _P.ANSWERED})
 _DROPS = frozenset({_E.BEGIN, _E.REFUSED, _E.LOST, _E.MOVE, _E.MOVE_AHEAD})
 
+# A cut slot reads as what its world is: the end that is not told yet is in the flags of the next step.
 _STATE_OF: Mapping[SlotPhase, SlotState] = {
     **dict.fromkeys(SlotPhase, SlotState.RUNNING),
     **dict.fromkeys(OFFLINE, SlotState.LOST),
@@ -264,10 +281,12 @@ class Member:
 
     def handle(self, event: SlotEvent) -> None:
         """Take an event: change the state as the table says, and count a step whose result nobody will have."""
+        # Before the state changes: the old one says whether a step was outstanding.
         if event in _DROPS:
             if self.phase in _OWED:
                 self.remote.record.steps_lost += self.lanes
             if self.answer is not None:
+                # In real time it may hold the records of ended episodes, which the server sends once.
                 self.remote.salvage(self.answer.message)
                 self.answer = None
         self.phase = TRANSITIONS[self.phase, event]
@@ -288,9 +307,11 @@ class Member:
 
     def handed(self, *, ended: bool) -> None:
         """Take note that the answer was handed out, and whether it ended the episode."""
+        # BEGUN and RENEWED hold the answers to Resets, which `steps_asked` does not count.
         if self.phase is SlotPhase.ANSWERED:
             self.remote.record.steps_received += self.lanes
         self.phase = TRANSITIONS[self.phase, SlotEvent.END if ended else SlotEvent.HANDED]
+        # An observation shows that its world is well again, whatever it was lost by.
         self.last, self.answer, self.error = self.answer, None, None
 
     @property
@@ -306,6 +327,7 @@ class Member:
     @property
     def fails_every_reset(self) -> bool:
         """True if its environment raised in each of the last attempts to reset it."""
+        # Settings that are refused are no sign of a broken environment: `permanent_error` raises those at once.
         return isinstance(self.refusal, EnvironmentFailedError) and self.failures >= _RESET_ATTEMPTS
 
     @property

@@ -64,10 +64,12 @@ class Slots:
         self.pool = pool
         """Waits for the remotes."""
         try:
+            # Else the keepalive thread would take the answers to the join, as it does between calls.
             with pool.turn:
                 connect()
                 for world_request in standing_by:
                     pool.add(world_request, spare=True)
+        # KeyboardInterrupt too: without an object there is nobody to close the connections.
         except BaseException:
             pool.close_all(0.5)
             raise
@@ -92,6 +94,7 @@ class Slots:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        # The episodes are those of the original, or of the parent process.
         self.stepper.begin_anew()
         self._begin_anew()
 
@@ -119,6 +122,7 @@ class Slots:
             if not self._timed_out or (call != "reset" and self.pending != "call"):
                 remedy = f"call {self.pending}_wait" + (" again, or reset" if self._timed_out else " first")
                 raise AlreadyPendingError(f"{call} while a {self.pending} is pending; {remedy}", self.pending)
+            # The call is given up. Its answers may still come, and must not be taken for those to the next question.
             for member in () if self._question is None else self._question.missing:
                 member.remote.session.abandon_questions()
             self.pending, self._timed_out, self._question = None, False, None
@@ -149,6 +153,7 @@ class Slots:
                 over = pending == "call" and self._question is None
                 raise
             finally:
+                # Also where another error is raised: a call that failed cannot be waited for again.
                 self.pending, self._timed_out = None if over else pending, not over
 
     def close(self) -> None:
@@ -221,7 +226,9 @@ class Slots:
         """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
         asked = range(self.pool.num_envs) if slots is None else slots
         lanes = self._lanes_of(asked)
+        # A loss that was not handled yet would let the request wait for its whole timeout.
         self.pool.drain()
+        # All are checked before one is asked: else some environments would be called, and the caller would not know.
         for member in lanes:
             if not member.remote.connected or member.phase in CONNECTING:
                 raise ConnectionLostError(
@@ -245,6 +252,7 @@ class Slots:
                 if source in missing:
                     del missing[source]
                     question.answers[source] = event.message
+                # The others are waited for all the same: what is left over would count as answers to the next question.
                 question.failure = question.failure or event.error
             elif event is not None:
                 pool.handle(event, source)
@@ -259,6 +267,7 @@ class Slots:
     def _late(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
         pool, late = self.pool, list(question.missing)
         reason = f"no answer to {question.purpose} within {pool.timeout if timeout is None else timeout:g} s"
+        # With a timeout of the caller's own the call stays pending, and can be waited for again.
         if timeout is None:
             for member in late:
                 pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))

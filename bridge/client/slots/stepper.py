@@ -82,9 +82,12 @@ class Stepper:
             check_mask(mask, self.pool.num_envs)
         self._all_running, self._stepped = False, None
         self.pool.drain()
+        # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
         plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
         for member in self.pool.members:
+            # Before the first reset no slot has an episode that a mask could spare.
             chosen = None if mask is None or not self.pool.started else mask[member.slots]
+            # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
             if member.phase is SlotPhase.STEPPING and chosen is not None and not chosen.all():
                 raise AlreadyPendingError(
                     f"{member.remote.url} still owes the answer to a step that timed out; reset all its slots too",
@@ -99,17 +102,21 @@ class Stepper:
                     f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset "
                     f"by one call, got {list(slot_options[member.slots])}"
                 )
+            # Without a mask where all lanes begin: a world may then move to another server, as `before_episode` says.
             lane_mask = None if member.single or chosen is None or chosen.all() else chosen
             options_here = member.remote.options({**given, **own} if options is not None or own else None)
             plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
         for member, settings in plans:
             if seed is not None:
                 member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
+            # The reset gives that episode up, so its end is no news any more.
             if member.phase in CUT:
                 member.handle(SlotEvent.TOLD)
             member.error = member.refusal = None
             if member.phase in OFFLINE or member.phase in CONNECTING:
+                # It is kept for the world that is joined next.
                 member.settings = settings
+                # The user asks now: the pause after earlier failures is over.
                 member.retry_at = 0.0
             else:
                 self.pool.begin(member, settings)
@@ -125,10 +132,13 @@ class Stepper:
             if any(member.phase in _OUTSTANDING for member in self.pool.members):
                 raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
             self._sent = False
+        # It checks every action, before anything is sent: one that is wrong changes nothing.
         columns = self._action_layout.split(actions, self.pool.num_envs)
+        # Where all slots run, nothing is outstanding: a look at the sockets would cost each step a system call.
         if not self._all_running or time.monotonic() - self.pool.polled_at > 1.0:
             self.pool.drain()
         if self.pacer is not None:
+            # The action leaves at once, and `pacer` waits for the frame's end, so that the observation is new.
             self._act(columns)
             self.pacer()
             self.pool.drain()
@@ -153,13 +163,16 @@ class Stepper:
                 ended.append(member)
         requests = self._write_steps(running, columns) if len(running) > 1 else [None] * len(running)
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
+        # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
         with pool.poller.corked() if pool.shared else nullcontext():
             for member in ended:
+                # The Step after the end begins the next episode (D-9), without a Reset.
                 pool.begin(member, None, reset=False)
             for (member, position), request in zip(running, requests, strict=True):
                 if request is None:
                     world = member.remote.session.world or member.remote.world  # as the property, a call less
                     acted = self.pacer is not None and world.realtime is not None
+                    # `_act` has sent the action: the Step asks what came of it, and has none.
                     request = world.first_step if acted else world.write_columns(columns, position)
                 member.step(request, deadline)
         # Whoever neither runs nor has just begun an episode may be due for something.
@@ -199,6 +212,7 @@ class Stepper:
 
         # Late slots are lost at their deadlines, which a person's pace extends by a second at most.
         self.pool.gather(answered, time.monotonic() + self.pool.timeout + 2.0)
+        # A loop over a fleet that is lost or resets would otherwise step thousands of times a second, and get nothing.
         if not any(member.answer is not None for member in self.pool.members):
             self.pool.gather(
                 lambda: any(member.answer is not None for member in self.pool.members), time.monotonic() + _PACE
@@ -270,13 +284,16 @@ class Stepper:
 
         def tolerated(member: Member) -> bool:
             """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
+            # A slot that moves is not `away`, and one that connects again is offline no more: neither raises.
             gone = on_lost == "raise" and member.away and member.phase in OFFLINE
             if gone and member.error is not None and pool.policy.ready_spare(member) is None:
                 raise member.error
+            # If every slot is away, going on would give nothing but repeated observations: then it waits.
             return on_lost == "continue" and member.away and not all(other.away for other in members)
 
         def enough() -> bool:
             nonlocal first, looked, waiting
+            # The flag, because this runs after each answer: a look at every slot would cost a step of n slots n² looks.
             if pool.has_errors:
                 pool.raise_permanent_error()
                 first = 0
@@ -286,6 +303,7 @@ class Stepper:
                 first += 1
             if first < len(members):
                 now = time.monotonic()
+                # Only what a lost slot costs is counted, not the time that environments take.
                 pool.stalled += now - looked if members[first].away_since is not None else 0.0
                 looked = now
                 if now - began > 1.0:
@@ -367,6 +385,7 @@ class Stepper:
                 self.pool.raise_permanent_error()
             return ready() >= at_least
 
+        # A second more than a step has: a late slot is cut first, and its end is one of the answers.
         self.pool.gather(enough, time.monotonic() + self.pool.timeout + 1.0)
         found = ready()
         if found < at_least:
@@ -378,6 +397,7 @@ class Stepper:
             )
         members = [member for member in self.pool.members if member.phase in _HERE]
         results = Results(self.pool, self._observation_layout, self._reward_space, members)
+        # A slot that was cut has no new observation, and its row in the batch is not initialized.
         if not results.valid.all():
             results.fill_last()
         slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])

@@ -82,6 +82,8 @@ class VectorPool(Pool):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: its remotes connect anew."""
         kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout", "closed")}
+        # A slot that is away from its own server begins there again in the copy. Spares that relieve others are left
+        # out: the policy of the copy makes its own.
         worlds = [
             (member.home or member.remote.request, member.remote.info, member.start, member.lanes, member.endpoint)
             for member in self.policy.everybody()
@@ -106,6 +108,7 @@ class VectorPool(Pool):
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
         state = self.__getstate__()
         for remote in self.member_of:
+            # Before they are replaced: an end of one of these connections would end it for the parent process.
             remote.disown()
         self.__setstate__(state)
 
@@ -133,6 +136,7 @@ class VectorPool(Pool):
 
     def drop(self, member: Member) -> None:
         """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
+        # What still arrives from its remote finds no member, and is dropped.
         (self.spares if member.start == SPARE else self.members).remove(member)
         del self.member_of[member.remote]
         member.remote.close(0.0)
@@ -181,6 +185,7 @@ class VectorPool(Pool):
             lanes: The number of its slots, as far as is known.
             endpoint: The key of its endpoint in a directory.
         """
+        # A slot may move to it before it is joined. Until then its world is taken to be like the others.
         like = self.members[0].remote if self.num_envs else None
         start = SPARE if spare else len(self.members)
         member = self._new_member(self._new_remote(request, like=like), start, lanes, endpoint)
@@ -204,6 +209,7 @@ class VectorPool(Pool):
 
     def open(self, member: Member) -> None:
         """Start to connect."""
+        # Here and not in `__init__`: a copy, and a forked process, have connections only from now on.
         keepalive.add(self)
         now = time.monotonic()
         member.deadline, member.silent_until = now + self.timeout, now + self.policy.connect_timeout
@@ -231,6 +237,7 @@ class VectorPool(Pool):
                     self.add(request, spare=True, lanes=lanes)
                 case policy.DropSpare(spare):
                     self.drop(spare)
+                # It is not dropped: the user named it, and it is connected again later.
                 case policy.Disconnect(spare):
                     spare.remote.close(0.0)
                     spare.handle(SlotEvent.LOST)
@@ -247,6 +254,7 @@ class VectorPool(Pool):
         return self.policy.placement.request_for(endpoint.url)
 
     def _connect(self, member: Member, endpoint: Endpoint | None) -> None:
+        # The URL counts too: an endpoint that has a name keeps it when its server gets another URL.
         if endpoint is not None and (endpoint.key, shown_url(endpoint.url)) != (member.endpoint, member.remote.url):
             self.replace_remote(member, self._request_for(endpoint))
             member.endpoint = endpoint.key
@@ -258,15 +266,19 @@ class VectorPool(Pool):
         member.remote, spare.remote = spare.remote, member.remote
         member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
         self.member_of[member.remote], self.member_of[spare.remote] = member, spare
+        # What a directory or the policy gave is left for good. A user's spare and the slots swap places: the lost
+        # remote stands by once it is back, as `spares=` says.
         if self.policy.placement is not None or spare.relieves is not None:
             member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
             self.drop(spare)
+        # A remote that drains still has its connection: `Disconnect` follows, and ends it.
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
 
     def _begin_again(self, member: Member, *, new_world: bool) -> None:
         settings = member.settings
         if new_world:
+            # A world that is new has no lanes to leave as they are: all of them begin.
             settings = {key: value for key, value in (settings or {}).items() if key != "reset_mask"}
             member.reseeds = "seed" not in settings
         self.begin(member, settings)
@@ -287,6 +299,7 @@ class VectorPool(Pool):
         now, remote = time.monotonic(), member.remote
         if self.policy.moves:
             self.execute(self.policy.before_episode(member, now))
+            # It has moved. The episode has begun there, or begins once that world is joined.
             if member.remote is not remote:
                 return
         member.deadline = now + self.timeout
@@ -297,6 +310,7 @@ class VectorPool(Pool):
             if seeds is not None and remote.realtime is None:
                 seed = seeds[0] if member.single and seeds[0] is not None else seeds
                 settings, reset = {**(settings or {}), "seed": pack_seed(seed)}, True
+            # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
             member.reseeds = member.single
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
@@ -346,6 +360,8 @@ class VectorPool(Pool):
             self.has_errors = True
             member.error = member.refusal = event.error
             member.handle(SlotEvent.REFUSED)
+            # At the server the episode goes on after a refused Step (D-2). Here it ends: the user is told that it was
+            # truncated, so what else was asked of it is dropped.
             member.remote.session.abandon_episode()
             self.policy.refused(member, event.error, now)
         elif isinstance(event, Lost):
@@ -367,6 +383,7 @@ class VectorPool(Pool):
         info = member.remote.info
         member.single, member.refusal = info is not None and info.lanes is None, None
         if member.start == SPARE:
+            # A user's spare says itself how many slots it can fill. Any other one was made for certain slots.
             if member.endpoint is None and member.relieves is None:
                 member.place(SPARE, member.remote.slots)
             if self._fits(member, "it is no spare"):
@@ -374,6 +391,7 @@ class VectorPool(Pool):
                 member.remote.record.back(now)
         elif not self.started:
             return  # the first reset asks for the episodes
+        # One whose cut was not told yet waits: its next episode begins after the step that tells it.
         elif self._fits(member, "it came back as another environment") and member.phase is SlotPhase.IDLE:
             self._begin_again(member, new_world=True)
 
@@ -381,6 +399,7 @@ class VectorPool(Pool):
         """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
         try:
             self.check_spaces(member)
+            # Another program may have got the port of a server that was killed.
             if self.num_envs and member.remote.slots != member.lanes:
                 raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
         except SettingError as error:
@@ -388,6 +407,7 @@ class VectorPool(Pool):
             if self.policy.placement is None and text != member.complaint:  # else a change of the endpoint's state
                 member.complaint = text
                 _log.warning("%s: %s", member.title, text)
+            # No loss: it counts as an attempt that failed, and does not open the circuit breaker.
             lost = member.remote.give_up(PeerError(member.remote.url, text))
             self.lose(member, dataclasses.replace(lost, established=False))
             return False
@@ -408,6 +428,7 @@ class VectorPool(Pool):
 
     def _extend_deadlines(self, now: float) -> float:
         """If we did not poll for a while, extend the deadlines by the gap; return it."""
+        # A process that stood still finds all deadlines over, though the answers may be here already.
         missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
         if missed:
             for member in self.policy.everybody():
@@ -423,6 +444,7 @@ class VectorPool(Pool):
     def _work_between_calls(self) -> None:
         """Take what has come, and connect what was lost."""
         self.drain()
+        # Nobody has asked for episodes before the first reset, which connects what was lost until then.
         if self.started:
             self.check_deadlines(time.monotonic())
         if self.closed:  # meanwhile, by the garbage collector
@@ -440,9 +462,11 @@ class VectorPool(Pool):
         """Handle deliveries until `enough`, or until the deadline; return whether it is enough."""
         now = time.monotonic()
         done = enough()
+        # Nobody waits then, but what has come is handled: it may be a loss, or the first observation of another slot.
         if done or now >= deadline:
             self.drain()
             done = enough()
+        # The check goes through all slots: after each answer, a step of n slots would make n checks of n slots.
         check_at = now + 0.02
         while not done:
             now = time.monotonic()
@@ -470,6 +494,7 @@ class VectorPool(Pool):
 
     def close_all(self, timeout: float) -> None:
         """Leave all worlds and disconnect, within `timeout` seconds in all."""
+        # First, so that the keepalive thread connects nothing again.
         self.closed = True
         keepalive.remove(self)
         self.close([member.remote for member in self.policy.everybody()], timeout)

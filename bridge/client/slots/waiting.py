@@ -37,6 +37,7 @@ class WaitLog:
             return
         self._next = now + _PERIOD
         late = [member for member in members if not member.settled]
+        # Of a fleet that is gone nobody reads a line for each of thousands of slots.
         for member in late[:_MOST_LINES]:
             waited = now - self._began
             _log.warning("waiting for %s, %.0f s of at most %g s", describe(member), waited, self._timeout)

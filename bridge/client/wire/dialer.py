@@ -61,6 +61,7 @@ class Dialer:
 
     def cancel(self) -> None:
         """Give up: close what is connecting, and call nothing back."""
+        # `getaddrinfo` cannot be cancelled: its thread goes on, and `_resolved` finds that nobody waits.
         if self._resolving:
             self._resolving = False
             self.poller.remove_poster()
@@ -87,6 +88,7 @@ class Dialer:
         Args:
             error: Why the last attempt failed; None: it is still under way.
         """
+        # After an attempt that failed, the next one does not wait for the timer.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -103,26 +105,32 @@ class Dialer:
                 number = sock.connect_ex(target)
             except OSError as problem:  # a path that no socket takes
                 number, error = -1, problem
+            # A Unix socket is connected at once.
             if number in (0, errno.EISCONN):
                 self._finish(sock)
                 return
+            # The latter is Windows' word for the former.
             if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
                 self.poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
+                # A black hole never answers: the next address is tried while this one still may (RFC 8305, section 5).
                 if self._targets:
                     self._timer = self.poller.call_later(ATTEMPT_DELAY, self._try_next)
                 return
             self._close(sock)
             if number > 0:
                 error = OSError(number, os.strerror(number))
+        # Otherwise one that was tried before may still connect.
         if not self._attempts:
             self.cancel()
             detail = f"{error.strerror or error}" if error else "the name has no address"
             hint = " Is the server running there?"
+            # Servers listen on loopback unless told: the machine is there, and nobody at this address of it.
             if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self.address.host):
                 hint += " It takes connections of other machines only if it was started with --host 0.0.0.0 (host=)."
             self.failed(f"no connection: {detail}.{hint}")
 
     def _on_ready(self, sock: socket.socket, events: int) -> None:
+        # Another attempt has won in the same round of the selector, and this one is closed.
         if sock not in self._attempts:
             return
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -133,6 +141,8 @@ class Dialer:
             self._try_next(OSError(number, os.strerror(number)))
 
     def _finish(self, sock: socket.socket) -> None:
+        # Taken out first: `cancel` closes the attempts that are left. The poller goes on watching this one for its new
+        # owner.
         self._attempts.discard(sock)
         self.cancel()
         self.connected(sock)

@@ -34,6 +34,7 @@ def known_targets(address: Address) -> tuple[Target, ...] | None:
             raise SettingError(f"this platform has no Unix sockets for {address.url!r}; use grpc://HOST:PORT")
         return ((family, address.path),)
     try:
+        # Asks no resolver, so it does not block.
         return _targets(address.host, address.port, socket.AI_NUMERICHOST)
     except OSError:
         return None
@@ -44,6 +45,7 @@ def interleave(targets: Sequence[Target]) -> tuple[Target, ...]:
     families: dict[int, list[Target]] = {}
     for target in targets:
         families.setdefault(target[0], []).append(target)
+    # In the resolver's order, a host whose IPv6 leads nowhere would be tried at each of those addresses before IPv4.
     rounds = itertools.zip_longest(*families.values())
     return tuple(target for each in rounds for target in each if target is not None)
 
@@ -68,8 +70,10 @@ class _Resolver:
         with self._lock:
             waiting = self._waiting.setdefault((host, port), [])
             waiting.append(done)
+            # Slots of one name connect together: one thread asks for all of them.
             if len(waiting) > 1:
                 return
+        # A daemon: neither `close` nor the end of the program waits for the resolver's timeouts.
         threading.Thread(target=self._run, args=(host, port), name="bridge-resolver", daemon=True).start()
 
     def _run(self, host: str, port: int) -> None:
@@ -83,6 +87,7 @@ class _Resolver:
         except UnicodeError as error:  # a name that DNS cannot hold
             found = OSError(str(error))
         with self._lock:
+            # Taken out before they are told: who asks meanwhile would join a list that nobody reads any more.
             waiting = self._waiting.pop((host, port))
         for done in waiting:
             done(found)

@@ -49,8 +49,10 @@ FOREIGN_KEEPALIVE_INTERVAL = 310.0
 _WATCH_PATH = "/grpc.health.v1.Health/Watch"
 _NOT_SERVING = b"\x08\x02"
 _MAX_HEALTH_BYTES = 4096
-# Lines of a connection: a server that says nothing of it takes at least a hundred.
+# Calls of a connection. RFC 9113 advises servers to take at least 100, so those that say nothing take these.
 _MAX_CALLS = 64
+# gRPC's mapping for answers without a grpc-status. Such answers come from proxies: 502 to 504 where no server is
+# behind.
 _BY_HTTP_STATUS = {
     "400": Code.INTERNAL,
     "401": Code.UNAUTHENTICATED,
@@ -82,8 +84,11 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
     details, scheme = details or "no details", address.scheme
     if code == Code.OK:
         return ConnectionLostError(url, "the server ended the stream")
+    # grpcio says so where nobody listens, and a proxy whose server is away: the remedies for a missing server apply.
     if code == Code.UNAVAILABLE and not answered:
         return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
+    # Proxies cut a stream by RST_STREAM of any number, or end it without a status. That is a lost connection, which is
+    # made again; a refusal would stand.
     if code in _LOST or (answered and code in _BROKEN):
         return ConnectionLostError(url, f"the connection was lost: {details}")
     if code in _BROKEN:
@@ -98,6 +103,7 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
 
 def _is_refused(stream: Stream, event: Event) -> bool:
     """Return whether the server did nothing for a stream, so that it may be opened on a further connection."""
+    # `reason` is set where this end reset the stream. Once header fields came, the server has begun to serve the call.
     refused = isinstance(event, StreamReset) and event.reason is None and event.code == ErrorCode.REFUSED_STREAM
     return refused and not stream.headers_received
 
@@ -199,10 +205,13 @@ class GrpcClient:
     def _open_watch(self) -> None:
         """Ask for the server's health, of which it then tells each change. One without that service refuses."""
         http = self.http
+        # The server counts it as a stream like any, and a call comes first: without room for both, health is not
+        # watched.
         if len(http.streams) < http.max_peer_streams and http.goaway_received is None:
             fields = [(name, _WATCH_PATH if name == ":path" else value) for name, value in self._fields]
             stream = self._watch = http.open_stream(fields)
             stream.reader = MessageReader(_MAX_HEALTH_BYTES)
+            # An empty HealthCheckRequest asks for the server as a whole.
             http.send_data(stream, [pack_prefix(0, 0)], PREFIX)
             http.end_stream(stream)
 
@@ -251,6 +260,7 @@ class GrpcClient:
         """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
         http = self.http
         try:
+            # What came before the error was returned by the last call.
             if http.error is not None:
                 raise http.error
             events = http.receive_data(data)
@@ -269,6 +279,7 @@ class GrpcClient:
         """Return what events mean to the calls."""
         came: list[Received] = []
         for stream, event in events:
+            # A server without that service refuses the stream: nothing is known of its health, and its calls go on.
             if stream is self._watch:
                 if isinstance(event, (bytes, bytearray)):
                     self._not_serving = event == _NOT_SERVING
@@ -287,6 +298,8 @@ class GrpcClient:
                     came.append((stream.owner, CallRefused(error) if _is_refused(stream, event) else error))
         if self._queued and self.http.settings_received:
             came += self._open_queued()
+        # A proxy keeps the GOAWAY of a draining server for itself, but it passes the health service on. Then the slots
+        # can move before the server ends.
         if self._watches_health and self.answered:
             self._watches_health = False
             self._open_watch()
@@ -331,7 +344,10 @@ class GrpcClient:
         """Return the status of a stream that was reset: lost, by the server or by a proxy, unless it was forbidden."""
         if event.reason is not None:
             return Code.INTERNAL, f"the server broke the rules of HTTP/2: {event.reason}"
+        # A GOAWAY says more, such as too_many_pings.
         why = self.http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
+        # gRPC's mapping of HTTP/2's errors, but for ENHANCE_YOUR_CALM. By that, servers end a connection that pings too
+        # often: it is lost, and not refused.
         code = {
             ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
             ErrorCode.CANCEL: Code.CANCELLED,
@@ -345,6 +361,7 @@ class GrpcClient:
         http = fields.get(":status")
         if http is not None or not event.end_stream:  # the first ones of the call
             kind = fields.get("content-type", "")
+            # A page of a proxy, or of a server that is none of gRPC.
             if http != "200" and "grpc-status" not in fields:
                 code = _BY_HTTP_STATUS.get(http or "", Code.UNKNOWN)
                 return code, f"the answer has the HTTP status {http or 'missing'}"

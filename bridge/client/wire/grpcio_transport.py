@@ -59,8 +59,10 @@ class GrpcioCall:
             raise SettingError("grpcio cannot read zstd: use compression='gzip', or transport='http2'")
         compression = grpc.Compression.NoCompression if address.compression is None else grpc.Compression.Gzip
         self._channel = _channel(address, most)
+        # Requests and answers are bytes already: `bytes` serializes neither.
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}", bytes, bytes)
         self._call: Any = method(iter(self._requests.get, None), metadata=metadata, compression=compression)
+        # The answers come in a thread of their own: whoever waits in the poller has to be woken.
         poller.add_poster()
         self._reader = threading.Thread(target=self._read, name="bridge-grpcio", daemon=True)
         self._reader.start()
@@ -74,6 +76,7 @@ class GrpcioCall:
         """Send a request; SettingError where it is larger than `max_message_bytes`."""
         if len(request) > self._most:
             raise SettingError(f"a request of {len(request)} bytes is larger than max_message_bytes={self._most}")
+        # grpcio's threads are not in a forked process, so a request would stay in the queue.
         if self._inherited:
             raise ConnectionLostError(self._address.url, "this process was forked, and the connection is its parent's")
         self._requests.put(request)
@@ -91,9 +94,12 @@ class GrpcioCall:
         self.finish()
         self._closed = True
         # The garbage collector may close a connection in any thread, even the one that reads.
+        # At the interpreter's end grpcio's threads stand still: a wait for them would never end.
         waits = self._reader is not threading.current_thread() and not sys.is_finalizing()
         if waits:
             self._reader.join(timeout)
+        # Ends the reader's wait for the next answer. A server that never ends its stream would keep one thread for each
+        # client.
         self._call.cancel()
         if waits:
             self._reader.join(1.0)
@@ -113,6 +119,7 @@ class GrpcioCall:
                     self._poller.wake()
         except grpc.RpcError:
             code, details = self._call.code().value[0], self._call.details() or ""
+        # A call that this end has finished is not waited for.
         if not self._finished:
             error = call_error(self._address.url, self._address, code, details, answered=answered)
             self._deliver(error)
@@ -123,6 +130,7 @@ def _channel(address: Address, most: int) -> grpc.Channel:
     options: dict[str, Any] = {
         "grpc.max_receive_message_length": most,
         "grpc.max_send_message_length": most,
+        # As to servers that are not ours: a channel's options are fixed before anybody knows whose server it is.
         "grpc.keepalive_time_ms": int(FOREIGN_KEEPALIVE_INTERVAL * 1000),
         "grpc.keepalive_timeout_ms": int(PATIENCE * 1000),
         "grpc.use_local_subchannel_pool": 1,  # a channel that failed to connect makes no other one wait

@@ -67,7 +67,7 @@ class Poller(Generic[T]):
         """True if connections ask to be told when their servers drain, because their calls may move elsewhere."""
         self.renew_every = math.inf
         """Seconds from one look to the next between calls, because Steps are in flight; inf: none are."""
-        # Anew where it is held: the garbage collector runs anywhere, and what it frees may close a connection.
+        # Reentrant: the garbage collector runs anywhere, also where it is held, and may close a connection there.
         self.lock = threading.RLock()
         """Held by whoever is at the sockets."""
         self._timers: list[tuple[float, int, PollerTimer]] = []
@@ -75,15 +75,17 @@ class Poller(Generic[T]):
         self._calls: deque[Callable[[], None]] = deque()
         self._posters = 0
         self._waker: tuple[socket.socket, socket.socket] | None = None
-        self._waker_lock = threading.RLock()  # for the same reason
+        self._waker_lock = threading.RLock()  # as `lock`: the garbage collector may close the waker within `wake`
 
     def look_every(self, seconds: float) -> None:
         """Have owners take what has come so often between calls; the shortest time that was asked for counts."""
         self.renew_every = min(self.renew_every, seconds)
+        # The keepalive thread sleeps for as long as it was told at its last look.
         keepalive.look_soon()
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
         """Have `call` called by whatever looks after the sockets, and wake it; from any thread, after `add_poster`."""
+        # First, so that whoever is woken finds it.
         self._calls.append(call)
         self.wake()
 
@@ -95,6 +97,7 @@ class Poller(Generic[T]):
 
     def wake(self) -> None:
         """Wake whoever waits in `ready`; from any thread, after `add_poster`."""
+        # Not `lock`, which whoever is to be woken holds while it waits.
         with self._waker_lock:
             waker = self._waker
             if waker is not None:
@@ -105,6 +108,7 @@ class Poller(Generic[T]):
         """Be woken by other threads, until `remove_poster`."""
         with self.lock:
             self._posters += 1
+            # Not before somebody posts: with a second socket, `recv` could not wait for the connection's own.
             if self._waker is None:
                 self._waker = socket.socketpair()
                 for sock in self._waker:
@@ -135,6 +139,7 @@ class Poller(Generic[T]):
         try:
             yield
         finally:
+            # After an error too: what was written has to be sent, and what follows must not be held back.
             held, self.deferred = self.deferred, None
             with self.lock:
                 for connection in held:
@@ -163,6 +168,7 @@ class Poller(Generic[T]):
             alone: What to call in place of all this while no other socket is watched: does what `ready` does, and waits
                 for it itself, `RECEIVE_TIMEOUT` seconds at most. None: nothing can.
         """
+        # Made with the first socket, and closed with the last one: a selector holds a file descriptor.
         if self._selector is None:
             self._selector = selectors.DefaultSelector()
         try:
@@ -205,6 +211,7 @@ class Poller(Generic[T]):
         Returns:
             The seconds until the next look.
         """
+        # Its holder looks after the sockets itself. To wait for it would hold up the pollers of other environments.
         if self.lock.acquire(blocking=False):
             try:
                 self._poll(0.0)
@@ -215,6 +222,7 @@ class Poller(Generic[T]):
 
     def _check_keepalives(self) -> None:
         self._check_at = time.monotonic() + keepalive.period()
+        # A connection that is given up leaves the set.
         for connection in tuple(self._registered):
             connection.check_keepalive()
 
@@ -238,11 +246,15 @@ class Poller(Generic[T]):
         if self.items:
             return self.items
         now = time.monotonic()
+        # Also where the deadline is over the sockets are looked at, once: what is due may have come by now.
         deadline, wait = now + timeout, max(0.0, timeout)
         with self.lock:
             while not self.items:  # the other thread may have put one before it let go of the lock
                 if wait < 0:
                     break
+                # A client with one socket waits in `recv`: a round of the selector costs as much as the `recv` itself.
+                # But `recv` waits for `RECEIVE_TIMEOUT` whatever becomes due meanwhile, so not with a timer, nor with
+                # less time than that.
                 if self._alone is not None and wait > RECEIVE_TIMEOUT and not self._timers and now < self._check_at:
                     self._alone()
                 elif self._selector is None and not self._timers:
@@ -269,6 +281,8 @@ class Poller(Generic[T]):
             ready = selector.select(wait)
         elif wait > 0:
             time.sleep(wait)  # until a timer is due
+        # A callback may close other sockets of this round. Their callbacks are called all the same, and have
+        # to check.
         for key, events in ready:
             key.data(events)
         while self._calls:

@@ -40,7 +40,7 @@ _MAX_BODY = 200
 
 
 class _Stream:
-    """The state of a call: whether the server has answered."""
+    """The state of the call, by the attribute that `ClientCall` asks an HTTP/2 stream for."""
 
     headers_received = False
 
@@ -63,6 +63,7 @@ class WebSocketClient:
         names = [SUBPROTOCOL] if token is None else [SUBPROTOCOL, token_subprotocol(token)]
         self._websocket: Protocol
         if address.dialed:  # the handshake is done, in which the other end was the client
+            # Whoever was the client in it masks its frames.
             self._websocket = Protocol(Side.SERVER, state=OPEN, max_size=max_message_bytes, logger=LOGGER)
         else:
             self._websocket = ClientProtocol(
@@ -104,6 +105,7 @@ class WebSocketClient:
         """Begin the one call; requests are sent once the server has agreed."""
         self._call = call
         call.stream = _Stream()
+        # A server that dialed has asked already, and was answered by the listener.
         if not isinstance(self._websocket, ClientProtocol):
             return
         request = self._websocket.connect()
@@ -136,6 +138,7 @@ class WebSocketClient:
 
     def finish(self, call: ClientCall) -> None:
         """Say that no request follows. The server serves those before, and sends no more answers."""
+        # WebSocket has no half-closed streams: a Close frame has to stand for HTTP/2's END_STREAM.
         if self.answered and self._websocket.state is OPEN:
             self._websocket.send_close(1000)
             self._flush()
@@ -159,6 +162,7 @@ class WebSocketClient:
     def receive_data(self, data: bytes) -> list[Received]:
         """Take bytes; return what they complete. Raises RemoteError where they are no WebSocket."""
         websocket, call = self._websocket, self._call
+        # The library raises EOFError for bytes after the end.
         if call is None or websocket.reader.eof:
             return []
         websocket.receive_data(data)
@@ -171,6 +175,8 @@ class WebSocketClient:
         self._flush()
         if websocket.handshake_exc is not None:
             raise self._refusal(websocket.handshake_exc)
+        # Not the server's fault: refused with the status that gRPC has for it, whose remedy is a larger
+        # `max_message_bytes`.
         if isinstance(websocket.parser_exc, PayloadTooBig):
             text = f"an answer is larger than max_message_bytes={self._max_message_bytes}"
             came.append((call, RefusedError(call.url, f"the stream was ended: {text}", int(Code.RESOURCE_EXHAUSTED))))
@@ -183,6 +189,8 @@ class WebSocketClient:
     def _receive_frame(self, call: ClientCall, frame: Frame) -> list[Received]:
         if frame.opcode is Opcode.PING or frame.opcode is Opcode.PONG:
             self.replies += frame.opcode is Opcode.PING
+            # WebSocket has no GOAWAY. A server of ours says it by a Pong that nobody asked for, which any other client
+            # ignores.
             self.draining = self.draining or (frame.opcode is Opcode.PONG and bytes(frame.data) == DRAINING)
             return []
         if frame.opcode is Opcode.CLOSE:
@@ -204,6 +212,7 @@ class WebSocketClient:
         if isinstance(problem, InvalidStatus):
             status = problem.response.status_code
             body = bytes(problem.response.body or b"").decode(errors="replace").strip()
+            # The body may be a page of any length.
             details = f"the answer has the HTTP status {status}{f': {body}' if body else ''}"[:_MAX_BODY]
             return call_error(self._address.url, self._address, code_of_status(status), details, answered=False)
         details = f"no WebSocket server: {problem}"
@@ -214,6 +223,7 @@ class WebSocketClient:
         if self.answered:
             return "the server ended the stream"
         websocket = self._websocket
+        # Looked at first: the end makes the library drop what it could not read.
         said_something = bool(websocket.reader.buffer)
         if not websocket.reader.eof:
             websocket.receive_eof()
