@@ -244,6 +244,7 @@ def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int =
         film = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(100_000))
         film.pix_fmt, film.codec_context.gop_size = "yuv420p", keyframes
         for picture in map(even, pictures):
+            # The size is known with the first picture, and must be set before anything is encoded.
             if not film.codec_context.is_open:
                 film.height, film.width = picture.shape[:2]
             container.mux(film.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
@@ -260,5 +261,6 @@ def even(frame: Any) -> Any:
     picture = np.asarray(frame)
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise RecordingError(f"expected frames of bytes, (height, width, 3), got {picture.dtype} {picture.shape}")
+    # yuv420p has one colour for two by two pixels, so libx264 refuses odd sizes.
     odd = ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0))
     return np.ascontiguousarray(np.pad(picture, odd, mode="edge"))

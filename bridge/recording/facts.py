@@ -35,6 +35,7 @@ _PACKAGES = (
 )
 
 
+# importlib.metadata searches sys.path each time, and in real time each lane of a world has a header.
 @functools.lru_cache(maxsize=64)
 def _version(package: str) -> str | None:
     try:
@@ -88,6 +89,7 @@ def facts_of(
     facts.update((name, value) for name, value in made_by.items() if name != "kwargs")
     try:
         facts["kwargs"] = as_text(dict(made_by.get("kwargs") or {}))
+    # Such as a keyword that is a function. The recording can be read all the same; a replay says why it is refused.
     except TensorError as error:
         facts["unknown_kwargs"] = str(error)
     pairs: list[Any] = [spaces]
@@ -114,6 +116,7 @@ def describe_world(
     """
     env, own = world.env, world.env.facts
     spaces: Any = {str(agent): pair for agent, pair in own.agents.items()} or own.spaces
+    # `metadata` is the environment's own dict, in which anything may be.
     render_fps = (env.properties().get("world.metadata") or {}).get("render_fps")
     is_rate = isinstance(render_fps, (int, float)) and 0 < render_fps < math.inf
     return facts_of(

@@ -31,6 +31,8 @@ from bridge.errors import RecordingError, UsageError
 
 __all__ = ["UNREADABLE", "Damage", "Loaded", "Segment", "SegmentFile", "find_segments", "load_segment"]
 
+# The name of a recording comes from its files and not from its header. Exports make file names of it, and this pattern
+# has no separators of paths.
 _NAME = re.compile(r"([0-9A-Za-z]{1,32}-[0-9a-f]{1,16})\.(\d{1,9})\.(\d{1,9})\.(arrow|parquet)")
 _SUM = re.compile(r"([0-9]{1,12}) ([0-9]{1,11}) (\S+)\n")
 _FOOTER_SUM = re.compile(r"footer (\S+) (\S+)\n")
@@ -42,6 +44,7 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 # Bytes of memory of the rows that Parquet takes as a group. Each group adds 1 kB to the file, and memory for a whole
 # segment, which the system clears and no cache holds, took as long again as to compress it.
 _GROUP_BYTES = 16 << 20
+# Arrow's mark of the end of a stream: a continuation, and a length of 0.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 # A stranger's file may claim anything. Ours are far below: `Journal` ends a segment at 64 MiB and 2**18 rows.
 _LARGEST_FILE = 1 << 30
@@ -103,6 +106,8 @@ class Segment:
 
     def pack(self, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
         """Return the bytes of record batches, after those of the schema where the segment begins."""
+        # Each call makes a whole stream in memory: the file is written in one piece, and none of Arrow's writers keeps
+        # it open.
         with pa.ipc.new_stream(sink := pa.BufferOutputStream(), self._schema, options=_COMPRESSED) as writer:
             for batch in batches:
                 writer.write_batch(batch)
@@ -120,6 +125,8 @@ class Segment:
         line = f"{self._written} {size} {_digest(data)}\n".encode()
         sums = _sums_of(self.path)
         try:
+            # The data first. If the process is killed in between, the file ends in bytes without a digest, which a
+            # reader tells from damage.
             _append(self.path, data, self._written)
             _append(sums, line, self._sums_written)
         except OSError:
@@ -143,6 +150,7 @@ class Segment:
             data = _parquet_of(self.path)
             sums = _parquet_sums(data)
             draft.write_bytes(data)
+            # Before the file has its name: a reader finds it by that, and refuses what has no digests.
             _sums_of(target).write_bytes(sums)
             draft.replace(target)
         except BaseException:
@@ -167,6 +175,7 @@ def _parquet_of(path: Path) -> bytes:
         sink = io.BytesIO()  # a file of Arrow's own stays open for a while where the disk is full
         with pq.ParquetWriter(
             sink, batches.schema, compression="zstd", use_dictionary=_DICTIONARIES, write_statistics=False,
+            # `call` and `t` count up from row to row: their differences take almost no bytes.
             column_encoding=dict.fromkeys(("call", "t"), "DELTA_BINARY_PACKED"), store_schema=False,
         ) as writer:  # fmt: skip
             writer.add_key_value_metadata(batches.schema.metadata)
@@ -189,6 +198,7 @@ def _sums_of(path: Path) -> Path:
 def _append(path: Path, data: Any, size: int) -> None:
     """Write to the end of a file of this size; a new one must not be there yet."""
     with path.open("ab" if size else "xb", buffering=0) as file:
+        # One write may take a part only, as where the disk fills; the next one then raises.
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(file.fileno(), rest) :]
@@ -196,6 +206,7 @@ def _append(path: Path, data: Any, size: int) -> None:
 
 def _parquet_sums(data: bytes) -> bytes:
     """Return the digests of a Parquet file."""
+    # The footer has the places of all columns: without it no row can be read. So a copy replaces one that is damaged.
     cut = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # the footer ends with its length and a mark
     lines = [f"{at} {len(part)} {_digest(part)}" for at, part in ((0, data[:cut]), (cut, data[cut:]))]
     footer = base64.b64encode(zlib.compress(data[cut:], 9))
@@ -250,6 +261,7 @@ def _read(path: Path, most: int) -> bytes:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise RecordingError("it is no regular file")
     with path.open("rb") as file:
+        # The size that stat() gives may be another one by now.
         data = file.read(most + 1)
     if len(data) > most:
         raise RecordingError(f"it has more than {most} bytes, which no recording has")
@@ -295,6 +307,7 @@ def _check(path: Path, data: bytes, sums: str) -> tuple[bytes | None, list[Damag
             # Base64 and Deflate have bits that mean nothing, so the text has a digest of its own.
             with contextlib.suppress(ValueError, zlib.error):
                 if _digest(copy[2].encode()) == copy[1]:
+                    # With a limit: a few bytes of Deflate may claim gigabytes.
                     footer = zlib.decompressobj().decompress(base64.b64decode(copy[2]), _LARGEST_SUMS)
             continue
         told = _SUM.fullmatch(line)
@@ -316,6 +329,7 @@ def _check(path: Path, data: bytes, sums: str) -> tuple[bytes | None, list[Damag
     # A stream can be read without some of its batches, but not without its beginning, which says what the columns are.
     if not parts or (parts[0] is None if is_stream else None in parts):
         return None, damage
+    # Each append is whole messages of Arrow, and no batch needs another one: one that is damaged can be left out.
     return b"".join(part for part in parts if part is not None), damage
 
 
@@ -325,6 +339,7 @@ def _load_arrow(data: bytes, columns: Sequence[str] | None) -> tuple[pa.Schema, 
     if held > _LARGEST_TABLE:
         raise RecordingError(f"its batches take {held} bytes of memory, more than those of any recording")
     table = pa.ipc.open_stream(data).read_all()
+    # pyarrow trusts the offsets in a file. A stranger's may point outside of its buffers.
     table.validate(full=True)
     names = table.schema.names
     return table.schema, table if columns is None else table.select([name for name in names if name in columns])
@@ -350,6 +365,9 @@ def _unpacked_size(message: pa.ipc.Message) -> int:
     def pointed(at: int) -> int:
         return int(at + struct.unpack_from("<I", data, at)[0])
 
+    # Numbers of fields: Message has header_type 1 and header 2, RecordBatch buffers 2 and compression 3,
+    # DictionaryBatch data 1. A buffer is an offset and a length; its first 8 bytes say how long it is once it is
+    # decompressed.
     root = pointed(0)
     kind, header = field(root, 1), field(root, 2)
     if not kind or not header or data[kind] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
@@ -395,6 +413,7 @@ def _check_pages(data: bytes, metadata: Any) -> None:
     held = 0  # bytes
     for group in (metadata.row_group(at) for at in range(metadata.num_row_groups)):
         for chunk in (group.column(at) for at in range(group.num_columns)):
+            # A dictionary comes before the pages that refer to it.
             at = min(filter(None, (chunk.data_page_offset, chunk.dictionary_page_offset)))
             end, name = at + chunk.total_compressed_size, chunk.path_in_schema
             while at < end:
@@ -421,10 +440,12 @@ def _read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
     Returns:
         Its fields by their numbers, and where it ends.
     """
+    # What is nested too deeply, or ends too early, raises RecursionError or IndexError, both of `UNREADABLE`.
     found: dict[int, Any] = {}
     number = 0
     while data[at]:
         kind, step, at = data[at] & 15, data[at] >> 4, at + 1
+        # A field number that is not 1 to 15 above the last one has another form, which no header of our pages needs.
         if not step:
             raise RecordingError("a header of its pages is none of a recording's")
         number += step

@@ -76,6 +76,7 @@ def export_lerobot(
     try:
         for agent, data in datasets_of(episodes, env, allow_calls):
             path = root if agent is None else root / name_of_agent(agent)
+            # `name_of_agent` writes `_` for many characters, so two agents may have one folder.
             if path in written:
                 raise RecordingError(f"the agent {agent!r} has the folder {path} of another; rename one of them")
             dataset = _Dataset(path, data, rate_of(episodes[0].stream, fps), task or episodes[0].stream.title)
@@ -264,6 +265,7 @@ def _joined(stats: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[
         each = {key: np.array([one[name][key] for one in stats]) for key in stats[0][name]}
         count = each["count"].reshape(-1, *[1] * (each["mean"].ndim - 1))
         mean = (each["mean"] * count).sum(0) / count.sum()
+        # The variance of all frames is that within the episodes and that of their means.
         variance = ((each["std"] ** 2 + (each["mean"] - mean) ** 2) * count).sum(0) / count.sum()
         joined = {"min": each["min"].min(0), "max": each["max"].max(0), "mean": mean, "std": np.sqrt(variance)}
         joined.update({key: (each[key] * count).sum(0) / count.sum() for key in _QUANTILES})

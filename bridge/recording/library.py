@@ -75,6 +75,7 @@ class Library:
         if process.returncode != 0:
             self._end(self._episodes, f"the recordings cannot be listed: {text.strip()[-300:]}")
             return
+        # Standard error is in the text, too, such as a warning of a package.
         lines = [line for line in reversed(text.splitlines()) if line.startswith("{")]
         # A return may be no number, or infinite, which the JSON of pages does not have.
         self._end([json.loads(line, parse_constant=lambda name: None) for line in lines], "")

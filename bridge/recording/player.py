@@ -148,12 +148,15 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         """Go on, unless it stands still."""
         reward = 0.0
         if not self.paused:
+            # At half the speed every second call makes a step, at double speed each makes two: what is left of one is
+            # kept.
             self._due += self._speed
             steps, self._due = int(self._due), self._due - int(self._due)
             before = self.position
             self._go(min(before + steps, self.length))
             reward = float(np.sum(self._rewards[before : self.position]))
         ended = self.position >= self.length and not self.paused
+        # Paused and not ended: an episode that ends would begin again.
         if ended and not self._loop:
             self.paused, ended = True, False
         return self._observation, reward, False, ended, self._info()
@@ -165,6 +168,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 
     def _go(self, position: int) -> None:
         """Show a step; going back begins anew."""
+        # A replay only goes forward. Where the first row raised, the generator is over, and another one is needed.
         if self._rows is None or position < self.position or self._next == 0:
             self._rows = observed_rows(
                 self._episode,
@@ -242,6 +246,7 @@ def serve_episode(
     found = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
     mode = None if frames is False else "rgb_array"
     try:
+        # What cannot be shown is said here, to whoever serves it, and not to each spectator.
         begun(found, env, mode, allow_calls=allow_calls).close()
     except (RecordingError, SettingError):
         if frames is not None:

@@ -25,6 +25,7 @@ from bridge.recording.rows import FORMAT, Columns, Group, Kind, is_fixed, of_cel
 
 __all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode", "read_folder"]
 
+# Read of every file. The samples are most of a recording's bytes, and are read only of the episodes that are asked for.
 _INDEX = ("call", "lane", "kind", "episode", "t", "time", "reward", "terminated", "truncated", "by", "event", "alive")
 _MOST_LANES = 1 << 20
 
@@ -170,6 +171,7 @@ class RecordedStream:
         calls, kinds = self.column("call"), self.column("kind")
         self.first = int(calls[0]) if len(calls) else 0
         """The first call that is there."""
+        # The rows of a call, one for each lane, have one number, and so has a call of a method before it.
         jumps = np.flatnonzero(np.diff(calls) > 1)
         self.gaps = [(int(calls[at]) + 1, int(calls[at + 1] - calls[at] - 1)) for at in jumps.tolist()]
         """Where calls are missing: the first of them, and how many."""
@@ -194,6 +196,7 @@ class RecordedStream:
                 self.names = [_printable(text) for text in encoded.dictionary.to_pylist()]
                 cells = encoded.indices.fill_null(-1)
             spec = self.columns.reward
+            # Rewards may be arrays; all other columns of the index are numbers.
             given, places = _given(cells, spec.shape if name == "reward" else (), spec.dtype)
             self._columns[name] = np.zeros((len(places), *given.shape[1:]), given.dtype)
             self._columns[name][places >= 0] = given
@@ -227,6 +230,7 @@ class RecordedStream:
             rows = int(self._stops[part] - (self._stops[part - 1] if part else 0))
             if table is None or len(table) < rows:
                 raise RecordingError(f"{self._parts[part].path.name} changed while it was read")
+            # One batch: its columns are arrays, which `concat_arrays` takes, and not chunked ones.
             (batch,) = table.slice(0, rows).combine_chunks().to_batches()  # more may have been written meanwhile
             self._held = {**dict(list(self._held.items())[-1:]), part: (batch, {})}
         return self._held[part]
@@ -309,9 +313,11 @@ class RecordedStream:
     def _episodes(self) -> list[RecordedEpisode]:
         kinds, numbers = self.column("kind"), self.column("episode")
         lanes = self.column("lane") if self.kind == "lanes" else np.zeros(len(kinds), np.int32)
+        # The number 0 is of rows after lost calls, which belong to no episode that is known.
         rows = np.flatnonzero((kinds <= Kind.FAILED_STEP) & (numbers > 0))
         rows = rows[np.lexsort((rows, numbers[rows], lanes[rows]))]
         cuts = np.flatnonzero((np.diff(numbers[rows]) != 0) | (np.diff(lanes[rows]) != 0)) + 1
+        # What does not begin with a reset has lost its beginning, as where the oldest file was deleted.
         parts = [part for part in np.split(rows, cuts) if len(part) and kinds[part[0]] == Kind.RESET]
         found = []
         for part, after in itertools.zip_longest(parts, parts[1:]):
@@ -325,6 +331,7 @@ class RecordedStream:
         newest = calls[last]
         lacks = any(calls[rows[0]] < at <= newest for at, _ in self.gaps)
         if kinds[last] == Kind.FAILED_STEP:
+            # A step that raised has no outcome: it ends the episode, and is no step of it.
             end, rows = "failed", rows[kinds[rows] < Kind.FAILED_STEP]
         elif not lacks and not (end := self._end_of(rows)):  # no row ends it
             lacks = any(newest < at and (following is None or at < following) for at, _ in self.gaps)
@@ -338,6 +345,7 @@ class RecordedStream:
         last = rows[-1:]
         if self.agents:
             last = rows[self.column("call")[rows] == self.column("call")[last]]
+            # Agents may end one by one; the episode does when the last one has.
             if self.column("alive")[last].any():
                 return ""
         if self.column("terminated")[last].any():
@@ -358,6 +366,7 @@ class RecordedStream:
     def seeded(self) -> list[int]:
         """The calls that reset all lanes with a seed."""
         kinds, calls = self.column("kind"), self.column("call")
+        # A reset that raised has an event, too, but no episode begins with it.
         done = set(calls[kinds == Kind.RESET].tolist())
         return sorted(at for at, reset in self.resets.items() if at in done and None not in reset.seeds(self.lanes))
 
@@ -374,6 +383,7 @@ def _given(cells: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array
     full = (int(there.sum()), *shape)
     if dtype.hasobject:
         found: Array = np.empty(full[0], object)
+        # As objects: NumPy's own texts and bytes lose zeros at their ends.
         found[:] = cells.drop_null().to_pylist()
     elif not shape:
         found = cells.drop_null().to_numpy(zero_copy_only=False)
@@ -426,6 +436,7 @@ def read_folder(folder: str | Path, newest: int | None = None) -> Folder:
 def _read(files: Sequence[SegmentFile], problems: list[Damage], newest: int | None = None) -> Folder:
     streams = [list(own) for _, own in itertools.groupby(files, lambda file: (file.run, file.stream))]
     if newest is not None:
+        # A folder may hold many recordings, and a page lists the last 100 episodes: older files are not read.
         streams.sort(key=lambda own: (max(_written_at(file.path) for file in own), own[0]), reverse=True)
     damage, found = list(problems), list[RecordedStream]()
     for own in streams:
@@ -457,6 +468,7 @@ def _read_stream(files: Sequence[SegmentFile]) -> tuple[RecordedStream | None, l
             if loaded.schema is None:
                 damage.extend(loaded.damage)
                 continue
+            # All files of a stream have the header of the first. Another one would give its rows another meaning.
             columns = columns or _columns_of(loaded.schema)
             if not loaded.schema.equals(columns.schema, check_metadata=True):
                 raise RecordingError("its columns are not those of its header, or of the recording's other files")
@@ -508,6 +520,7 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
     """Raise RecordingError where rows are not in order, or name a lane that is not there; return the last call."""
     if not len(table):
         return last
+    # None of these columns has -9, so a null is refused with the rest.
     call, lane, t, kind = (
         np.asarray(table[name].combine_chunks().fill_null(-9)) for name in ("call", "lane", "t", "kind")
     )

@@ -93,6 +93,7 @@ class Recorder(BatchWrapper):
         """Return what records a slot."""
         world = slots_of(base).pool.world_info()
         registered = world.spec or {}
+        # Each slot is recorded as one environment: a replay makes it without the keywords of the vector.
         kwargs = {key: value for key, value in (registered.get("kwargs") or {}).items() if key not in _OF_VECTORS}
         if world.render_mode:
             kwargs["render_mode"] = world.render_mode
@@ -105,6 +106,7 @@ class Recorder(BatchWrapper):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin episodes, as the environment does."""
+        # The mask says which slots are reset; to an environment it is no option.
         mask = (options or {}).get("reset_mask")
         rest = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
@@ -141,11 +143,15 @@ class Recorder(BatchWrapper):
         for index, observation in enumerate(self._split(observations)):
             slot, ended = self._slots[index], bool(terminations[index] or truncations[index])
             error = str(errors[index]) if len(errors) and infos["_error"][index] else ""
+            # After an end, the next step begins the slot's episode: its observation is that of a reset, and its action
+            # was ignored.
             if not slot.running:
                 if observation is not None and not ended:
                     self._begin(index, observation)
                 continue
+            # In the mode SAME_STEP the observation is the first of the next episode already.
             last = finals[index] if finals is not None and ended else observation
+            # A slot that lost its server has nothing to tell until it is back.
             if last is None and not error:
                 continue
             kind = Kind.FAILED_STEP if error else Kind.STEP

@@ -36,6 +36,7 @@ from bridge.worlds.realtime.clocked_world import kept
 from bridge.worlds.recipe import EnvRecipe
 
 __all__ = [
+    "AT_ONCE",
     "Replay",
     "ReplayComparison",
     "Verification",
@@ -46,7 +47,7 @@ __all__ = [
     "verify_stream",
 ]
 
-_AT_ONCE = 512
+AT_ONCE = 512
 """Calls that are read, and compared, at once."""
 
 
@@ -98,6 +99,7 @@ class Replay:
         kwargs = kwargs_of(stream)
         if render_mode is not None:
             kwargs["render_mode"] = render_mode
+        # The host is a server's, so that lanes, autoreset and conversions are those of the recording.
         make = _maker(stream, env, kwargs)
         try:
             self._host = in_environment("its construction", lambda: host_of(make(), make))
@@ -115,11 +117,13 @@ class Replay:
         """
         refuse_calls(self.stream, stop, self._allow_calls)
         for call in sorted(self.stream.calls):
+            # What a method changed before the replay's beginning may count still, such as an attribute that was set
+            # once.
             if call < start:
                 self._make_calls(call)
         numbers, kinds, lanes = (self.stream.column(name) for name in ("call", "kind", "lane"))
-        for first in range(start, stop, _AT_ONCE):
-            rows = np.arange(*np.searchsorted(numbers, [first, min(first + _AT_ONCE, stop)]))
+        for first in range(start, stop, AT_ONCE):
+            rows = np.arange(*np.searchsorted(numbers, [first, min(first + AT_ONCE, stop)]))
             rows = rows[kinds[rows] < Kind.CALL]
             cells = zip(numbers[rows].tolist(), lanes[rows].tolist(), self.stream.samples("action", rows), strict=True)
             for call, part in itertools.groupby(cells, lambda cell: cell[0]):
@@ -143,6 +147,7 @@ class Replay:
         reset = self.stream.resets.get(call)
         try:
             if reset is not None:
+                # Copies: Gymnasium's vector environments take `reset_mask` out of the dict, and a comparison needs it.
                 observation, info, *alive = in_environment(
                     "reset", self._host.reset, kept(reset.seed), kept(reset.options)
                 )
@@ -152,6 +157,7 @@ class Replay:
                 *told, info = (kept(part) for part in result[:5])
                 row, alive = Row(Kind.STEP, 0.0, "", None, *told)._replace(info=info), list(result[5:])
         except RequestError as error:
+            # That it raised may be what was recorded.
             kind = Kind.FAILED_STEP if reset is None else Kind.FAILED_RESET
             row = Row(kind, 0.0, error=error.message, options=None if reset is None else reset.options)
             alive = [()]
@@ -240,12 +246,14 @@ def _maker(stream: RecordedStream, env: Any, kwargs: dict[str, Any]) -> Callable
 
 def env_for(stream: RecordedStream, env: Any) -> Any:
     """Return what makes the environment of one of several streams: its own id where that is registered, else `env`."""
+    # A folder may have recordings of several environments, and `--env` names one.
     return None if _registered(stream) else env
 
 
 def _registered(stream: RecordedStream) -> bool:
     """Return whether the environment's id is registered here, for what it was registered for there."""
     spec = gymnasium.registry.get(str(stream.header.get("env_id")))
+    # An id alone may be registered for something else here. A client's recording does not know the entry point.
     return spec is not None and stream.header.get("entry_point") in ("", str(spec.entry_point))
 
 
@@ -326,6 +334,7 @@ def verify_stream(
         SettingError: The environment cannot be made.
     """
     last = int(stream.column("call")[-1]) + 1
+    # What comes before the first call of a method can be verified without leave to make it.
     if not allow_calls:
         last = min([last, *stream.calls])
     differences = _differences(stream, env, allow_calls, 0, last)
@@ -357,6 +366,7 @@ def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int
             continue
         with Replay(stream, env, allow_calls=allow_calls) as replay:
             compare, replayed = ReplayComparison(stream), replay.calls(seeded[0], end)
+            # A seed sets the generator anew: episodes after it may be right though those before it differ.
             for first, stop in itertools.pairwise([*seeded, end]):
                 found.update(compare.all(itertools.islice(replayed, stop - first)))
     return found
@@ -415,6 +425,7 @@ class ReplayComparison:
 
     def __init__(self, stream: RecordedStream) -> None:
         self._stream = stream
+        # Neither is compared, so neither is encoded.
         header = {**stream.header, "infos": False, "frames": False}
         self._encoder = Encoder(header)
         schema = self._encoder.schema.names
@@ -425,7 +436,9 @@ class ReplayComparison:
     def all(self, replayed: Iterator[tuple[int, Row]]) -> dict[int, str]:
         """Compare calls, to the last also after one that differs; return as `difference`."""
         found: dict[int, str] = {}
-        while part := list(itertools.islice(replayed, _AT_ONCE)):
+        while part := list(itertools.islice(replayed, AT_ONCE)):
+            # After a difference the rest is run and not compared: the next seeded reset needs the environment to have
+            # gone on.
             found = found or self.difference(part)
         return found
 
@@ -437,6 +450,7 @@ class ReplayComparison:
             self._encoder.rewind()
             if len(calls) == 1:
                 return {calls[0][0]: f"the observation is not of its space now: {problem}"}
+            # A batch fails as a whole; one by one, the call that does is found.
             return next(filter(None, (self.difference([one]) for one in calls)), {})
         (fresh,) = batches
         stream, first, last = self._stream, calls[0][0], calls[-1][0]
@@ -448,6 +462,7 @@ class ReplayComparison:
             same &= _same(stream.cells(name, rows[:count]), fresh[name][:count])
         if same.all() and len(rows) == len(fresh):
             return {}
+        # Where all rows are the same and one side has more, the last one that both have is named.
         at = int(np.argmin(same)) if not same.all() else count - 1
         call = int(stream.column("call")[rows[at]])
         error = next(row.error for number, row in calls if number == call)
@@ -457,6 +472,7 @@ class ReplayComparison:
         """Say what differs in a row."""
         stream = self._stream
         was, now = int(stream.column("kind")[row]), fresh["kind"][at].as_py()
+        # The exception first: the cells of a failed row differ as a consequence.
         if now in _FAILED and was not in _FAILED:
             return f"now it raised: {error.partition(chr(10))[0]}"
         if was in _FAILED and now not in _FAILED:
@@ -489,6 +505,7 @@ def _bits(cells: pa.Array) -> list[Any]:
     if pa.types.is_list(cells.type):
         return [cell.values.to_numpy(zero_copy_only=False).tobytes() if cell.is_valid else None for cell in cells]
     if pa.types.is_floating(cells.type):
+        # Python compares 0.0 and -0.0 as equal, and NaN as different from itself.
         cells = cells.view(f"int{cells.type.bit_width}")
     found: list[Any] = cells.to_pylist()
     return found

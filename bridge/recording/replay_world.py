@@ -84,6 +84,7 @@ class Replays:
                 f"this server shows {MOST_REPLAYS} recorded episodes already, each of which goes {LINGER:g} s after "
                 "the last who looked at it; try again later",
             )
+        # Counted before the first wait: others may ask for a replay meanwhile.
         place = object()
         self._open.add(place)
         try:
@@ -107,6 +108,7 @@ class Replays:
                 f"a replay runs in a process of its own, to which {self._source.title} cannot be sent: {error!r}; "
                 "serve a function that makes everything the environment needs",
             ) from error
+        # A program of its own, so that the script of the server is not run again.
         env = await start_isolated(name, recipe, None, Isolation(CALL_TIMEOUT, own_program=True), runtime)
         try:
             return SteeredEnv(env, await _steer(env, {}), runtime.scheduler)
@@ -124,11 +126,13 @@ def _show(path: Path, factory: Callable[..., Any] | None, entry_point: str, spec
         entry_point: What a recording calls the factory.
         specs: Of the environments that are registered in the server.
     """
+    # What the server's script registered is not registered in this process.
     for spec in specs:
         gymnasium.registry.setdefault(spec.id, spec)
     try:
         episode = open_episode(path)
         recorded = episode.stream.header.get("entry_point")
+        # A folder may have episodes of other environments than the server's.
         make = factory if recorded == entry_point else None
         # The folder is the server's own, and this process is for nothing else.
         return begun(episode, make, "rgb_array", loop=False, allow_calls=True)
@@ -173,18 +177,21 @@ class SteeredEnv(EnvironmentProxy):
 
     async def step(self, action: object, lane: int | None = None) -> Result:
         """Go on; wait while the replay is paused and shows what it showed."""
+        # A paused world would otherwise draw and send the same picture in each frame.
         while self.state["paused"] and not self._moved and not self._closed:
             await self._changed
         self._moved = False
         result = await self.inner.step(action)
         info = result[4]
         self.state.update(position=int(info["position"]), paused=bool(info["paused"]))
+        # While a seek is under way, a frame may still show the place before it: it must not replace what was asked for.
         if not self._steering:
             self._aim = self.state["position"]
         return result
 
     def _wake(self) -> None:
         self._moved = True
+        # The new one first: who goes on may wait again at once, and a result is there for ever once it is set.
         pending, self._changed = self._changed, PendingResult()
         pending.set_result(None)
 
@@ -220,6 +227,7 @@ class SteeredEnv(EnvironmentProxy):
 
     async def _steer(self) -> None:
         try:
+            # Many positions may be asked for during one seek, as by a slider: only the newest of them is gone to.
             while self._wanted and not self._closed:
                 wanted, self._wanted = self._wanted, {}
                 self.state = await _steer(self.inner, wanted)
@@ -239,6 +247,7 @@ def _read_controls(text: str) -> dict[str, Any]:
     given: dict[str, Any]
     try:
         given = json.loads(text)
+        # By the exact type: `isinstance` takes true for an integer.
         right = all(type(value) in _CONTROLS[name] for name, value in given.items())
     except (ValueError, AttributeError, KeyError):
         right = False

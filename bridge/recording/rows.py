@@ -54,6 +54,8 @@ _LARGEST_LIST = 1024
 class Kind:
     """The column `kind`: what a row tells."""
 
+    # The order counts. Kinds up to FAILED_STEP belong to an episode, and from CALL on a row is of no lane: readers
+    # compare with `<=`, `<` and `>=`.
     STEP = 0
     """The lane was stepped."""
     RESET = 1
@@ -129,11 +131,14 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
         TensorError: It is not of the space.
     """
     digest = _HASH.copy()
+    # Most observations are one array of the spec's dtype and shape: its memory is hashed as it is, without the copies
+    # of `pack` and `tobytes`.
     if layout.single and type(sample) is np.ndarray and sample.flags.c_contiguous:
         spec = layout.specs[0]
         if sample.dtype == spec.dtype and sample.shape == spec.shape and spec.dtype.kind in "biuf":
             digest.update(sample.data)
             return digest.digest()
+    # Rounded as on the wire: an environment that returns float64 for a float32 Box is common, and no error.
     for array, each in zip(layout.pack(sample, rounding=True), layout.specs, strict=True):
         little = array.dtype.newbyteorder("<")
         digest.update(np.ascontiguousarray(array, little).tobytes() if is_fixed(each) else values.encode(array))
@@ -184,6 +189,8 @@ class Columns:
         """True if lanes, or agents, may have no part in a call."""
         self.spaces = [(space_from_json(one), space_from_json(two)) for one, two in header["spaces"]]
         self.groups: list[Group] = []
+        # Agents with equal spaces share columns. The texts are compared, so that a reader of the files finds the same
+        # groups from the header alone.
         texts = [json.dumps(pair) for pair in header["spaces"]]
         for text in dict.fromkeys(texts):
             first = texts.index(text)
@@ -249,11 +256,14 @@ def _split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
     seen = LaneSamples(iterate(batch_space(space, lanes), row.observation))
     for lane, info in enumerate(infos):
         final_obs, final_info = info.pop("final_obs", None), info.pop("final_info", None)
+        # Of a lane that began anew, Gymnasium has the reset's info at the top level, and the step's in `final_info`.
         first.append({k: v for k, v in info.items() if not k.startswith("final_")} if ended[lane] else {})
         if ended[lane]:
             seen[lane] = final_obs
             info.update(final_info or {})
     step = row._replace(observation=seen, info=infos)
+    # The mask names the lanes that have a row of the reset. The error "autoreset" keeps it from having an event: a
+    # replay takes an event for a call of reset(), and this one happened within step().
     return [step, Row(Kind.RESET, row.time, observation=row.observation, options={"reset_mask": ended.copy()},
                       moment=row.moment, frame=row.frame, info=first, error="autoreset")]  # fmt: skip
 
@@ -269,6 +279,8 @@ def lane_infos(info: Any, lanes: int) -> list[dict[str, Any]]:
         mask = info.get(f"_{key}")
         parts: Any = lane_infos(value, lanes) if isinstance(value, Mapping) else value
         for lane in range(lanes):
+            # A vector environment of a user's own may put anything into its infos: what has no entry for each lane is
+            # of no row.
             if (mask is None or mask[lane]) and np.ndim(parts) and len(parts) == lanes:
                 found[lane][key] = parts[lane]
     return found
@@ -288,6 +300,8 @@ class Encoder:
         self.stream = int(header["stream"])
         width = self.columns.width
         self._call = 0
+        # Of each lane: the number of its newest episode, its steps in that, whether it ended and begins anew in the
+        # next step, and whether the number is known. It is not after lost calls, until the lane's next reset.
         self._begun = np.zeros(width, np.int64)
         self._t = np.zeros(width, np.int64)
         self._over = np.zeros(width, np.bool_)
@@ -295,6 +309,7 @@ class Encoder:
         self._before = self._state()
 
     def _state(self) -> tuple[Any, ...]:
+        # No copies: `count` puts new arrays in their places, and writes into none.
         return self._call, self._begun, self._t, self._over, self._known
 
     def encode(self, flat: list[Any]) -> list[pa.RecordBatch]:
@@ -305,6 +320,8 @@ class Encoder:
         """
         self._before = self._state()
         numbers, notes = np.array(flat[1::FLAT]), np.array(flat[2::FLAT]) >= Kind.CALL
+        # A batch of steps has numbers without a gap, from which `_encode` counts on. A note has the number of the call
+        # after it and takes none itself, so it is a batch of its own.
         cuts = np.flatnonzero(notes[1:] | notes[:-1] | (np.diff(numbers) != 1)) + 1
         found: list[pa.RecordBatch] = []
         for first, last in itertools.pairwise([0, *cuts.tolist(), len(numbers)]):
@@ -334,6 +351,7 @@ class Encoder:
         fields: dict[str, Sequence[Any]] = {name: flat[at::FLAT] for at, name in enumerate(Row._fields, 2)}
         if self.columns.splits:
             parts = [self.columns.parts_of(Row(*row)) for row in zip(*fields.values(), strict=True)]
+            # A step and the reset within it were one call: they keep one number.
             numbers = np.repeat(numbers, [len(part) for part in parts])
             rows = itertools.chain.from_iterable(parts)
             fields = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
@@ -352,6 +370,8 @@ class Encoder:
         """
         begins = masks & (kinds == Kind.RESET)[:, None]
         steps = kinds == Kind.STEP
+        # In the mode NEXT_STEP the environment ignores the action of a lane that ended and resets it: its row is a
+        # reset. Each call depends on the one before, so this is a loop; the counts below are sums over columns.
         if self.columns.lanes is not None and not self.columns.same_step:
             # A lane that ended begins anew in the next step, unless it was reset before.
             over = self._over
@@ -362,6 +382,8 @@ class Encoder:
                     over = over & ~begins[at]
             self._over = over
         stepped = masks & steps[:, None] & ~begins
+        # Steps of a lane since before the batch, less those up to its newest beginning, give `t` without a loop over
+        # the rows.
         total = self._t + np.cumsum(stepped, axis=0)
         t = total - np.maximum.accumulate(np.where(begins, total, 0), axis=0)
         number = self._begun + np.cumsum(begins, axis=0)
@@ -394,19 +416,24 @@ class _Batch:
             agents = {"acted": acted, "seen": seen, "alive": alive}
             masks = acted | seen | alive | self._given("reward")
             masks[~masks.any(axis=1), 0] = True  # a call that concerned nobody is a row all the same
+            # Agents may be terminated one by one: the episode of all goes on until nobody is alive.
             ended = np.broadcast_to(~alive.any(axis=1, keepdims=True) & (kinds == Kind.STEP)[:, None], self.shape)
         else:
             masks = self._masks()
         begins, episodes, t = encoder.count(kinds, masks, ended)
         kind = np.where(begins, np.int8(Kind.RESET), kinds[:, None])
+        # A lane that began anew was given an action, too, which the environment ignored: nobody acted in its row.
         stepped, acted, seen = masks & (kind == Kind.STEP), acted & ~begins & masks, seen & masks
         self.masks, (call, lane) = masks, np.nonzero(masks)
+        # In real time each lane of a world is a stream of its own, whose rows have the number that the world knows the
+        # lane by.
         own = int(columns.header.get("lane", 0)) if columns.kind == "env" else 0
         cells: dict[str, Any] = {
             "call": self.numbers[call], "lane": (lane + own).astype(np.int32), "kind": kind[masks],
             "episode": episodes[masks], "t": t[masks], "time": np.array(self.fields["time"])[call],
         }  # fmt: skip
         if columns.header.get("fps"):
+            # A client's recorder does not see the world's clock.
             moments = np.array([moment or (np.nan, 0, np.nan) for moment in self.fields["moment"]])[call]
             cells["clock"], cells["acted_at"] = moments[:, 0], moments[:, 2]
             cells["frame_number"] = moments[:, 1].astype(np.int64)
@@ -454,6 +481,7 @@ class _Batch:
             with contextlib.suppress(TypeError, ValueError):  # all are numbers, or all of the shape, as nearly always
                 found[:] = np.array(self.fields[name], dtype).reshape(found.shape)
                 return found
+        # One call at a time, so that a value that is no number costs its own cell and not the batch.
         for at, value in enumerate(self.fields[name]):
             try:
                 found[at] = [0 if one is None else one for one in value] if type(value) is LaneSamples else value
@@ -470,6 +498,7 @@ class _Batch:
             kind: The type of Arrow.
         """
         calls = list(each)
+        # A value that all lanes share is converted once for each call, and not once for each lane.
         if list not in set(map(type, calls)):
             return pa.array(calls, kind).take(pa.array(np.nonzero(present)[0]))
         lists = (cells if type(cells) is list else [cells] * self.shape[1] for cells in calls)
@@ -512,11 +541,14 @@ class _Batch:
         if not layout.single or not is_fixed(spec) or self.columns.agents:
             return None
         shape = spec.shape if self.columns.lanes is None else (self.shape[1], *spec.shape)
+        # Calls without a sample, such as a failed step, hold a place in the grid that `present` leaves out.
         zero = np.zeros(shape, spec.dtype)
         try:
             column = np.array([zero if sample is None else sample for sample in self.fields[name]])
+        # Their shapes differ: `_tensors` says which sample is not of its space.
         except ValueError:
             return None
+        # Samples of another dtype, or lists, have to be checked and rounded one by one.
         fits = column.dtype == spec.dtype and column.shape == (self.shape[0], *shape)
         return column.reshape(*self.shape, *spec.shape) if fits else None
 
@@ -527,6 +559,8 @@ class _Batch:
             return [[None if one is None else hash_of(layouts[lane], one) for lane, one in enumerate(each)]
                     for each in self.fields["observation"]]  # fmt: skip
         layout = self.columns.groups[0].batches["observation"]
+        # A step that was split has no hash: the batch that the environment returned has the first observations of the
+        # lanes that began anew, and is hashed with their reset.
         return [None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)
                 for seen in self.fields["observation"]]  # fmt: skip
 
@@ -550,6 +584,7 @@ def _by_agent(row: Row, agents: Sequence[str]) -> Row:
     """Return a call of several agents as one of lanes, with None for those that have no part in it."""
 
     def each(part: Any) -> Any:
+        # An agent of PettingZoo may be any hashable object; the header knows it by its text.
         named = {str(agent): value for agent, value in (part or {}).items()}
         return LaneSamples(named.get(agent) for agent in agents)
 
@@ -571,6 +606,7 @@ def _picture(frame: Any) -> bytes | None:
     if not isinstance(frame, np.ndarray):
         return None
     file = io.BytesIO()
+    # A file that somebody else made must be readable without running what it names, so nothing is ever pickled.
     np.lib.format.write_array(file, frame, allow_pickle=False)
     return file.getvalue()
 
@@ -598,9 +634,11 @@ def _array(cells: Any, kind: pa.DataType) -> pa.Array:
     found = np.ascontiguousarray(cells, cells.dtype.newbyteorder("<"))
     is_list = pa.types.is_list(kind)
     size = math.prod(cells.shape[1:]) * (1 if is_list else cells.dtype.itemsize)
+    # Arrow's `list` and `binary` have offsets of 32 bits. The writer's batches are far below: 8 MiB, or one call.
     offsets = pa.array(np.arange(len(cells) + 1, dtype=np.int32) * np.int32(size))
     if is_list:
         return pa.ListArray.from_arrays(offsets, pa.array(found.reshape(-1)), type=kind)
+    # Cells of one size need no copy: Arrow takes the array's memory as it is.
     return pa.Array.from_buffers(kind, len(cells), [None, offsets.buffers()[1], pa.py_buffer(found)])
 
 

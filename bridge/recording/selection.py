@@ -43,6 +43,7 @@ class Selection:
         limited = self.min_return > -math.inf or self.max_return < math.inf
         if limited and not self.min_return <= total <= self.max_return:  # no limit: also a return that is no number
             return False
+        # In real time each frame without an action has the default one: nobody intervened by that.
         players = [name for name in episode.players if name != DEFAULT]
         if self.intervention is not None and (len(players) > 1) != self.intervention:
             return False

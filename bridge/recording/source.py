@@ -59,6 +59,7 @@ class RecordedSource:
                 raise SettingError(_no_frames(env_id))
 
     def __getattr__(self, name: str) -> Any:
+        # Else a look-up of `_source` before `__init__` has set it, as by copy or pickle, would come here without end.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._source, name)

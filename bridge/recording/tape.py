@@ -57,6 +57,7 @@ class Tape:
 
     def add(self, row: Sequence[Any], size: int = 0) -> None:
         """Hand over a `Row`, or its fields in order, of about so many bytes."""
+        # A call of a method has the number of the reset or step that it was made before: a replay makes it there.
         number, is_note = self._next, row[0] >= Kind.CALL
         if not is_note:
             self._next += 1
@@ -121,6 +122,8 @@ class _RecordedLane:
 
     def _skips(self, begins: bool) -> bool:
         """Leave a call out, and return True, if its episode began while nobody played and nobody has come since."""
+        # Who comes in the middle of an episode is recorded from there on. Its beginning is missing, so those rows are
+        # of no episode until the next reset.
         self._nobodys = (begins or self._nobodys) and not (self._world.has_players or self._world.taken_over)
         if self._nobodys:
             self.tape.skip()
@@ -146,10 +149,13 @@ class _RecordedLane:
         if self._may_skip and self._skips(begins=False):
             return await self._step(action)
         by = self._applied_by()
+        # Set by the watch, which is around this environment: it has put the action in place by now.
         if self._world.taken_over:
             by = self._acting(by)
         given: Any = action
         if type(given) not in IMMUTABLE:
+            # The row is encoded by another thread, a tenth of a second later. Until then the environment, or its
+            # caller, may write into the same arrays.
             given = kept(dict(given) if self._several else given)
         moment = self._moment and self._moment()
         try:
@@ -189,6 +195,7 @@ class _RecordedLane:
             if all(isinstance(frame, np.ndarray) for frame in frames):
                 return frames
             why = "render() gives no arrays; make the environment with render_mode='rgb_array'"
+        # An environment that cannot draw would raise, and cost time, in each step from here on.
         self._renders = False
         _log.warning("no frames are recorded: %s", why)
         return None
@@ -216,6 +223,7 @@ class _RecordedLane:
         reward, terminated, truncated, alive = 0.0, False, False, ()
         try:
             if self._several:
+                # An environment of several agents also returns which of them go on.
                 *result, alive = result
             if kind == Kind.STEP:
                 observation, reward, terminated, truncated, info = result
@@ -288,6 +296,7 @@ class RecordedEnv(EnvironmentProxy):
         if self._by_lane:  # a stream of the recording has one lane
             tapes = [tapes[lane] for lane in request.lanes or range(len(tapes))]
             del part.lanes[:]
+        # To read an attribute changes nothing that a replay depends on.
         for tape in () if request.look else tapes:
             tape.note("call", part)
         return response
@@ -301,6 +310,7 @@ class RecordedEnv(EnvironmentProxy):
         if not self._by_lane:
             self._tapes[0].note("write", request)
             return response
+        # The message has a value for each lane, and a stream is replayed as an environment of one.
         for tape, value in zip(self._tapes, read_encoded(written.value), strict=True):
             own = properties_pb2.WritePropertyRequest(key=written.key, value=encoded([value]))
             tape.note("write", properties_pb2.PropertyRequest(write_property=own))

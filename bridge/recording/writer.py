@@ -106,6 +106,7 @@ class Journal:
             size: About how many bytes of memory it holds.
             number: The number of the call.
         """
+        # Without a lock: `_taken` may be behind, so that the queue seems fuller for a moment, and never emptier.
         if self._offered - self._taken + size > self._queue_bytes or self._closed:
             return False
         self._offered += size
@@ -116,6 +117,8 @@ class Journal:
                 self._waiting[source] = []
             self._waiting[source].extend((size, number, *row))
         if not self._woken:
+            # Before the event is set. In the other order, the writer could wake and clear the flag before it is set
+            # here, and no row would wake it again.
             self._woken = True
             self._wake.set()
             if self._thread is None:
@@ -140,6 +143,7 @@ class Journal:
 
     def after_fork(self) -> None:
         """In a forked process: record nothing; the files are the parent's."""
+        # Another thread may have held their locks at the moment of the fork, and does not exist here.
         self._closing, self._starting = threading.Event(), threading.Lock()
         self._closing.set()
         self._closed, self._thread = True, None
@@ -177,12 +181,15 @@ class Journal:
 
     def _write(self) -> None:
         """Write what waits now, and seal the segments of sources that ended before that."""
+        # Before the rows are looked at: a source says that it ended after its last row, so all of them are there by
+        # then.
         ended = {self._ended.popleft() for _ in range(len(self._ended))}
         for source, waiting in list(self._waiting.items()):
             left = len(waiting)
             while left > 0:
                 rows = waiting[: min(left, _BATCH * FLAT)]
                 sizes = np.cumsum(rows[::FLAT])
+                # At least one call, however large: else a call above the limit would stay here for ever.
                 count = min(len(sizes), int(np.searchsorted(sizes, _BATCH_BYTES)) + 1)
                 del rows[count * FLAT :], waiting[: count * FLAT]
                 left -= count * FLAT
@@ -205,6 +212,8 @@ class Journal:
         if not batches or self._files.write(source, batches):
             return
         source.rewind()
+        # After rewind() the encoder expects these calls again: those that are never written show as a gap in the
+        # numbers.
         if len(rows) == FLAT:
             self._files.pause()
             return
@@ -219,6 +228,7 @@ class _Files:
 
     def __init__(self, folder: Path, run: str, most: int | None) -> None:
         self._folder, self._run, self._most = folder, run, most
+        # Whole files are deleted at the limit: as each has a quarter of it at most, most of the recording stays.
         self._segment_bytes = _SEGMENT_BYTES if most is None else max(1, min(_SEGMENT_BYTES, most // 4))
         self._open: dict[Encoder, Segment] = {}
         self._parts: dict[int, int] = {}
@@ -260,6 +270,7 @@ class _Files:
 
     def _append(self, segment: Segment, batches: list[pa.RecordBatch]) -> bool:
         data = segment.pack(batches)
+        # A line of digests takes less than 100 bytes.
         if not self._make_room(len(data) + 100):
             self._problem = f"{len(data)} bytes do not fit into the limit of {self._most}"
             return False
@@ -293,6 +304,7 @@ class _Files:
                 return False
             oldest = self._ended.popleft() if self._ended else self._open.pop(next(iter(self._open)))
             oldest.delete()
+            # Once is enough: at the limit, each further segment deletes one.
             level = _log.warning if not self._told else _log.debug
             self._told = True
             level("the recording reached its limit of %d bytes: its oldest file %s is deleted", self._most,

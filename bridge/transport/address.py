@@ -131,12 +131,14 @@ def parse_address(url: str) -> Address:
     url = shown_url(url)
     if not text:
         raise AddressError(url, "it is empty")
+    # The query may hold a URL of its own.
     if "://" not in text.partition("?")[0]:
         text = f"grpc://{text}"
     try:
         parts = urlsplit(text)
         if "@" in parts.netloc:  # looked at first: no other message may show a password
             raise AddressError(url.replace(parts.netloc.rpartition("@")[0], "…"), "it holds a user name or password")
+        # `urlsplit` reads the port now, and raises ValueError where it is none.
         port = _DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
     except AddressError:
         raise

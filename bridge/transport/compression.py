@@ -67,7 +67,7 @@ def compress(encoding: str, parts: Sequence[bytes | memoryview]) -> bytes:
     if encoding == "zstd" and zstd is not None:
         packer = zstd.ZstdCompressor(level=_LEVEL)
     else:
-        packer = zlib.compressobj(_LEVEL, wbits=zlib.MAX_WBITS | 16)
+        packer = zlib.compressobj(_LEVEL, wbits=zlib.MAX_WBITS | 16)  # 16: gzip's header and trailer
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
 
 
@@ -84,7 +84,7 @@ class Inflater:
         if encoding == "zstd" and zstd is not None:
             self._inner = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
         else:
-            self._inner = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            self._inner = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib, by how the data begins
 
     @property
     def eof(self) -> bool:

@@ -78,6 +78,8 @@ class MessageSocket:
         """
         address, token, plain = self._address, shown_token(self._address), None
         try:
+            # Newer versions of `websockets` connect by the environment's proxies unless they are given a socket; older
+            # ones do not know the keyword that turns this off.
             if not self._proxied:
                 plain = socket.create_connection((address.host, address.port), self._timeout)
             opening = connect(
@@ -93,7 +95,7 @@ class MessageSocket:
                 logger=LOGGER,
             )
             self._connection = self._open.enter_context(opening)  # newer versions of `websockets` connect here
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too: nobody else holds the socket
             if plain is not None:
                 plain.close()
             raise self._refused(error) from None
@@ -108,8 +110,11 @@ class MessageSocket:
             if status in (502, 504):  # a gateway's: the server behind it is away
                 return ConnectError(self._url, f"no {self._server}: a gateway answered with the HTTP status {status}")
             return RefusedError(self._url, f"the answer has the HTTP status {status}", Code.UNAVAILABLE)
+        # Before OSError, of which it is a subclass.
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s")
+        # For a server that closes within the handshake, `websockets` raises an InvalidMessage whose cause is an
+        # EOFError.
         if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, EOFError):
             return ConnectError(self._url, f"no {self._server}: {error}{self._hint}")
         if isinstance(error, (WebSocketException, ValueError)):
@@ -151,6 +156,7 @@ class MessageSocket:
 
     def _lost(self, error: ConnectionClosed) -> RemoteError:
         received, sent = error.rcvd, error.sent
+        # A close frame is answered by one with the same code. So only the first of both tells who got too much.
         if received is not None and received.code == CloseCode.MESSAGE_TOO_BIG and error.rcvd_then_sent is not False:
             return RefusedError(self._url, "the request is larger than the server takes", Code.RESOURCE_EXHAUSTED)
         if sent is not None and sent.code == CloseCode.MESSAGE_TOO_BIG:

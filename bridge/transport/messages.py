@@ -90,7 +90,7 @@ class MessageReader:
 
     def __init__(self, max_message_bytes: int, admit: Callable[[int], None] | None = None) -> None:
         self._max = max_message_bytes
-        # A large message that has come as a whole needs memory to be admitted for it, but that of a trusted peer.
+        # A large message of a peer that is not trusted is copied only once memory is admitted for it.
         self._most_at_once = max_message_bytes if admit is None else min(max_message_bytes, LARGE)
         self._admit = admit
         self._prefix = b""
@@ -112,6 +112,7 @@ class MessageReader:
             size = stop - start - PREFIX
             if 0 <= size <= self._most_at_once and _unpack_prefix(data, start) == (0, size):
                 begin = start + PREFIX
+                # Arrays over a bytearray are writable: large observations are then handed out without a copy.
                 message = data[begin:stop] if size <= LARGE else bytearray(memoryview(data)[begin:stop])
                 events.append((stream, message))
                 return
@@ -119,6 +120,7 @@ class MessageReader:
 
     def _split(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
         while start < stop:
+            # Its bytes are skipped rather than left: the prefix of the next message stands behind them.
             if self._refused is not None:
                 start += self._skip(stream, stop - start, events)
                 continue
@@ -130,8 +132,10 @@ class MessageReader:
                     return
                 continue
             count = min(self._size - self._have, stop - start)
+            # The message was refused just now: the rest of the piece is skipped above.
             if not self._grow(count):
                 continue
+            # By a memoryview: a slice of `data` would be a copy of its own.
             self._body[self._have : self._have + count] = memoryview(data)[start : start + count]
             start += count
             self.buffer_updated(stream, count, events)
@@ -146,7 +150,9 @@ class MessageReader:
             events.append((stream, TooLarge(size)))
         else:
             self._compressed, self._size, self._have = bool(flag), size, 0
+            # Empty, whatever `size` says: four bytes could claim 4 GiB.
             self._body = bytearray()
+            # No byte follows that would complete it.
             if not size:
                 self.buffer_updated(stream, 0, events)
             return True
@@ -165,11 +171,13 @@ class MessageReader:
             rest = self._size - len(body)
             more = min(max(more, len(body)), rest)
             if self._admit is None:
+                # All of the rest at once, as each further step copies what came before it.
                 more = rest if self._have >= LARGE and self._size <= _AT_ONCE else more
             else:
                 try:
                     self._admit(more)
                 except RequestError as error:
+                    # Before `close`, which forgets both and gives back what was admitted so far.
                     missing = self._size - self._have
                     self.close()
                     self._refused, self._size, self._have = RefusedMessage.of(error), missing, 0
@@ -183,6 +191,7 @@ class MessageReader:
         count = min(count, self._size - self._have)
         self._have += count
         if self._have == self._size:
+            # In the refused message's place, so that it gets its answer in order (D-1).
             events.append((stream, self._refused))
             self._refused = None
         return count

@@ -29,6 +29,7 @@ AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 """Flag of a call of `send` or `recv` that is not to wait, whatever the socket's mode."""
 RECEIVE_TIMEOUT = 0.05
 """Seconds for which `recv` waits without `AT_ONCE`, after `let_receive_wait`."""
+# TCP_KEEPALIVE is what macOS calls TCP_KEEPIDLE.
 _KEEPALIVE = {
     "TCP_KEEPIDLE": int(QUIET),
     "TCP_KEEPALIVE": int(QUIET),
@@ -74,6 +75,7 @@ def let_receive_wait(sock: socket.socket) -> bool:
     if sys.platform != "linux" or not AT_ONCE:
         return False
     sock.setblocking(True)
+    # By the system's option: with `settimeout` Python would call `poll` before each `recv`.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(RECEIVE_TIMEOUT * 1e6)))
     return True
 
@@ -87,6 +89,7 @@ def send_parts(sock: socket.socket, parts: deque[memoryview]) -> int:
     total = 0
     with contextlib.suppress(BlockingIOError):
         while parts:
+            # Windows has no `sendmsg`.
             if hasattr(sock, "sendmsg"):
                 sent = sock.sendmsg([parts[i] for i in range(min(len(parts), _MAX_PARTS))], [], AT_ONCE)
             else:

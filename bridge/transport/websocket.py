@@ -38,7 +38,9 @@ PATH = f"/{SERVICE}/{METHOD}"
 SUBPROTOCOL = SERVICE.rpartition(".")[0]
 """The subprotocol that the server selects: `dm_env_rpc.v1`."""
 _TOKEN = "bridge.token."
+# Codes from 4000 on are for private use (RFC 6455, 7.4.2): 4000 and gRPC's number of the status.
 _CLOSE_CODES = 4000
+# A control frame holds 125 bytes, of which the code takes two (RFC 6455, 5.5).
 _MAX_REASON = 123
 DRAINING = b"draining"
 """The data of a Pong that nobody asked for, by which a server says that it drains; others' clients skip it."""
@@ -46,6 +48,7 @@ LOGGER = logging.getLogger("bridge.websockets")
 """The logger of the package `websockets`: its debug lines would show the token."""
 LOGGER.setLevel(logging.WARNING)
 
+# WebSocket's own codes: of proxies, of other servers, and of ours where a client breaks WebSocket's rules.
 _BY_CLOSE_CODE = {
     CloseCode.NORMAL_CLOSURE: Code.OK,
     CloseCode.GOING_AWAY: Code.UNAVAILABLE,
@@ -71,6 +74,7 @@ _BY_HTTP_STATUS = {
 
 def token_subprotocol(token: str) -> str:
     """Return the subprotocol that shows a token: scripts of a browser can send no header fields of their own."""
+    # The name of a subprotocol may hold neither `/` nor `=` (RFC 6455, 4.1).
     return _TOKEN + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
 
 
@@ -100,6 +104,8 @@ def close_frame(code: Code | CloseCode, reason: str, *, mask: bool = False) -> b
         number = int(code)
     text = reason.encode()
     if len(text) > _MAX_REASON:
+        # The ellipsis takes three bytes. A character that is cut in the middle must go, as a reason that is no UTF-8 is
+        # an error.
         text = text[: _MAX_REASON - 3].decode(errors="ignore").encode() + "…".encode()
     return bytes(Frame(Opcode.CLOSE, Close(number, text.decode()).serialize()).serialize(mask=mask))
 

@@ -73,6 +73,7 @@ def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: i
             os.setsid()  # Ctrl-C goes to the server, which ends this process in order
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A thread, because this one may be in a call that never returns, and so never see the end of the pipe.
     threading.Thread(target=_end_with_parent, name="bridge-isolated-watch", daemon=True).start()
     sock.setblocking(True)
     _Child(recipe, factory, max_bytes).serve(Pipe(sock))
@@ -108,11 +109,13 @@ class _Child:
             answer = b"+" + self._SERVE[kind](self, payload)
         except RequestError as error:
             answer = _refusal(error)
+        # Of what the request holds, such as an action that is not of its space: no failure of the environment.
         except TensorError as error:
             answer = _refusal(RequestError(Code.INVALID_ARGUMENT, str(error)))
         except (Exception, SystemExit) as error:  # the environment's own; the host says where it can
             answer = _refusal(environment_failure("its process", error))
         pipe.send(answer)
+        # After the answer: the server waits for what `close` raised.
         return kind != b"x"
 
     def _hosted(self, lane: int | None = None) -> AnyHost:
@@ -121,6 +124,7 @@ class _Child:
         return self._host if lane is None else self._host.lanes[lane]
 
     def _greet(self, payload: bytes) -> bytes:
+        # Apart from `_start`: the server allows imports a time of their own, before `call_timeout` counts.
         self._make = self._load()  # imports what it refers to
         return b""
 
@@ -154,6 +158,7 @@ class _Child:
     def _packed(self, lane: int | None, result: Result) -> bytes:
         host = self._hosted()
         packed = values.encode([self._codecs[lane is not None].pack(result), host.notes])
+        # They went along with this answer; each is told once.
         host.notes.clear()
         return packed
 
@@ -194,11 +199,13 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
         except ImportError:
             text = "max_world_bytes is not possible on this system: leave it out"
             raise RequestError(Code.UNIMPLEMENTED, text) from None
+        # Before anything is unpickled, which is where a client's factory may begin to take memory.
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     what = "the environment factory" if factory is not None else "what makes the environment"
     with failures_in(f"unpickling {what} on Python {'.'.join(map(str, sys.version_info[:3]))}"):
         how = pickle.loads(recipe)
         if factory is not None:
+            # The only place where a client's bytes are unpickled, and never in the server's own process.
             made = pickle.loads(factory)
             if not callable(made):
                 text = f"expected env to be a function, got {made!r:.80}; not callable"

@@ -116,6 +116,7 @@ class Codec:
                     self._pack_info(infos[agent], layout.form(observation)) if agent in infos else None,
                 ]
             )
+        # A reset is known by having no rewards and flags. The living are numbers, as actions are.
         return [bool(told), [self._numbers[agent] for agent in result[-1]], rows] if self._several else rows[0]
 
     def _pack_observation(self, layout: Layout, observation: object) -> list[Array]:
@@ -129,6 +130,7 @@ class Codec:
         return packed
 
     def _pack_info(self, info: Any, form: Any) -> bytes:
+        # Each result says its form by itself, whereas clients are told of it where it changes.
         return values.encode_info(info, self._notes, values.UNCHANGED if form is None else form)
 
     def unpack(self, packed: Any, notes: list[str]) -> Result:
@@ -141,6 +143,7 @@ class Codec:
                 parts[4][agent], told_of, form = values.decode_info(info)
                 notes.extend(told_of)
             if arrays is not None:
+                # A result that says no form has the plain one.
                 form = None if form is values.UNCHANGED else form
                 parts[0][agent] = layout.unpack(arrays, form=form)
             for part, value in zip(parts[1:4], told, strict=True):

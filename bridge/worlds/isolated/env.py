@@ -58,6 +58,7 @@ class IsolatedEnv:
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read, write or list a property for which code of the environment runs."""
         kind = str(request.WhichOneof("payload"))
+        # A property whose code hangs or crashes is named in the error as what the environment was doing.
         where = {"read_property": "render" if request.read_property.key == "world.frame" else "reading a property"}
         data = await self.process.ask(b"p", request.SerializeToString(), where.get(kind, "its properties"))
         return properties_pb2.PropertyResponse.FromString(data)
@@ -117,5 +118,6 @@ async def start_isolated(
     try:
         return IsolatedEnv(process, await process.start(recipe, factory), runtime.executor)
     except BaseException:
+        # Also where the environment could not be made: its process would wait for requests for ever.
         await process.close()
         raise

@@ -32,11 +32,14 @@ class Program(subprocess.Popen[bytes]):
     """
 
     def __init__(self, sock: socket.socket, recipe: bytes) -> None:
+        # Only the process holds the other end, so that this one can be read when it is gone, whatever ended it.
         self.sentinel, held = os.pipe()
         """A file that can be read once the process has ended."""
         numbers = (sock.fileno(), held)
+        # It is to find the modules that this program finds, also those beside its script.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         try:
+            # By a file: an argument has a limit of size, and a pipe would fill before the process has begun to read.
             with tempfile.TemporaryFile() as file:
                 file.write(recipe)
                 file.seek(0)
@@ -75,5 +78,6 @@ def run(sock: int, held: int) -> None:
         held: The number of a file that is open as long as the process is there.
     """
     for number in (sock, held):
+        # What the environment starts must not hold them open: the server would not see this process end.
         os.set_inheritable(number, False)
     main(socket.socket(fileno=sock), sys.stdin.buffer.read(), None, None)

@@ -42,6 +42,8 @@ _LOOK = 0.01
 """Seconds between two looks at a process that is ending, where the event loop cannot wait for it."""
 _WAITS_FOR_PROCESSES = os.name == "posix"
 """True if the event loop can wait for a process: on Windows `select` takes sockets alone, and a sentinel is none."""
+# `Process.start` polls all processes that this program has started. With the forkserver each poll reads the exit status
+# from a pipe: read beside another thread's `join`, it is lost, and the exit code becomes 255.
 _starting = threading.Lock()
 
 
@@ -139,6 +141,7 @@ class WorldProcess:
         await runtime.executor.run(self._launch, recipe, factory)  # the first start imports much
         runtime.add_reader(self._sock, self._on_readable)
         if _WAITS_FOR_PROCESSES:
+            # The end of the pipe is not enough: what the environment has started itself may hold its other end open.
             runtime.add_reader(self._process.sentinel, self._on_exit)
         await self.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
         description: list[Any] = values.decode(await self.ask(b"?", b"", "its construction"))
@@ -154,7 +157,9 @@ class WorldProcess:
             self._sock.close()
             raise
         finally:
+            # The process has its own copy. While ours is open, the pipe does not end with the process.
             theirs.close()
+        # The server ends those that are left when its event loop has ended (`abandon`).
         self._runtime.processes.add(self)
 
     def _make_process(self, theirs: socket.socket, recipe: bytes, factory: bytes | None) -> Any:
@@ -162,6 +167,7 @@ class WorldProcess:
             return Program(theirs, recipe)
         context: Any = multiprocessing.get_context(start_method())
         if context.get_start_method() == "forkserver":
+            # Imported once by the forkserver, and not again in each process that it forks.
             context.set_forkserver_preload(["bridge.worlds.isolated.child", "bridge.worlds.source"])
         arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
         process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
@@ -214,6 +220,8 @@ class WorldProcess:
     # The pipe
 
     def _send_next(self) -> None:
+        # One at a time: the process answers in order, and the time limit of a call must not run while others are
+        # served.
         if self._current is not None or not self._queue or self._end is not None:
             return
         ask = self._current = self._queue.popleft()
@@ -225,6 +233,8 @@ class WorldProcess:
     def _on_writable(self) -> None:
         waited = bool(self._unsent)
         try:
+            # The process may be in no hurry to read: what it does not take at once is sent when the loop says that
+            # there is room.
             while self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
         except BlockingIOError:
@@ -246,6 +256,7 @@ class WorldProcess:
             closed = False
         except OSError:
             pass
+        # There is one request at a time, so no second answer can follow the first in this buffer.
         received, start = self._received, LENGTH.size
         if len(received) >= start and len(received) >= start + LENGTH.unpack_from(received)[0]:
             answer, self._received = bytes(memoryview(received)[start:]), bytearray()
@@ -274,6 +285,7 @@ class WorldProcess:
         ask = self._current
         if ask is None or self._end is not None:
             return
+        # Noted first: the exit alone would read as "by SIGKILL (perhaps out of memory)".
         self._killed = (
             Code.DEADLINE_EXCEEDED,
             f"was ended, because the environment did not return from {ask.where} within call_timeout={ask.limit:g} s",
@@ -282,6 +294,8 @@ class WorldProcess:
 
     def _kill(self) -> None:
         pid = None if self._process is None else self._process.pid
+        # The whole group, with what the environment has started itself. There is none yet where the process has not
+        # reached `setsid`, and none on Windows: then the process alone is killed.
         if pid is not None and hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
@@ -312,12 +326,16 @@ class WorldProcess:
             self._runtime.remove_reader(self._process.sentinel)
         self._runtime.remove_reader(self._sock)
         with _starting:  # where other threads look at processes too
+            # With a limit, because the event loop stands still meanwhile: after `abandon` the process was killed, but
+            # may not be gone.
             self._process.join(_GRACE)
             code = self._process.exitcode
         self._kill()  # what it started itself, in its group
         self._runtime.processes.discard(self)
+        # Before anybody is answered: `_over` and whoever asks next read it.
         self._end = self._killed or (Code.UNAVAILABLE, f"ended{_cause(code)}" + (f" in {where}" if where else ""))
         self._stop_timer()
+        # After `remove_reader`: the event loop cannot stop watching a file that is closed.
         self._sock.close()
         asks, self._queue = [self._current, *self._queue], deque()
         self._current = None
@@ -336,8 +354,10 @@ class WorldProcess:
             if self._process is not None:
                 await self._gone
             return
+        # From here on the end is expected: `ended` is None, and the world is told to be destroyed, not lost.
         self._closing = True
         waiting, self._queue = self._queue, deque()
+        # Not served any more: a world must not take minutes to close because of what is queued.
         for ask in waiting:
             ask.answer.set_error(self._over())
         failure: RequestError | None = None
@@ -347,6 +367,7 @@ class WorldProcess:
             if self._end is None:
                 answer = await self._within_grace(self._send(_Ask(b"x", "close", None)))
                 failure = _read_refusal(answer[1:]) if answer[:1] == b"-" else None
+        # A thread of the environment may keep the process from ending.
         await self._within_grace(self._gone)
         if failure is not None:
             raise failure
@@ -366,6 +387,7 @@ def _cause(code: int | None) -> str:
         return ""
     if code >= 0:
         return f" with exit code {code}"
+    # Real-time signals have numbers without names.
     name = signal.Signals(-code).name if -code in signal.Signals._value2member_map_ else f"signal {-code}"
     return f" by {name}" + (" (perhaps out of memory)" if name == "SIGKILL" else "")
 
@@ -380,6 +402,8 @@ def _read_refusal(data: bytes) -> RequestError:
 
 def start_method() -> str:
     """Return the start method of world processes: never fork, because this process has threads."""
+    # `spawn` and the forkserver import the main module: without the guard each process would start a server, and the
+    # processes of that, without end.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SettingError(
             "the main module starts a server while a process of its environments imports it; guard it by "

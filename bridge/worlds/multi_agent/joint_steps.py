@@ -149,6 +149,7 @@ class JointStepTable:
         """Take an agent out of the running sequence."""
         was_playing, participant.playing, participant.outcome = participant.playing, False, None
         self._settle()
+        # `_settle` has cleared `_playing` if this was the last one: then there is nobody to end the sequence for.
         if was_playing and self._playing and self._options.missing_agent is MissingAgent.END:
             self._end_sequence()
 
@@ -161,6 +162,8 @@ class JointStepTable:
         """End the sequence: the next Step of each playing agent reports it."""
         if not self._ending:
             self._ending = True
+            # As by a ResetWorld for which nobody waits. Steps that wait are answered by `poll`; before it hands over
+            # any other one, the session asks the book.
             self._resets.interrupt()
 
     # Requests
@@ -212,6 +215,7 @@ class JointStepTable:
 
     def next_due(self) -> float | None:
         """Return when a Step will have waited for too long; None: none waits."""
+        # A slow environment is nobody's fault: no Step is late while it is in a call.
         if self._job is not None:
             return None
         return min((wait.deadline for wait in self._waits.values()), default=None)
@@ -219,9 +223,11 @@ class JointStepTable:
     def poll(self, now: float) -> Job | None:
         """Answer Steps that need not wait longer; return the environment's next job, if any."""
         changed = True
+        # An answer may be what others wait for: the sequence has ended, or an agent that was awaited is out of it.
         while changed and self._job is None:
             changed = False
             for wait in list(self._waits.values()):
+                # Answered in this round, by what the Step of another agent led to.
                 if wait.participant not in self._waits:
                     continue
                 changed = (self._look_at_first if wait.begins else self._look_at_step)(wait, now) or changed
@@ -232,12 +238,15 @@ class JointStepTable:
     def _look_at_first(self, wait: _Wait, now: float) -> bool:
         """Check whether a first Step can be answered; return whether anything changed."""
         participant, expired = wait.participant, now >= wait.deadline
+        # An agent that ended or was reset in this sequence waits for the next one. Another client that joins as it may
+        # enter.
         is_new = participant.sequence != self.sequence
         if self._playing and not self._ending and is_new and participant.name in self._alive:
             self._enter(participant)
         elif self._may_start(expired):
             self._job = Job(0, self.sequence + 1, "reset", None, *self.carried)
             self._latest = {}
+        # Only where no new sequence can begin at once, which may have a part for the agent.
         elif participant.absent:
             participant.absent = False
             who = participant.name
@@ -262,9 +271,12 @@ class JointStepTable:
 
     def _may_start(self, expired: bool) -> bool:
         if self._options.missing_agent is not MissingAgent.DEFAULT:
+            # Also agents that nobody has joined as are waited for: the environment is reset once for all.
             ready = sum(wait.begins for wait in self._waits.values())
             return not self._playing and ready == len(self._names)
         if self._playing:
+            # A sequence that ends waits until each agent that plays has heard of it by its Step. A silent one must not
+            # hold up the others for longer than `agent_timeout`.
             return expired and self._ending  # those that were not told yet are told all the same
         return expired or all(self._ready(participant) for participant in self.participants.values())
 
@@ -277,8 +289,10 @@ class JointStepTable:
     def _look_at_step(self, wait: _Wait, now: float) -> bool:
         """Check whether a Step with an action can be answered; return whether anything changed."""
         participant = wait.participant
+        # It ended while a default action stood in for this agent, whose action now comes too late.
         if participant.outcome is not None:
             self._answer(participant, participant.take_outcome())
+        # Not playing: the next sequence has begun without this agent, after the deadline of the others.
         elif self._ending or not participant.playing or self._resets.is_due(participant.agent):
             participant.cut_off = True
             self.drop(participant)
@@ -292,6 +306,7 @@ class JointStepTable:
         elif self._options.missing_agent is MissingAgent.END:
             self._end_sequence()
         else:
+            # It still plays: the Step may be sent again, and changes nothing until then (D-2).
             self._answer(participant, self._late(missing))
         return True
 
@@ -306,9 +321,11 @@ class JointStepTable:
         missing = []
         for name in self._alive:
             participant = self.participants.get(name)
+            # One that was in this sequence and has left it by Reset is not waited for: default actions play on for it.
             if participant is not None and participant.sequence == self.sequence:
                 awaited = participant.playing
             else:
+                # Nobody plays it, or the client that does has not entered yet: under `wait` somebody may still come.
                 awaited = self._options.missing_agent is MissingAgent.WAIT
             if awaited and self._acts(name) is None:
                 missing.append(name)
@@ -343,17 +360,20 @@ class JointStepTable:
     def began(self, first: Mapping[str, Transition]) -> None:
         """The environment was reset: answer the agents that wait for it; `first` has all that are alive, in order."""
         self._job = None
+        # Here and not where the job is made: a reset that fails leaves the seed to the next one.
         self.carried = (None, None)
         self.sequence += 1
         self._playing, self._ending = True, False
         self._alive = list(first)
         self._latest = dict(first)
         for participant in self.participants.values():
+            # Also those whose Steps do not wait: what they send next belongs to a sequence that is over.
             participant.playing = False
             if self._ready(participant):
                 if participant.name in self._alive:
                     self._enter(participant)
                 else:
+                    # `poll` tells it so, or it would wait without knowing that the others play.
                     participant.sequence, participant.absent = self.sequence, True
         self._settle()
 
@@ -364,11 +384,14 @@ class JointStepTable:
             seen: Of every agent that was alive, or is now.
             alive: The agents that go on.
         """
+        # First, while it is known by the job who acted: an agent that a default action stood in for is told by its next
+        # Step.
         acted = self._take_acted()
         for name in self._alive:
             told, participant = seen[name], self.participants.get(name)
             if participant is not None and participant.playing:
                 participant.told = told
+                # Adds up over the steps that a late agent missed.
                 participant.reward += told.reward
                 if told.ended:
                     participant.playing = False
@@ -381,6 +404,7 @@ class JointStepTable:
 
     def failed(self, error: RequestError) -> None:
         """The environment raised: the Steps that led to the call are refused."""
+        # The sequence goes on: a refused request changes nothing (D-2), and the agents may Step again or reset.
         for participant in self._take_acted():
             self._answer(participant, error)
 

@@ -27,6 +27,7 @@ class Members:
 
     def __init__(self, agents: Mapping[object, Spaces], name: str) -> None:
         self._name = name
+        # Clients name agents by texts; PettingZoo's ids may be of any type.
         self.ids: dict[str, object] = {str(agent): agent for agent in agents}
         """The environment's own id of each agent, by its name."""
         self._names = {agent: name for name, agent in self.ids.items()}
@@ -71,11 +72,13 @@ class Members:
         with failures_in(job.kind):
             living = [str(agent) for agent in alive]
             unknown = [name for name in living if name not in self.ids]
+            # After a reset without agents there would be nothing to step, and agents would wait for ever.
             if unknown or (job.kind == "reset" and not living):
                 known = ", ".join(self)
                 raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
             told: dict[str, Transition] = {}
             observations, rewards, terminations, truncations, infos = map(self._by_name, keep(results))
+            # Those that acted hear of their end; those that are alive now may have come in by this step.
             for name in dict.fromkeys((*job.actions, *living)):
                 observation = observations[name] if name in observations else seen(name)
                 terminated = bool(terminations.get(name, False))

@@ -34,6 +34,7 @@ class MultiAgent(EnvAgent):
     def reset(self, settings: Settings, running: bool) -> None:
         """Give up the running sequence; seed and options are for the next one, which begins for all."""
         seed, options = self.read_settings(settings)
+        # Of a joint reset one agent sends the settings: the plain Resets of the others must not take them back.
         if seed is not None or options is not None:
             self._world.table.carried = (seed, options)
         if running:
@@ -65,6 +66,7 @@ class MultiAgent(EnvAgent):
         self._terminated[...], self._truncated[...] = told.terminated, told.truncated
         if cut_off:
             super().interrupt()
+        # After `interrupt`, which sets the reward to 0: what was earned until the end is still told.
         self._reward[...], self.participant.reward = self.participant.reward, 0.0
 
     def interrupt(self) -> None:
@@ -193,4 +195,5 @@ class MultiAgentWorld(EnvWorld):
             self.table.failed(
                 error if isinstance(error, RequestError) else RequestError(Code.INTERNAL, f"the step failed: {error!r}")
             )
+        # Not at once: an environment of this thread was called by `advance`, which has not returned yet.
         self.scheduler.call_soon(self.advance)

@@ -75,6 +75,7 @@ class RealtimeAgent(EnvAgent):
         self._resetting = np.zeros(shape, np.bool_)
         self._episodes: list[tuple[int, Ended]] = []
         self._space, action_space = spaces or self._facts.spaces
+        # A record has the final observation of one lane, whereas observations are of all of them.
         self._finals = self._observation_layout if lanes is None else Layout(self._space, "observation")
         self._batched_actions = action_space if lanes is None else batch_space(action_space, lanes)
 
@@ -103,6 +104,7 @@ class RealtimeAgent(EnvAgent):
     async def begin(self) -> int:
         """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
         received = self.world.now()
+        # Steps that were in flight when the episode ended would enter the next one before the client has asked for it.
         if self._ended and self._wait == "new_frame" and self.lanes is None:  # lanes begin by themselves
             text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
             raise RequestError(Code.FAILED_PRECONDITION, text)
@@ -124,6 +126,7 @@ class RealtimeAgent(EnvAgent):
 
         def ready() -> bool:
             there = [bool(buffer.reading) or loop.may_enter(self._loop_agent, buffer) for buffer in buffers]
+            # A failed reset is the answer of a single environment's Step; of lanes, `_collect` puts it into the infos.
             if self.lanes is None and buffers[0].error is not None and not there[0]:
                 error, buffers[0].error = buffers[0].error, None
                 raise RequestError(Code.INTERNAL, error)
@@ -148,7 +151,10 @@ class RealtimeAgent(EnvAgent):
     async def apply(self, action: object) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step."""
         received = self.world.now()
+        # Before any wait: the frame that this Step waits for is to use its action.
         self.act(action, received, [buffer.reading for buffer in self._loop_agent.buffers])
+        # `Throttle` sends its action at once and asks for the observation at the frame's end: what passes between is
+        # for that Step to tell.
         if self._acts_only:
             self._timing[..., :2] = received, self.world.now()
             return pb.RUNNING
@@ -156,9 +162,12 @@ class RealtimeAgent(EnvAgent):
             await self._wait_for_frame()
         elif self._wait == "new_frame":
             await self._wait_for_news()
+        # A client that does not ask for `resetting` cannot be told that a lane has no observation, so it waits for one.
         if self.lanes is not None and not self._partial:
             await self._wait_for_lanes()
         buffer = self._loop_agent.buffers[0]
+        # The Step is refused, and a refused Step tells nothing else: the agent is out of the episode, so the next one
+        # begins.
         if self.lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
@@ -184,12 +193,13 @@ class RealtimeAgent(EnvAgent):
             return
         self._loop_agent.name = self.player
         for index, own in enumerate([action] if self.lanes is None else iterate(self._batched_actions, action)):
-            if episodes[index]:
+            if episodes[index]:  # else the lane is in no episode: its action is for nothing (U-5)
                 self.world.loop.act(self._loop_agent, index, own, received, episodes[index])
 
     def interrupt(self) -> None:
         """Report the last observations of the episodes that a ResetWorld ends."""
         self.world.carry_out_reset()
+        # The Step that ends the sequence must not enter an episode that began meanwhile.
         self._collect(self._take(enters=False), self.world.now())
         self._truncated[...] = True
         self._ended = True
@@ -216,6 +226,7 @@ class RealtimeAgent(EnvAgent):
         before = [(buffer, buffer.lane.frames) for buffer in self._loop_agent.buffers]
 
         def passed() -> bool:
+            # A lane that the agent is not in may be long in its reset, and an end is news enough.
             waiting = [pair for pair in before if pair[0].reading and pair[0].closing is None]
             return all(buffer.lane.frames > had for buffer, had in waiting)
 
@@ -229,6 +240,8 @@ class RealtimeAgent(EnvAgent):
         def told() -> bool:
             buffers = loop_agent.buffers
             lanes = [buffer.lane for buffer in buffers]
+            # Lanes are stepped one after the other: to answer for the first would take an answer, and a Step in flight,
+            # for each lane. Where a whole frame waits already, it is told.
             if any(lane.busy and lane.phase is Phase.RUNNING for lane in lanes):  # the frame is not complete
                 return any(buffer.unseen > 1 for buffer in buffers)
             return any(
@@ -240,6 +253,7 @@ class RealtimeAgent(EnvAgent):
         try:
             await self.world.wait_until(self, told, _MOST_HELD, lambda: "nothing is new")
         except RequestError as error:
+            # Nothing new is no error: the answer repeats the newest observation, with 0 frames.
             if error.code is not Code.DEADLINE_EXCEEDED:
                 raise
 
@@ -252,6 +266,7 @@ class RealtimeAgent(EnvAgent):
         for index, (item, buffer) in enumerate(pairs):
             at = () if self.lanes is None else (index,)
             lane = buffer.lane
+            # U-5: a lane without an episode has no reward and no flags; NaN: no observation was made.
             told = item or Taken(None, {}, np.nan, lane.episode, error=buffer.error)
             self._resetting[at] = item is None
             self._reward[at], self._frames[at] = told.reward, told.frames  # U-5
@@ -264,6 +279,7 @@ class RealtimeAgent(EnvAgent):
             infos[index] = told.info
             if told.error is not None and self.lanes is not None:
                 infos[index] = {**told.info, "error": told.error}
+                # Told once. An ended episode's error comes with the end, and is not kept here.
                 buffer.error = None
         if self.lanes is None:
             first = taken[0]
@@ -271,7 +287,7 @@ class RealtimeAgent(EnvAgent):
                 raise RequestError(Code.INTERNAL, "a single environment was read while it had no episode")
             self._observation, self._info = first.observation, first.info
             return
-        # A lane that resets has the observation that it had last, or a placeholder.
+        # A tensor has a row for each lane, and no None: a lane that resets has its last observation, or a placeholder.
         seen = [buffer.lane.observation if item is None else item.observation for item, buffer in pairs]
         seen = [neutral_action(self._space) if item is None else item for item in seen]
         empty: Any = create_empty_array(self._space, len(seen), fn=np.zeros)
@@ -308,6 +324,8 @@ class RealtimeAgent(EnvAgent):
             if ended.observation is not None:
                 arrays = self._finals.pack(ended.observation, rounding=True)
                 record["final_obs"] = [np.asarray(array) for array in arrays]
+                # `encode` would raise for a value that the codec does not carry: `encode_info` leaves it out, as in
+                # other infos.
                 record["final_info"] = values.decode(values.encode_info(ended.info, self._notes))
             records.append(record)
         return values.encode(records)

@@ -140,6 +140,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         self.acting = Seats()
         """Lets in the second streams of agents."""
         self._clock = scheduler if options.clock is None else options.clock
+        # A clock that can be subscribed to moves only when it is turned (`VirtualClock`): timers of the machine would
+        # never fit it, so it calls us instead.
         self._subscribe: Callable[..., Callable[[], None]] | None = getattr(options.clock, "subscribe", None)
         self._unsubscribe: Callable[[], None] | None = None
         self._timer: Timer | None = None
@@ -167,6 +169,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def moment(self, lane: int) -> tuple[float, int, float]:
         """Return the world's seconds, the number of the frame, and when the action came that it applies; NaN: never."""
         part = self.loop.lanes[lane]
+        # A recording says when the frame began, and not when the environment had returned from it.
         now = part.applied_at if part.phase is Phase.RUNNING else self.now()
         return now, self.loop.frames, part.acted_at if part.applied_by else math.nan
 
@@ -212,6 +215,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """Take the settings of a ResetWorld; the first agent that is told carries it out."""
+        # Not carried out yet: a ResetWorld of which no agent hears in time is withdrawn, and then has reset nothing
+        # (D-2).
         asked = self.read_reset(settings)
         self.refuse_if_over()
         self._ordered = asked
@@ -236,6 +241,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     def restart(self, caller: Agent | None) -> None:
         """Begin a new episode in every lane."""
+        # No other agent had to be told, or the last ones have left: then nobody has carried it out.
         self.carry_out_reset()
         if isinstance(caller, RealtimeAgent):
             caller.abandon()
@@ -276,13 +282,17 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         try:
             while not ready():  # again: before the coroutine went on, another agent may have changed that
                 if pending is not None and agent not in self._waiters:
+                    # `cancel` came when the result was there already, which an error cannot replace.
                     raise _hung_up()
                 pending = PendingResult()
                 self._waiters[agent] = ready, pending
+                # The machine's clock and not the world's: nobody may ever turn a virtual one again, and the client
+                # would hang.
                 timer = self.scheduler.call_later(seconds, partial(pending.set_result, None))
                 try:
                     await pending
                 finally:
+                    # The scheduler takes the callback of a timer that it has run.
                     expired = timer.callback is None
                     timer.cancel()
                 self.refuse_if_over()
@@ -293,6 +303,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     def cancel(self, agent: Agent) -> None:
         """End the wait of an agent whose client has gone."""
+        # Taken out first, so that `wait_until` sees it even if its result is there already.
         if agent in self._waiters:
             _, pending = self._waiters.pop(agent)
             pending.set_error(_hung_up())
@@ -320,10 +331,12 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
             return
         if self._unsubscribe is None:
             self._unsubscribe = self._subscribe(self._turned)
+        # A Reset must not wait until somebody turns the clock: its agent would wait for the answer meanwhile.
         self.scheduler.start(self._run_until(self.now()), _log_failure)
 
     async def settled(self) -> None:
         """Wait until what is due of a virtual clock is done."""
+        # Another turn may have begun before this coroutine went on.
         while self._turning is not None:
             await self._turning
 
@@ -332,15 +345,22 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         if self._timer is not None:
             self._timer.cancel()
         due = self.loop.next_due()
+        # No frame begins while one is being stepped: calls of a slow environment would pile up. Resets do not count: a
+        # lane that takes long to reset holds up no other one (U-6).
         if self._over or self._subscribe is not None or self._stepping:
             return
+        # At a low frame rate the next frame is far away; of several agents with `autoreset=False` none is due before
+        # the reset.
         if self.loop.reset_waits:
             due = self.now()
         if due is not None:
+            # By a delay, because a clock of the user's need not be the scheduler's.
             self._timer = self.scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
 
     def _run_frame(self) -> None:
         jobs = [] if self._over else self.loop.poll(self.now())
+        # All of them before the first is started: an environment of this thread is stepped within `start`, and its end
+        # would set the timer of the next frame while other lanes wait for this one.
         self._stepping += sum(job.kind == "step" for job in jobs)
         for job in jobs:
             self.scheduler.start(self._run(job), _log_failure)
@@ -356,17 +376,20 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def _turned(self, when: float) -> None:
         """Run what is due, for a virtual clock that was turned: by any thread, which waits until it is done."""
         done = threading.Event()
+        # An environment that turns the clock in its `step` would wait for itself.
         if self.scheduler.is_inside():
             raise RuntimeError("expected the clock to be advanced outside of the environments that it drives")
         self.scheduler.call_soon_threadsafe(
             lambda: self.scheduler.start(self._run_until(when), lambda result, error: done.set())
         )
+        # Not without a limit: where the server has been stopped meanwhile, its loop never calls back.
         while not done.wait(0.2):
             if self._over:
                 return
 
     async def _run_until(self, when: float) -> None:
         """Run every frame that is due by then, one after the other, each at its own time."""
+        # Of two turns at once, or a turn and a `start`, one would begin a frame while the other waits for its own.
         await self.settled()
         turning = self._turning = PendingResult()
         try:
@@ -397,8 +420,12 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         except RequestError as problem:
             error = problem.message
         spent = time.perf_counter() - began
+        # A frame's result has the frame's own time, so that tests with a virtual clock do not depend on how fast it
+        # ran.
         now = self.now() if at is None else at
         if self._over:
+            # A call that was cut off by the end of the world is no failure of the environment: nothing is counted or
+            # tried again.
             self.loop.lanes[job.lane].busy = False
             self._stopped(job, now)
         else:
@@ -457,6 +484,7 @@ def kept(value: Any) -> Any:
         return value.copy()
     if isinstance(value, dict):
         return {key: kept(item) for key, item in value.items()}
+    # Not their subclasses: a named tuple is not made of one sequence.
     if type(value) in (tuple, list):
         return type(value)(kept(item) for item in value)
     return value

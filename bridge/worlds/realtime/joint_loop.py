@@ -50,6 +50,7 @@ class JointLoop(RealtimeLoop):
         **options: Any,
     ) -> None:
         super().__init__(1, fps, DEFAULT, **options)
+        # A part never asks for a reset, so it is never IDLE: it waits for the environment's.
         self.parts: dict[str, LoopLane] = {name: LoopLane(Phase.RESETTING) for name in names}
         self.environment = self.lanes[0]
         """The environment's episode."""
@@ -59,6 +60,7 @@ class JointLoop(RealtimeLoop):
 
     def next_due(self) -> float | None:
         """Return when the next frame is due; None: the clock has not started, or waits for `ask_reset`."""
+        # No frame is due between two episodes: none would be stepped, and all would be counted as late or dropped.
         waits = not self._autoreset and self.environment.phase is not Phase.RUNNING
         return None if waits else super().next_due()
 
@@ -67,7 +69,10 @@ class JointLoop(RealtimeLoop):
         for name in self.alive:
             part = self.parts[name]
             fresh = part.unused
+            # This takes the mark of a fresh action away, which is read before.
             action = super()._choose(part, now)
+            # The last move of a turn-based game is often forbidden in the next turn, and PettingZoo's classic games end
+            # the episode for an illegal one. A fresh action is its agent's own affair.
             if action is not DEFAULT and not fresh and not self._may_repeat(name, part.observation, action):
                 self.default_frames += 1
                 part.applied_by = ""
@@ -82,6 +87,7 @@ class JointLoop(RealtimeLoop):
 
         An episode that is over already, or without agents, is to be told as a failure.
         """
+        # The environment's own lane has no observation, reward or info: agents have parts.
         if not self.began(job, now, Transition(None)):
             return False
         if not self._autoreset:  # the clock stood
@@ -94,6 +100,8 @@ class JointLoop(RealtimeLoop):
         """Begin the parts of agents that were not in this episode before."""
         for name in self.alive:
             part = self.parts[name]
+            # An agent that the environment brings in during an episode begins here. One that has ended in it does not
+            # come back, even if the environment names it as alive again.
             if part.phase is not Phase.RUNNING and part.episode != self.environment.episode:
                 part.episode = self.environment.episode
                 part.begin(now, seen[name])
@@ -128,7 +136,9 @@ class JointLoop(RealtimeLoop):
             if got.ended:
                 self.drop_action(part)
         self.alive = list(alive)
+        # After the frame was added: to an agent that comes in, it is the first observation, and has no reward.
         self._enter(seen, now)
+        # The environment's episode ends with that of its last agent.
         if any(part.phase is Phase.RUNNING for part in self.parts.values()):
             lane.move(LaneEvent.STEPPED)
         else:
@@ -149,6 +159,7 @@ class JointLoop(RealtimeLoop):
         """Cut off the running episode, as if the environment had ended it for all agents."""
         lane = self.environment
         if lane.phase is Phase.RUNNING:
+            # Not by `ask_reset`, which begins another episode also with `autoreset=False`.
             self._cut_off(lane)
             lane.move(LaneEvent.ENDED)
             self._renew(lane)
@@ -175,7 +186,10 @@ class JointLoop(RealtimeLoop):
         part = buffer.lane
         if not loop_agent.player or part.phase is not Phase.RUNNING:
             return False
+        # When all agents send Reset, the first one begins an episode. Those of the others find it running, and would
+        # begin one more if the first agent did not count before it is in.
         enters = loop_agent.asked and self.may_enter(loop_agent, buffer)
+        # One that follows takes nothing from its buffer, so `reading` says nothing of it.
         return loop_agent.follows or buffer.reading == part.episode or enters
 
     def _waits(self, loop_agent: LoopAgent) -> bool:
@@ -201,8 +215,10 @@ class JointLoop(RealtimeLoop):
         if seeded:
             lane.seed, lane.options = seed, options
         if lane.phase is Phase.RUNNING:
+            # One vote for each player: the others go on with their episode until the last of them asks too.
             over = restart and not any(self._holds(other) for other in self.loop_agents if other is not loop_agent)
         else:  # a reset that is under way is for another seed
+            # One that is not given out yet will take its seed from the lane.
             over = lane.phase is Phase.FAILED or (seeded and not lane.asked)
         if over:
             self.ask_reset(0, lane.seed, lane.options)
@@ -216,6 +232,7 @@ class JointLoop(RealtimeLoop):
             self.drop_action(part)
             loop_agent.asked = True
             if not restart and part.phase is Phase.RUNNING:
+                # Else `may_enter` would keep the player out of an episode that it was in already.
                 buffer.entered = 0
 
     def is_in_episode(self, loop_agent: LoopAgent) -> bool:
@@ -230,8 +247,10 @@ class JointLoop(RealtimeLoop):
     def end_deserted(self) -> bool:
         """Cut the running episode off if all its players have left it and one waits for the next; return whether."""
         lane = self.environment
+        # With `autoreset=False` episodes are for `begin` and `end` to decide on, whoever plays.
         if not self._autoreset or lane.phase is not Phase.RUNNING or any(map(self._holds, self.loop_agents)):
             return False
+        # Nobody waits for the next episode: default actions play on, until somebody joins.
         if not any(map(self._waits, self.loop_agents)):
             return False
         self.ask_reset(0, lane.seed, lane.options)

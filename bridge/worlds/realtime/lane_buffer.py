@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "LaneBuffer", "Taken"]
 
+# An agent that never Steps, such as a spectator whose program hangs, must not fill the server's memory.
 _MOST_RECORDS = 65536
 _MOST_FINALS = 8
 
@@ -110,6 +111,7 @@ class LaneBuffer:
         self._frames += 1
         if intervention:
             self._intervention = merge_interventions(self._intervention, intervention)
+        # What passed before the agent first entered an episode is not skipped: nobody was there to see it.
         self.unseen += bool(self.entered)
 
     def ended(self, ended: Ended, observed_at: float) -> None:
@@ -118,12 +120,16 @@ class LaneBuffer:
             ended = dataclasses.replace(ended, info={**ended.info, **self._intervention})
         if ended.finished:
             self._record(ended)
+        # Rewards and flags wait apart from the lane, which may be episodes further when the agent's next Step takes
+        # them.
         if self.reading == ended.episode and self.closing is None:
             seen = ended.observation, ended.info, observed_at, ended.episode
             end = ended.terminated, ended.truncated, ended.error
             self.closing = Taken(*seen, self._reward, self._frames, *end)
+            # Frames of later episodes are counted in `unseen` meanwhile.
             self._closing_unseen, self.unseen = self.unseen, 0
         elif ended.error is not None:
+            # The agent waits for an episode: it is told why there is none.
             self.error = ended.error
         self._reward, self._frames, self._intervention = 0.0, 0, {}
 
@@ -162,6 +168,7 @@ class LaneBuffer:
     def take(self) -> Taken:
         """Give out what came since the last Step."""
         if self.closing is not None:
+            # With `reading` at 0 the agent's next Step is a first one, of the episode that runs then.
             told, self.reading, self.closing = self.closing, 0, None
             self.frames_skipped += max(0, self._closing_unseen - 1)  # the newest one is in this answer
             return told

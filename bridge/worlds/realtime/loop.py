@@ -43,6 +43,18 @@ class LaneEvent(enum.Enum):
     RETRIED = "the pause after a failure is over"
 
 
+# A lane is moved by whoever wants an episode (ASKED), by the results of its jobs (BEGAN, STEPPED, ENDED, FAILED) and by
+# `poll`, once the pause after a failure is over (RETRIED). Nothing leads back to IDLE: the first episode that was asked
+# for leaves it for good.
+#
+# ASKED is allowed everywhere, because a Reset may come at any time (U-9). While a reset or a frame is under way, the
+# environment cannot be called, so the lane stays RESETTING and busy until that call returns; its result has the number
+# of an older episode and is dropped by `_current`, before it reaches this table: hence no row for a frame's result in
+# RESETTING. ENDED leads to RESETTING also where no episode begins by itself: `asked` then stays False, and `poll` gives
+# no reset out until ASKED. After a failure, a Reset does not wait for the end of the pause.
+#
+# An agent's part in an environment of several (`JointLoop`) only alternates between RESETTING and RUNNING: ENDED when
+# its agent's episode ends or is cut off, BEGAN when the next one starts. What fails is the environment's own lane.
 _I, _S, _R, _F = Phase.IDLE, Phase.RESETTING, Phase.RUNNING, Phase.FAILED
 TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
     (_I, LaneEvent.ASKED): _S,
@@ -57,6 +69,7 @@ TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
     (_F, LaneEvent.RETRIED): _S,
 }
 
+# Without a pause, an environment whose every reset raises would be reset in every frame.
 RETRY = (0.1, 10.0)
 """Seconds until a failed lane is reset again: at first, and at most, doubling."""
 CUT_OFF = Transition(None, truncated=True)
@@ -117,7 +130,8 @@ class LoopLane:
 
     def add(self, now: float, seen: Transition) -> None:
         """Add a frame to the episode, and end that where the frame did."""
-        # Told with the frames that it is of: the newest info may be told again, or come after such a frame.
+        # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
+        # it apart.
         self.info, intervention = split_intervention(seen.info)
         self.observation, self.observed_at = seen.observation, now
         self.reward += seen.reward
@@ -261,9 +275,11 @@ class RealtimeLoop:
         jobs = []
         for index, lane in enumerate(self.lanes):
             if lane.phase is Phase.FAILED and self._autoreset and now >= lane.retry_at and not lane.busy:
+                # The failed episode keeps its number, by which an agent that has not heard of its end yet still reads.
                 lane.move(LaneEvent.RETRIED)
                 lane.episode += 1
                 lane.asked = True
+            # A call that is under way cannot be interrupted: a Reset that came meanwhile waits for its return.
             if lane.asked and not lane.busy:
                 lane.asked, lane.busy = False, True
                 jobs.append(Job(index, lane.episode, "reset", seed=lane.seed, options=lane.options))
@@ -283,6 +299,7 @@ class RealtimeLoop:
         self.lateness.add(late)
         if late * self.fps >= 1.0:
             self.overruns += 1
+        # Else a process that was stopped for a minute would run all frames of that minute in a row.
         if late > self._catch_up:
             skipped = int(late * self.fps)
             self._index += skipped
@@ -293,12 +310,15 @@ class RealtimeLoop:
 
     def _choose(self, lane: LoopLane, now: float) -> object:
         """The agent's latest action of this episode, unless it is too old; else the default one (U-13)."""
+        # The age is infinite where there is no action. It is negative where a virtual clock runs a frame at its own
+        # time, which is earlier than that to which the clock was turned, and at which the action came.
         age, lane.applied_at = now - lane.acted_at, now
         if age == math.inf or (self._max_action_age is not None and age > self._max_action_age):
             self.default_frames += 1
             lane.applied_by = ""
             return self._default
         lane.applied_by = lane.player
+        # An action that goes on is counted, and its delay measured, in the first frame that uses it.
         if lane.unused:
             lane.unused = False
             self.actions_applied += 1
@@ -310,6 +330,7 @@ class RealtimeLoop:
 
     def _current(self, job: Job) -> LoopLane | None:
         lane = self.lanes[job.lane]
+        # Also where the result is stale: the environment is free again.
         lane.busy = False
         if lane.episode != job.episode or lane.asked:
             self.stale += 1
@@ -322,6 +343,7 @@ class RealtimeLoop:
         if lane is None:
             return False
         lane.failures = 0
+        # Only a reset that succeeded uses them up: one that is tried again after a failure has the same seed.
         lane.seed = lane.options = None
         lane.begin(now, first)
         return True
@@ -344,6 +366,7 @@ class RealtimeLoop:
         lane.move(LaneEvent.FAILED)
         lane.failures += 1
         least, most = RETRY
+        # Without the bound of 10 the power would raise OverflowError after some 1000 failures.
         lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
         self._cut_off(lane, error, job.kind == "step")
         return True
@@ -356,7 +379,7 @@ class RealtimeLoop:
         """Turn from an episode that is over to the next one."""
         self.drop_action(lane)
         lane.episode += 1
-        lane.asked = self._autoreset
+        lane.asked = self._autoreset  # else `ask_reset` asks, so that `poll` gives out nothing
 
     def drop_action(self, lane: LoopLane) -> None:
         """Have the default action stand in for a lane's until the next one comes."""
@@ -372,6 +395,7 @@ class RealtimeLoop:
 
     def _admit(self, loop_agent: LoopAgent) -> LoopAgent:
         self.loop_agents.append(loop_agent)
+        # One that follows hears of each frame by `subscribe`; buffers that nobody takes from would only fill.
         if not loop_agent.follows:
             for buffer in loop_agent.buffers:
                 buffer.lane.buffers.append(buffer)
@@ -379,6 +403,7 @@ class RealtimeLoop:
 
     def leave(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; the actions of a player go with it."""
+        # A player of this process may leave twice.
         if loop_agent in self.loop_agents:
             self.loop_agents.remove(loop_agent)
             for buffer in loop_agent.buffers:
@@ -386,6 +411,7 @@ class RealtimeLoop:
                 if buffer in lane.buffers:
                     lane.buffers.remove(buffer)
                 if loop_agent.player:
+                    # A robot must not go on with the last action of a client that died.
                     lane.acted_at, lane.unused = -math.inf, False
             if self._rests and not self.loop_agents:
                 self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
@@ -395,7 +421,9 @@ class RealtimeLoop:
         lane = self.lanes[index]
         if lane.phase is Phase.RUNNING:
             self._cut_off(lane)
-        if lane.phase is not Phase.RESETTING or lane.busy:  # else nothing is known by its number yet
+        # A reset that is not given out yet is replaced, under its number. One under way gets out of date by another
+        # number.
+        if lane.phase is not Phase.RESETTING or lane.busy:
             lane.episode += 1
         lane.move(LaneEvent.ASKED)
         lane.seed, lane.options = seed, options
@@ -416,6 +444,8 @@ class RealtimeLoop:
         lane = buffer.lane
         if not loop_agent.player:
             return False
+        # U-5: an agent that has not been told that its episode ended chose this action for that one, not for the
+        # running one.
         here = loop_agent.follows or buffer.reading == lane.episode
         if lane.phase is not Phase.RUNNING or not here or (episode is not None and episode != lane.episode):
             self.actions_dropped += 1

@@ -92,6 +92,7 @@ class RealtimeMultiAgent(RealtimeAgent):
     def _refuse_absence(self) -> None:
         name, lane = self.name, self.world.loop.environment
         part = self.world.loop.parts[name]
+        # Told once for each episode: who Steps again has chosen to wait for the next one, which may be long in coming.
         if lane.phase is not Phase.RUNNING or lane.episode in (part.episode, self._absent_from):
             return
         self._absent_from = lane.episode
@@ -124,6 +125,7 @@ class PolicyPlayer:
         """
         loop = self._world.loop
         came = self._world.now() if at is None else at
+        # A program may go on acting after `leave`, when somebody else plays the agent.
         return self._loop_agent in loop.loop_agents and loop.act(self._loop_agent, 0, action, came)
 
     def leave(self) -> None:
@@ -186,6 +188,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         parts = self.loop.parts.values()
         came = [part.acted_at for part in parts if part.applied_by]
         running = self.loop.environment.phase is Phase.RUNNING
+        # Agents that have ended keep the time of their last frame.
         now = max(part.applied_at for part in parts) if running else self.now()
         return now, self.loop.frames, max(came, default=math.nan)
 
@@ -235,6 +238,8 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         except (TensorError, TypeError, ValueError) as error:
             text = f"expected the setting together to be a number: {error}"
             raise RequestError(Code.INVALID_ARGUMENT, text) from error
+        # `make_parallel_remote` resets each agent over a stream of its own, so nobody knows which Reset arrives first.
+        # The seed of a later one would begin another episode.
         left_out = {"together", "seed", "options"} if number == self._together else {"together"}
         self._together = number
         return {name: tensor for name, tensor in settings.items() if name not in left_out}
@@ -242,6 +247,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
     def dismiss(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; a default action stands in."""
         self.loop.leave(loop_agent)
+        # Else those who wait for the next episode would wait for one that only default actions play.
         if self.loop.end_deserted():
             self._changed()
             self.start()
@@ -289,6 +295,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         lane = self.loop.environment
         running = error is None and lane.phase is Phase.RUNNING
         frame = Frame(job.episode, lane.length, now, told, tuple(self.loop.alive) if running else (), error)
+        # A copy: a listener may unsubscribe when it is called.
         for listener in tuple(self._listeners):
             try:
                 listener(frame)
@@ -305,6 +312,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         """Return what an agent saw last, for a frame without an observation of it."""
         part = self.loop.parts[name]
         if part.phase is not Phase.RUNNING:
+            # `Members.carry_out` makes a failure of the environment of it.
             raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
         return part.observation
 
@@ -315,6 +323,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         if name in self._policies and not self.is_played(name):
             where = f"the policy of {name!r}"
             return await self.env.executor.run(in_environment, where, self._policies[name], observation)
+        # Ours, so it needs no thread: what a user gives runs where the environment does.
         if own is None:
             return default_action(agent, observation, space)
         return await self.env.executor.run(in_environment, "step", own, agent, observation, space)
@@ -327,6 +336,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
             told = outcome[0] if self.loop.joint_began(job, now, outcome[0]) else None
         else:
             told = self.loop.joint_stepped(job, now, spent, *outcome)
+            # The frame may have ended the episode of the last player that held it.
             self.loop.end_deserted()
         if told is not None:
             self._publish(job, now, told, error or None)

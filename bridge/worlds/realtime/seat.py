@@ -33,6 +33,7 @@ class Seats(dict[str, "RealtimeAgent"]):
     def key_of(self, agent: RealtimeAgent) -> str:
         """Return the key of an agent, always the same, which nobody can guess."""
         known = next((key for key, other in self.items() if other is agent), None)
+        # One key for each agent: `leave` takes one away, and any other would go on acting for an agent that has left.
         key = known or secrets.token_urlsafe(_KEY_BYTES)
         self[key] = agent
         return key
@@ -87,6 +88,7 @@ class _ActingStream(Agent):
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Hand in an action, for the episode that it names."""
         received = self._agent.world.now()
+        # The first stream may have left meanwhile, and its place may be somebody else's.
         if self._agent not in self._seats.values():
             raise RequestError(Code.FAILED_PRECONDITION, "the agent of this seat has left the world")
         self._agent.world.refuse_if_over()
