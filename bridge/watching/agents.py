@@ -103,6 +103,7 @@ class Gallery(Observer):
             return join(settings)
         if "role" in settings and read_choice(settings, "role", (*ROLES, TAKEOVER)) == TAKEOVER:
             return join_takeover(world, settings, self.watch(world), lambda: self.forget(world))
+        # Real-time worlds know the role themselves; those in lock-step wait for each of their agents.
         spectates = "role" in settings and not isinstance(world, ClockedWorld)
         if not (spectates or set(_SETTINGS) & set(settings)):
             return join(settings)
@@ -184,6 +185,7 @@ class WatchingAgent(Agent):
 
     def prepare(self, uids: Sequence[int]) -> None:
         """Note whether a picture is asked for, and tell the world the rest."""
+        # A client that does not ask for `frame` in this Step gets no picture, and waits for none.
         self._wants_picture = self._view is not None and self._first in uids
         self._inner.prepare([uid for uid in uids if uid < self._first])
 
@@ -217,8 +219,10 @@ class WatchingAgent(Agent):
         """Wait for a picture that the viewer does not have."""
         if not self._wants_picture or self._view is None:
             return
+        # The hang-up may come between the step and the wait, when there is nothing to cancel yet.
         if self._gone:
             raise RequestError(Code.CANCELLED, "the client hung up while it waited")
+        # In lock-step the world stands still until this client steps again: no later picture would come.
         now = self._in_lockstep and not self._spectates
         picture = await self._watch.picture(self, self._view, self._number, now=now)
         watch = self._watch

@@ -35,6 +35,7 @@ class KeptSeats:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        # Weak, since nobody tells this of agents that left, or whose world is gone.
         self._keys: weakref.WeakKeyDictionary[Agent, str] = weakref.WeakKeyDictionary()
         self._kept: dict[tuple[World, str], tuple[Agent, Timer]] = {}
 
@@ -56,9 +57,11 @@ class KeptSeats:
     def keep(self, world: World, agent: Agent) -> bool:
         """Keep the agent of a client that is gone; return False where it is to leave at once."""
         key = self._keys.get(agent)
+        # Two clients may have shown one key: where both are lost, one seat waits.
         if key is None or (world, key) in self._kept or not world.alive:
             return False
         if isinstance(agent, RealtimeAgent):
+            # Spectators take no seat, so nobody can take it from them.
             if agent.spectator:
                 return False
             agent.rest()

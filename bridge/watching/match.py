@@ -25,6 +25,7 @@ __all__ = ["TRANSITIONS", "Match", "MatchEvent", "MatchOptions", "MatchState", "
 RETRY = (0.5, 10.0)
 """Seconds after which a round is begun at the earliest when one has failed: at first, and at most, doubling."""
 _MAX_NAME = 32
+# Names are what clients say they are, so a client could fill the memory with new ones.
 _MOST_STANDINGS = 50
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs"}
 """Categories of characters that are not shown, among them those that turn the direction of a text."""
@@ -50,6 +51,19 @@ class MatchEvent(enum.Enum):
     ROUND_ENDED = "the episode is over"
 
 
+# `tick` follows the first three events, from what the seats and the time say. The owner reports the other three, by
+# `started`, `failed` and `ended`, from what its environment does.
+#
+# A reset takes time, so there is a state between the countdown and the round: in STARTING no second reset is ordered.
+# Who leaves in STARTING or RUNNING changes no state, for a policy plays on in the seat. Where all have left, `tick`
+# orders the owner to end the round, once it is RUNNING; a round that was cut off ends like any other.
+#
+# INCOMPLETE does not reset the countdown's end: who takes a seat, or changes their mind, again and again could
+# otherwise keep the round from ever beginning. Once it is complete again, what is left of the countdown runs.
+#
+# An environment that raises ends the round (ROUND_ENDED) or its start (START_FAILED). Both lead to GATHERING and not
+# to COUNTDOWN: people see the error, and say again that they are ready. Programs always are, so the next start waits
+# for the pause of `RETRY`.
 TRANSITIONS: Mapping[tuple[MatchState, MatchEvent], MatchState] = {
     (MatchState.GATHERING, MatchEvent.COMPLETE): MatchState.COUNTDOWN,
     (MatchState.COUNTDOWN, MatchEvent.INCOMPLETE): MatchState.GATHERING,
@@ -189,10 +203,14 @@ class Match:
 
     def tick(self, now: float) -> Order | None:
         """Do what is due; return what the owner is to do, once."""
+        # Also in a round: people who are ready may wait for others, before a round of programs alone is cut off for
+        # them.
         waiting = [seat for seat in self.seats.values() if seat.waits]
         if not waiting:
             self._waits_since = self._start_at = math.inf
         else:
+            # The first who is ready starts the clock, and it goes on while anybody is: nobody waits anew because others
+            # come and go.
             self._waits_since = min(self._waits_since, now)
         if self.state is MatchState.RUNNING:
             return Order.END if self._is_pointless(now) else None
@@ -205,6 +223,8 @@ class Match:
             self._follow(MatchEvent.INCOMPLETE)
         if self.state is MatchState.COUNTDOWN and now >= self._start_at:
             self._follow(MatchEvent.COUNTDOWN_OVER)
+            # Who is ready now has a part in the round; who sits down while the environment is reset plays in the next
+            # one.
             for seat in waiting:
                 seat.playing = True
             return Order.BEGIN
@@ -221,6 +241,7 @@ class Match:
     def _is_pointless(self, now: float) -> bool:
         """True if nobody plays any more, or only programs do while people are ready for the next round."""
         nobody_plays = not any(seat.playing for seat in self.seats.values())
+        # Programs alone may play a round of any length, which people who are ready would have to sit through.
         return nobody_plays or (self._people_wait_for_programs() and not self.missing(now))
 
     def _people_wait_for_programs(self) -> bool:
@@ -234,6 +255,7 @@ class Match:
         patient = self.state is MatchState.GATHERING or (
             self.state is MatchState.RUNNING and self._people_wait_for_programs()
         )
+        # Patience alone runs out by itself: all other changes come with a call of the owner, which ticks.
         return self._waits_since + self.options.patience if patient else math.inf
 
     # What the environment does
@@ -247,6 +269,8 @@ class Match:
     def failed(self, error: str, now: float) -> None:
         """The environment raised, which ends the round or its start."""
         least, most = RETRY
+        # Programs are ready at once: without a pause an environment that fails in reset() would be reset without end.
+        # The exponent is bounded because 2.0 ** 1024 overflows.
         self._not_before = now + min(most, least * 2.0 ** min(self._failures, 10))
         self._failures += 1
         self._follow(MatchEvent.START_FAILED if self.state is MatchState.STARTING else MatchEvent.ROUND_ENDED)
@@ -272,6 +296,7 @@ class Match:
         for seat in result["seats"]:
             if seat["kind"] == "policy":
                 continue
+            # Put back at the end: the order of the dict is that in which they played last.
             standing = self.standings.pop(seat["name"], Standing(seat["kind"]))
             standing.rounds += 1
             standing.wins += seat["seat"] in result["winners"]
@@ -284,6 +309,7 @@ class Match:
         self._waits_since = self._start_at = math.inf
         for seat in self.seats.values():
             if seat.playing:
+                # People look at the result first. Who has sat down during the round, and is ready, stays so.
                 seat.playing, seat.ready = False, seat.kind == "agent"
 
     def _follow(self, event: MatchEvent) -> None:
@@ -337,5 +363,6 @@ def _finite(value: float | None) -> float | None:
 def _winners(returns: Mapping[str, float]) -> list[str]:
     """Return the seats with the highest return; none where all have the same, or there is one seat."""
     most = max((value for value in returns.values() if not math.isnan(value)), default=0.0)
+    # Sums of the same rewards in another order differ in their last bits.
     best = [name for name, value in returns.items() if math.isclose(value, most, rel_tol=1e-9, abs_tol=1e-9)]
     return best if len(best) < len(returns) else []

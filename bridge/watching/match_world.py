@@ -80,6 +80,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
         options: RealtimeOptions,
         match: MatchOptions,
     ) -> None:
+        # Each episode is a round, which begins when the match says so.
         super().__init__(name, env, scheduler, dataclasses.replace(options, autoreset=False))
         other = "nobody" if options.default_action is None else policy_name(options.default_action)
         self.match = Match({seat: self.stand_ins.get(seat, other) for seat in self.members}, match)
@@ -100,6 +101,8 @@ class MatchWorld(RealtimeMultiAgentWorld):
         agent = super().admit(settings, join, ours=ours)
         inner = agent.unwrapped
         if isinstance(inner, _SeatedAgent) and not inner.spectator and not self.match.seats[inner.name].kind:
+            # A seat that was kept for a lost client still has its state in the match: to take it again would forget
+            # that it plays.
             self.match.take(inner.name, inner.player)
             if self.match.state is MatchState.RUNNING:
                 self._sit_out(inner.name)
@@ -134,9 +137,11 @@ class MatchWorld(RealtimeMultiAgentWorld):
         """Take a Reset: its agent is ready for the next round, and gives up the one that runs if it is in that."""
         self.refuse_if_over()
         name = self._seat_of(loop_agent)
+        # Read first: `give_up` takes the agent out of the episode.
         inside = asked.restart and self.loop.is_in_episode(loop_agent)
         self.loop.give_up(loop_agent, restart=asked.restart or not (name and self.match.is_playing(name)))
         if name is not None:
+            # The round is everybody's: the last seed or options that somebody gave count.
             if asked.seeds[0] is not None or asked.options:
                 self._next_settings = asked.seeds[0], asked.options
             if inside:
@@ -174,12 +179,14 @@ class MatchWorld(RealtimeMultiAgentWorld):
         order = self.match.tick(self.now())
         if order is Order.END:
             self.end()
+            # The environment tells nothing of an episode that was cut off.
             self.match.ended(None)
             order = self.match.tick(self.now())
         if order is Order.BEGIN:
             settings, self._next_settings = self._next_settings, (None, None)
             self.begin(*settings)
         due = self.match.wake()
+        # A clock that is turned by hand calls `_run_until`, which looks at `wake` itself.
         if self._subscribe is None and due < math.inf:
             self._match_timer = self.scheduler.call_later(max(0.0, due - self.now()), self._follow_match)
 
@@ -194,6 +201,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
         if self.match.state not in (MatchState.STARTING, MatchState.RUNNING):
             return
         if frame.error is not None:
+            # The page shows it to people: the message, without the traceback.
             self.match.failed(frame.error.partition("\nTraceback ")[0], self.now())
         elif frame.number == 0:
             self.match.started()
@@ -203,6 +211,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
             self.match.ended(self._returns(frame.episode))
         else:
             return
+        # Not at once: the loop is in the middle of this frame, and an order would begin or end an episode under it.
         self.scheduler.call_soon(self._follow_match)
 
     def _returns(self, episode: int) -> dict[str, float]:

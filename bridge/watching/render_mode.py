@@ -44,6 +44,7 @@ def _draws(env: Any) -> bool:
     if modes is not None and _MODE not in modes:
         return False
     try:
+        # A constructor without `render_mode` raises TypeError for it.
         parameters = inspect.signature(creator).parameters.values()
     except (TypeError, ValueError):
         return False

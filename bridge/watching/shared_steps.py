@@ -80,6 +80,7 @@ class SharedSteps(Listener):
         self._wake()
 
     def _wake(self) -> None:
+        # Emptied first: who is woken may wait again at once.
         waiting, self.waiting = self.waiting, {}
         for pending in waiting.values():
             pending.set_result(None)
@@ -89,6 +90,7 @@ class SharedSteps(Listener):
         if first is None or second is None:
             return second if first is None else first
         _, reward, terminated, truncated, _ = first
+        # A spectator that is behind sees the end, and enters the running episode by its next Step.
         if not self._batched and (terminated or truncated):
             return first
         observation, more, ends, cuts, info = second
@@ -98,6 +100,7 @@ class SharedSteps(Listener):
 
     def begin(self) -> Stretch:
         """Return the stretch of one who has seen everything so far."""
+        # Where nothing happened since somebody looked, both begin at the same place and share the stretch.
         if self._last.transition is not None:
             before = self._last
             before.after = self._last = Stretch(before)
@@ -119,11 +122,13 @@ class SharedSteps(Listener):
         if stretch.readers:
             return
         before, after = stretch.before, stretch.after
+        # Those who began earlier still have to be told these steps.
         if before is not None:
             before.transition = self._joined(before.transition, stretch.transition)
             before.after = after
             if after is None:
                 self._last = before
+        # Nobody is left to be told: the next steps are kept in it anew.
         elif after is None:
             stretch.transition = None
         if after is not None:

@@ -72,6 +72,7 @@ class Mirror(EnvironmentProxy):
     async def _wait(self, seconds: float) -> bool:
         """Wait for a change; return whether there was one."""
         pending = self._steps.waiting[self] = PendingResult[None]()
+        # Both ends of the wait set None: what it was has to be kept beside.
         expired = list[bool]()
 
         def expire() -> None:
@@ -105,6 +106,7 @@ class Mirror(EnvironmentProxy):
     async def step(self, action: object, lane: int | None = None) -> Result:
         """Return what happened since the last call; the action is dropped."""
         self._refuse_if_over()
+        # First without a wait: steps that were made since the last call are told at once.
         transition = self._look()
         if transition is None and self._waits:
             await self._wait(STEP_TIMEOUT)

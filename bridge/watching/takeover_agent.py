@@ -43,6 +43,7 @@ def join_takeover(
         RequestError: INVALID_ARGUMENT for settings that are none, RESOURCE_EXHAUSTED where somebody has the seat.
     """
     facts = world.env.facts
+    # A replay has no seats: what it shows has happened.
     if not world.seats:
         raise RequestError(Code.FAILED_PRECONDITION, "nobody plays in this world, so nobody can be taken over from")
     several, lanes = bool(facts.agents), facts.num_envs
@@ -162,6 +163,7 @@ class TakeoverAgent(Agent):
         now = self._watch.now()
         if action is not None:
             self._acted_at = now
+        # A page sends Steps without an action while its person does nothing, so an open page alone is no sign of one.
         elif self._seconds_left() <= 0:
             self._give_back()
             seconds = self._watch.takeover_timeout
@@ -182,6 +184,7 @@ class TakeoverAgent(Agent):
         return self._acted_at + self._watch.takeover_timeout - self._watch.now()
 
     def _give_back(self) -> None:
+        # After it gave back by time, another person may have the seat.
         if self._watch.takeovers.get(self._key) is self._takeover:
             del self._watch.takeovers[self._key]
 

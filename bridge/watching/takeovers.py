@@ -47,6 +47,7 @@ class Takeover:
 
     def hold(self, action: Any, now: float) -> None:
         """Put an action in the place of the agent's."""
+        # A key that is held is sent again and again: only the first counts as pressed.
         if not self.acting:
             self.pressed_at, self.used, self.released = now, False, False
         self.action, self.at = action, now
@@ -90,9 +91,11 @@ class Takeovers(dict[Any, Takeover]):
             now: The time, in seconds of the scheduler.
             resetting: Which lanes of a vector environment this step resets; None: none.
         """
+        # Copies: the infos tell what was executed, also where it is given up below, or changes while the step runs.
         held = {key: dataclasses.replace(one) for key, one in self.items() if one.action is not None}
         held = {key: one for key, one in held.items() if now - one.at <= HOLD}
         if facts.agents:
+            # An agent that has ended, or does not act in this step, has no action to replace.
             held = {agent: one for agent, one in held.items() if agent in action}
             action = {**action, **_actions(held)}
         elif facts.num_envs is not None:
@@ -144,6 +147,7 @@ def mark(result: Result, facts: EnvFacts, taken: Mapping[Any, Takeover], pace: f
     elif isinstance(info, list):  # infos that do not fit into arrays
         parts[4] = [{**own, **paced, **marks.get(lane, {})} for lane, own in enumerate(info)]
     else:
+        # The lanes step together, so that the pace is that of all.
         info = {**(info or {}), **{key: np.full(count, value) for key, value in paced.items()}}
         if not taken:
             return (*parts[:4], info, *parts[5:])

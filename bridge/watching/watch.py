@@ -185,6 +185,8 @@ class Watch(Listener):
         """
         least = 0
         if now:
+            # Whoever steps the world waits for this picture: to limit its share of the time would only make the wait
+            # longer.
             self._not_before = 0.0
             self._changes += 1
             least = self._changes
@@ -275,6 +277,8 @@ class Watch(Listener):
             over: PendingResult[None] = PendingResult()
             self._scheduler.call_later(due - now, lambda: over.set_result(None))
             await over
+        # From when the step was due and not from now, or the delay of each step would slow the pace down. Not before
+        # now: after a pause no steps are made up for.
         self._due[lane] = max(due + 1 / pace, self.now())
 
     def now(self) -> float:
@@ -312,6 +316,7 @@ class Watch(Listener):
         """Render if somebody waits, something has changed, and it is time."""
         self._polls = False
         views = [view for view, waiting in self._waiting.items() if waiting and self._seen.get(view) != self._changes]
+        # Gymnasium refuses to render an environment that has not been reset.
         begun = self._world.env.times.reset.count > 0
         if not views or self._busy or self.ended is not None or not begun:
             return
@@ -329,7 +334,9 @@ class Watch(Listener):
 
     async def _draw(self, views: list[View]) -> None:
         """Render the lanes of some views, and have them encoded."""
+        # Each lane is rendered once, however many views show it.
         lanes = sorted({lane for view in views for lane in view.lanes})
+        # Before rendering: what changes meanwhile is to be drawn again.
         changes = self._changes
         steps = self.mark()
         began = time.perf_counter()
@@ -346,6 +353,8 @@ class Watch(Listener):
             # While a person has a seat, steps wait for their pace, and drawing holds up nobody.
             paced = self.takeovers.pace(self._world.env.facts, 0, drawn_at) is not None
             share = max(self._share, REALTIME_SHARE) if paced else self._share
+            # From when rendering began. Set also where it raised: an environment that cannot draw takes time for it,
+            # too.
             self._not_before = drawn_at + spent / share - cost
         for view in views:
             self._seen[view] = changes
