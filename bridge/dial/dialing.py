@@ -69,6 +69,7 @@ class Dialing:
             raise SettingError(f"{address.scheme}:// needs the package websockets: {install_command('web')}")
         self._address = address.with_credentials(credentials)
         self._token = shown_token(self._address)
+        # Else a proxy that ends TLS might choose HTTP/2, in which there is no upgrade.
         self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None
         self._server = server
         self._said = ""
@@ -115,6 +116,7 @@ class Dialing:
             wanted.set()
 
         stream, websocket = self._dial()
+        # `stop` came while the trainer was dialed, and the server would serve on after it.
         if self._stopped.is_set():
             stream.sock.close()
             return False
@@ -137,6 +139,7 @@ class Dialing:
         """
         proxy = self._proxy()
         place = (self._address.host, self._address.port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
+        # The handshake blocks, within this timeout for each call: it has a thread of its own.
         sock = socket.create_connection(place, _TIMEOUT)
         try:
             if proxy is not None:
@@ -145,6 +148,7 @@ class Dialing:
                 sock, None if self._tls is None else Tls(self._tls, self._address.server_name)
             )
             version = self._ask(stream)
+            # Not blocking from here on: the server's event loop has it.
             prepare(sock)
         except BaseException:
             sock.close()
@@ -170,8 +174,10 @@ class Dialing:
 
         from bridge.transport.websocket import received_close
 
+        # A cache or a proxy that answers 101 by itself cannot know it (RFC 6455).
         if answered.get("Sec-WebSocket-Accept") != accept_key(key):
             raise OSError("it speaks no WebSocket as it should")
+        # A refusal comes after a handshake that succeeded, as browsers need it: it may be here already.
         close = received_close(stream.received)
         if close is not None:
             raise OSError(f"it closed the WebSocket with {close.code}: {close.reason}")
@@ -209,6 +215,7 @@ class _HandshakeConnection:
         self.received = b""
         """The bytes that have come, without TLS."""
         if tls is not None:
+            # This makes the first message of the handshake, for `send`.
             tls.receive(b"")
             self.send()
             while not tls.ready:

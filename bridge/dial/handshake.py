@@ -62,7 +62,9 @@ def read_head(data: bytes) -> tuple[str, Message, bytes] | None:
     try:
         fields: Message = http.client.parse_headers(io.BytesIO(lines + _END))
     except http.client.HTTPException:
+        # It is refused as one that lacks the fields that are needed.
         fields = Message()
+    # Which reads any bytes: the line is compared, and shown where it is wrong.
     return line.decode("latin-1"), fields, rest
 
 
@@ -109,6 +111,7 @@ def read_request(data: bytes) -> Asked | None:
     if found is None or upgrade not in (PROTOCOL, "websocket"):
         text = "this is a trainer that waits for servers: expected `bridge serve ENV --dial`, got another request"
         raise RequestError(Code.NOT_FOUND, text)
+    # A program sends header fields. A script of a page can choose its URL and its subprotocols alone.
     name = fields.get("Name") or parse_qs(found[1] or "").get("name", [""])[0]
     token, key = Gate.bearer(fields.get("Authorization")), None
     if upgrade == "websocket":

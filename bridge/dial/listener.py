@@ -97,6 +97,7 @@ class _Server:
 def _waits(sock: socket.socket) -> bool:
     """Return whether a server waits to be asked: it has not hung up, nor spoken before."""
     try:
+        # A server speaks only once it is asked. So an end of the stream and early bytes both tell that it is of no use.
         sock.recv(1, socket.MSG_PEEK)
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -202,6 +203,7 @@ class DialListener:
         with self._changed:
             closed, self._closed = self._closed, True
             self._changed.notify_all()
+        # Only the first caller stops the thread and closes what it uses.
         if closed:
             return
         self._loop.interrupt()
@@ -224,15 +226,19 @@ class DialListener:
             raise RequestError(Code.PERMISSION_DENIED, text)
         if problem := handshake.problem_of_name(asked.name):
             raise RequestError(Code.INVALID_ARGUMENT, problem)
+        # Before it is detached, with which its output would be dropped.
         connection.outgoing.append(asked.opening)
+        # Let in: what it took until now is not charged as a visit, which would delay others.
         connection.role = "client"
         connection.flush()
+        # It was closed while the answer was sent: the server has gone again.
         if not self._connections.detach(connection):
             return
         scheme, most = ("dialed+ws", _SPARES) if asked.key is not None else ("dialed", 1)
         with self._changed:
             self._names()  # those of other names that have hung up are closed, whoever looks for them
             server = self._servers.setdefault(asked.name, _Server(scheme))
+            # A server that was started again may dial by the other protocol. What waits of the former one is of no use.
             before = server.waiting if server.scheme == scheme else []
             dialed = Dialed(connection.sock, connection.tls, asked.version)
             left, server.waiting = server.waiting, [*before, dialed][-most:]

@@ -101,8 +101,10 @@ class Gateway:
         now, found = self._loop.scheduler.now(), dict[str, tuple[Directory, Endpoint]]()
         for watch in self._watches:
             watch.poll(now)
+            # By key: a server that two directories name is shown once.
             found.update({endpoint.key: (watch.directory, endpoint) for endpoint in watch.endpoints})
         for key in [key for key in self._servers if key not in found]:
+            # This ends the gateway's own questions to it alone.
             for server in self._servers.pop(key):
                 server.close()
         for key, (directory, endpoint) in found.items():
@@ -112,11 +114,13 @@ class Gateway:
     def _make(self, directory: Directory, endpoint: Endpoint) -> tuple[PublishedServer, ...]:
         credentials = self._credentials
         if isinstance(directory, DnsDirectory) and credentials.tls_server_name is None:
+            # A directory of DNS gives addresses, and the certificates of the servers behind them have its name.
             credentials = dataclasses.replace(credentials, tls_server_name=directory.server_name)
         try:
             request = WorldRequest.of(endpoint.url, credentials=credentials)
         except (AddressError, ValueError) as error:
             _log.warning("a server of %r is left out: %s", directory, error)
+            # Kept as nothing, so that the warning comes once and not with each look.
             return ()
         name = endpoint.name or request.address.target
         taken = {server.name for server in self.servers}
@@ -135,6 +139,7 @@ class Gateway:
         """
         fitting = [server for server in self.servers if name.startswith(f"{server.name}/")]
         if fitting:
+            # Names of servers may hold slashes, as those of lobbies do: the longest one is meant.
             server = max(fitting, key=lambda each: len(each.name))
             return server, name[len(server.name) + 1 :]
         if not name and len(self.servers) == 1:
@@ -177,6 +182,7 @@ class Gateway:
 
         timer = self._loop.scheduler.call_later(_PATIENCE, give_up)
         for server in servers:
+            # One after the other is soon enough: all were asked before, and `give_up` ends all waits.
             await server.settled
         timer.cancel()
         worlds = [

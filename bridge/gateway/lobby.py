@@ -106,6 +106,7 @@ class LobbyClient:
         if self._client.port.closed:
             return
         self._client.pump()
+        # The space comes with the offer of a slot. Until the person acts, the action that does nothing is sent.
         if self._codec is None and self.space is not None:
             self._codec = TextCodec(self.space, named=False, decimals=None)
             self.me.action = self._codec.encode(neutral_action(self.space))
@@ -113,6 +114,7 @@ class LobbyClient:
             event = self.me.events.popleft()
             if isinstance(event, Message):
                 self.said = event.text
+            # What the last run said and ended with is not of this one.
             elif isinstance(event, Start):
                 self.last, self.said = None, ""
             elif isinstance(event, Stepped):
@@ -141,6 +143,7 @@ class LobbyClient:
             return
         if self._codec is not None:
             self._codec.decode(text)
+        # Only to see that it can be sent: an action that cannot is refused here and now.
         format_message(Action(self.me.header, text))
         self._client.port.send(self.me.act(text, self._runtime.scheduler.now()))
 
@@ -208,6 +211,7 @@ class LobbyAgent(Agent):
 
     async def begin(self) -> int:
         """Begin a sequence with what the lobby says now."""
+        # A run ends when the lobby says so: no ResetWorld waits for a Step of it.
         self._world.resets.end(self)
         return self._checked()
 
@@ -354,6 +358,7 @@ class LobbyServer:
         self._looked_at = now
         if self._client is None:
             self._asked_at = now
+            # A client that takes no slot: it hears who is in, and nobody waits for it.
             self._client = self._make_client()
             self._client.on_turn = self._turned
 

@@ -34,6 +34,7 @@ class LoopPoller(Poller[Any]):
 
     def call_later(self, delay: float, call: Callable[[], None]) -> PollerTimer:
         """Have `call` called after some seconds."""
+        # The client's own kind of timer, which its code cancels. The loop's then calls nothing.
         timer = PollerTimer(call)
         self._loop.scheduler.call_later(delay, timer.run)
         return timer
@@ -76,6 +77,7 @@ class LoopPoller(Poller[Any]):
         """Undo `register`."""
         self._live.discard(connection)
         if not self._live and self._keeper is not None:
+            # A gateway whose clients have left wakes for nothing.
             self._keeper.cancel()
             self._keeper = None
 

@@ -81,6 +81,7 @@ class Relay:
         """Return what the client is told of a lost connection. It is not to show its own token to another server."""
         if isinstance(error, RefusedError):
             code = Code(error.code) if error.code in Code.__members__.values() else Code.UNKNOWN
+            # Passed on as it is, the client would take it for a refusal of the token that it has shown the gateway.
             if code in _REFUSALS:
                 text = f"{self._name} does not let this gateway in ({Code.named(code)}): give it the server's token"
                 return RequestError(Code.FAILED_PRECONDITION, text)
@@ -92,6 +93,7 @@ class Relay:
     def hang_up(self) -> None:
         """End the call: the client is gone."""
         error = RequestError(Code.CANCELLED, "the client hung up while it waited")
+        # The first reason stays: what the other server said tells more than that the call was closed then.
         self._error = self._error or error
         if self._pending is not None:
             self._pending.set_error(error)
@@ -102,4 +104,5 @@ class Relay:
         self._error = self._error or RequestError(Code.UNAVAILABLE, f"the call to {self._name} was closed")
         call, self._call = self._call, None
         if call is not None:
+            # Without a wait for its end, for this is the event loop.
             call.close(0.0)

@@ -123,8 +123,10 @@ class EnvServer:
             return
         self._asked_at, self._asking, self._outdated = now, True, False
         if self._relay is None:
+            # Kept for all questions: a page asks twice a second, and in a match more often.
             self._relay = self.open("", True)
         relay = self._relay
+        # A call that was hung up cannot be asked again: `_lost` drops it, and the next look opens another.
         timer = self._scheduler.call_later(_TIMEOUT, relay.hang_up)
 
         def answered(answer: bytes | None, error: BaseException | None) -> None:
@@ -146,6 +148,7 @@ class EnvServer:
         """Take note that the last answer is old; who asks next waits for a new one."""
         self._outdated = True
         if self.settled.done:
+            # A new one, for who asks from here on must not get what was true before the change.
             self.settled = PendingResult()
 
     def _lost(self, error: BaseException | None) -> None:
@@ -164,6 +167,7 @@ class EnvServer:
         try:
             response = pb.EnvironmentResponse.FromString(answer)
             known = {}
+            # A server of another package answers with an error, and has its default world all the same.
             if response.WhichOneof("payload") == "extension":
                 read = properties_pb2.PropertyResponse.FromString(response.extension.value).read_property
                 known = json.loads(str(unpack_tensor(read.value, OVERVIEW)[()]))

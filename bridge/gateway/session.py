@@ -92,6 +92,7 @@ class GatewaySession:
         version does not know may be a request to a newer server: both would get the gateway's own rights there.
         """
         try:
+            # Also a Step is parsed: what a request is decides whether a client that may only watch is let through.
             request = pb.EnvironmentRequest.FromString(bytes(data))
             size = request.ByteSize()
             request.DiscardUnknownFields()
@@ -144,6 +145,7 @@ class GatewaySession:
                     f"this connection is with {self.world_name}; use another connection for {server.name}",
                 )
             return self._inner
+        # After `hang_up` nothing would end what a call that is opened now waits for.
         if self._gone:
             raise RequestError(Code.CANCELLED, "the client hung up")
         self._server = server
@@ -156,12 +158,15 @@ class GatewaySession:
         wanted: str | None = None
         if "server" in settings:
             try:
+                # The setting is the gateway's: the server would refuse it as unknown.
                 wanted = str(unpack_tensor(settings.pop("server"), "server")[()])
             except TensorError as error:
                 raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
         server = self._servers.choose(wanted)
         inner = self._bind(server)
         response = pb.EnvironmentResponse()
+        # Whether the environment can draw is known only once it is made so. If it cannot, the settings are tried as
+        # they came.
         for attempt in server.creating(settings):
             answer = b"".join(await inner.handle(attempt.SerializeToString()))
             response = pb.EnvironmentResponse.FromString(answer)
@@ -169,6 +174,7 @@ class GatewaySession:
                 server.changed()
                 break
         if response.WhichOneof("payload") == "create_world":
+            # Worlds of all servers share one space of names here.
             response.create_world.world_name = f"{server.name}/{response.create_world.world_name}"
         return response.SerializeToString()
 

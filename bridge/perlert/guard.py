@@ -121,9 +121,11 @@ class Guard:
 
     def _trusts(self, host: str) -> bool:
         try:
+            # A link-local address comes with its zone, as in `fe80::1%eth0`.
             ip = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
             return False
+        # A socket for IPv6 shows IPv4's addresses as `::ffff:127.0.0.1`.
         return any((getattr(ip, "ipv4_mapped", None) or ip) in network for network in self._networks)
 
     def slots_allowed(self, host: str) -> float:
@@ -143,6 +145,7 @@ class Guard:
         if len(self._unproven) > self.config.max_addresses:
             self._unproven.popitem(last=False)
         if port not in peers:
+            # Ports are free to forge, so a host with many would be sent many times the limit of an address.
             if len(peers) >= self.config.unproven_per_host:
                 silent = min(peers, key=lambda other: peers[other].heard)
                 if now < peers[silent].heard + _FORGOTTEN:
@@ -168,6 +171,7 @@ class Guard:
         """Note that an address receives what is sent to it."""
         if address not in self._proven:
             peers = self._unproven.get(address[0], {})
+            # It keeps what it has used up of its rates: a token earns no second budget.
             self._proven[address] = peers.pop(address[1]) if address[1] in peers else _Peer(self.config, 0.0)
             if len(self._proven) > self.config.max_addresses:
                 self._proven.popitem(last=False)
@@ -186,8 +190,11 @@ class Guard:
             return True
         allowed = float(self.config.amplification * received)
         peer = self._unproven.get(address[0], {}).get(address[1])
+        # What is sent unasked, such as the lobby's changes, has the allowance of who spoke in the last seconds: silence
+        # earns nothing.
         if peer is not None and not received:
             allowed = max(peer.allowance.level(min(now, peer.heard + _LISTENS)), peer.credit)
+        # The common limit comes last, so that only what is really sent is taken from it.
         if size > allowed or not self._strangers.take(size, now):
             self.dropped["amplification" if size > allowed else "rate"] += 1
             return False

@@ -70,6 +70,7 @@ class LobbyMember:
 
 _S1_BYTES = 900
 """Of one datagram of the lobby: less than the kilobyte that an address which is not proven may be sent at once."""
+# Addresses whose newest registration is remembered, also of clients that left. The oldest makes room for one more.
 _MOST_NUMBERS = 4096
 _PEOPLE_COUNTDOWN = 3.0
 
@@ -178,6 +179,7 @@ class Lobby:
 
     def _hear(self, message: packet.ClientMessage, client: LobbyMember, now: float) -> str:
         """Take what a client says beside registering; return why it counts for nothing, if it does not."""
+        # A client of ours is kept alive by what shows its token: anybody may ask for the lobby in its name.
         if not client.token:
             client.heard = now
         asks = isinstance(message, packet.LobbyRequest)
@@ -187,11 +189,13 @@ class Lobby:
             self._send(packet.Start(self.header, port), client, now)  # P-16, and for the whole rollout
         elif not isinstance(message, packet.ReadyMessage):
             return "" if asks else "action in the lobby"
+        # C3 has no field for a token. Clients of ours say in the tag of C2 that they are ready.
         elif client.token:
             return "no token"
         elif message.key != client.key:
             self._inform(client, now)
             return "not the sender's slot"
+        # P-10: while the environment is being reset for those who are ready, nobody becomes ready or ceases to be.
         elif client.ready == message.ready or self.state is MatchState.STARTING:
             self._inform(client, now)
         else:
@@ -212,6 +216,8 @@ class Lobby:
         claim, newest = profile.parse_tag(message.tag), self._numbers.get(sender, 0)
         if claim.profiled:
             token = self.guard.token(sender)
+            # The token goes to the address alone, so who forges a sender does not learn it. The answer is bounded by
+            # the size of what came, so it amplifies nothing, and an address beyond the four of its host gets one too.
             if not hmac.compare_digest(claim.token, token):
                 told = packet.Message(self.header, profile.offer_text(token, seq=newest))
                 datagram = packet.format_message(told)
@@ -227,10 +233,13 @@ class Lobby:
             self._numbers[sender] = max(claim.seq, newest)
             if len(self._numbers) > _MOST_NUMBERS:
                 del self._numbers[next(iter(self._numbers))]
+        # A registration without the token of a client that has one is forged, or from before it had one.
         elif client is not None and client.token:
             return "no token"
         if client is not None:
             client.heard = now
+        # UDP delivers late and twice. It is confirmed all the same: a client that began anew at this address learns
+        # from it how far the numbers are.
         if claim.token and claim.seq <= newest:
             if client is not None:
                 self._confirm(client, now)
@@ -239,6 +248,8 @@ class Lobby:
             if client is not None:
                 self._take_out(client)
             return ""
+        # In a run nothing changes. A `ready` of before the run that comes late would otherwise start the next one over
+        # a client that has not seen the end of this one.
         if client is None or self._port(client, now) is None:
             if problem := self._refusal(message.key, sender, client):
                 self._inform(client or LobbyMember(sender), now)
@@ -263,6 +274,7 @@ class Lobby:
                 del self.clients[old]
                 client.address, client.token, client.untold = sender, claim.token, 0
                 self.clients[sender] = client
+                # It may be in a run that is on, and goes on there from the new address.
                 for run in self.runs:
                     run.move(old, sender, claim.token)
                 return client
@@ -276,6 +288,7 @@ class Lobby:
 
     def _refusal(self, key: str, sender: Address, client: LobbyMember | None) -> str:
         """Return why a client may not have a slot, if it may not. It is looked at before the old slot is left."""
+        # Without itself: a client at the limit of its host may still change its slot.
         mine = [other for other in self.clients.values() if other.address[0] == sender[0] and other is not client]
         if key not in self.slots or self.holder(key) not in (None, client):
             return "slot not free"
@@ -332,6 +345,7 @@ class Lobby:
                 return
 
     def _say(self, text: str, now: float) -> None:
+        # The text may be an exception's, with lone surrogates, and the cut may split a character.
         shown = text.encode("utf-8", "replace")[: packet.MAX_MESSAGE - 200].decode("utf-8", "ignore")
         for client in self.clients.values():
             self._send(packet.Message(self.header, shown), client, now)
@@ -356,8 +370,10 @@ class Lobby:
         here = [client for client in self.clients.values() if self._port(client, now) is None]
         agents = [client for client in here if client.key not in self.watches]
         idlers = [client for client in agents if not client.ready]
+        # Nobody waits: nobody is ready, or the environment is being reset, or a run is on.
         if len(idlers) == len(agents) or self.state not in (MatchState.GATHERING, MatchState.COUNTDOWN):
             idlers = []
+        # Once for each host: what it is charged does not grow with the number of its clients.
         for culprit in {self._culprit(client.address) for client in idlers}:
             self._held_up[culprit] += now - self._charged_at
         self._charged_at = now
@@ -369,6 +385,7 @@ class Lobby:
 
     def tick(self, now: float) -> list[Outgoing]:
         """Do what is due: end, expire, start, tell, announce."""
+        # The end of a run comes first: what follows is about the lobby that gathers again.
         if self.run is not None and not self.run.running:
             self._follow(MatchEvent.ROUND_ENDED)
             self._gather(now)
@@ -381,6 +398,7 @@ class Lobby:
         elif self.state is MatchState.COUNTDOWN and why is not None:
             self._follow(MatchEvent.INCOMPLETE)
             self._say(f"The start is put off: {why}", now)
+        # Nobody is ready any more, so nobody is kept waiting by a countdown that begins anew.
         if self.state is MatchState.GATHERING and not any(client.ready for client in self._agents()):
             self._start_at = math.inf
         starting = self.state is MatchState.COUNTDOWN and now >= self._start_at
@@ -393,6 +411,7 @@ class Lobby:
         if starting:
             self._follow(MatchEvent.COUNTDOWN_OVER)
             self._say("Simulation will start...", now)
+        # Each second once, though ticks are ten times as frequent. The millionth is for the rounding of times.
         elif self.state is MatchState.COUNTDOWN and self._announced != (left := math.ceil(self._start_at - now - 1e-6)):
             self._announced = left
             self._say(f"Simulation will start in {left} s", now)
@@ -415,6 +434,7 @@ class Lobby:
         return self._to_send()
 
     def _let_in(self, client: LobbyMember, now: float) -> None:
+        # It may have a port already: of this run, or of an older one whose end it has not seen.
         if client.port is None and self.run is not None:
             client.port, key = self.run.port, self.watches.get(client.key, client.key)
             client.player = RunMember(client.address, key, client.token, watching=key != client.key)
@@ -432,6 +452,7 @@ class Lobby:
         """Begin to gather for the next run, everybody not ready; who has not been at the last one's port is told it."""
         self.run, self.port, self._start_at = None, None, math.inf
         for client in self.clients.values():
+            # Who was at the port sees the end there. Others are still told the port until it closes (P-16, P-17).
             if client.player is None or client.player.here:
                 client.port = None
             client.ready = False

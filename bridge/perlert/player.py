@@ -46,6 +46,18 @@ class PlayerEvent(enum.Enum):
     AGAIN = "the user wants the next run"
 
 
+# The lobby's datagrams move a client up to a run, the run's steps through it, and the user (AGAIN) to the next one. UDP
+# loses, doubles and reorders datagrams, and registrations expire; hence the transitions that skip a state or go
+# back:
+# - REGISTERING to JOINING: the confirmation was lost. Only registered clients are told a port, so the port confirms
+#   too.
+# - REGISTERING or WAITING to ASKING: another client has the slot, or the server has forgotten the registration.
+# - JOINING to JOINING: the lobby tells a newer port before any step came. The run that was being joined is over.
+# - JOINING to OVER: all steps were lost but the last one, which the server repeats.
+# - JOINING to WAITING: the run is over, and nothing of it came. The user has seen none, so the next one is waited for.
+# - PLAYING to OVER by GONE: the end was lost each time that it was sent. The user is told a truncation that is `lost`.
+# A START in any other state is no error: the lobby tells the port on each contact, also of a run whose end we have
+# seen. From PLAYING only OVER leads on, so that no run begins before the user has seen the end of the last one.
 TRANSITIONS: dict[tuple[PlayerState, PlayerEvent], PlayerState] = {
     (PlayerState.ASKING, PlayerEvent.CHOSEN): PlayerState.REGISTERING,
     (PlayerState.REGISTERING, PlayerEvent.REFUSED): PlayerState.ASKING,
@@ -248,6 +260,7 @@ class Player:
 
     def _choose(self, now: float) -> None:
         """Ask for the slot that the user wants, or for one that can be had."""
+        # A slot that is taken may be ours: by the token of a former client, or after its confirmation was lost.
         slots = [slot for slot in self.slots.values() if slot.open or self.former or self._is_ours(slot)]
         if self.agent is None:
             found = [slot for slot in slots if slot.kind != "spectator"]
@@ -261,6 +274,7 @@ class Player:
 
     def _on_info(self, message: packet.LobbyInfo, now: float) -> None:
         for slot in message.slots:
+            # A hostile server could tell slots without end.
             if slot.key in self.slots or len(self.slots) < _MOST:
                 self.slots[slot.key] = slot
             if slot.key == self.key:
@@ -271,11 +285,15 @@ class Player:
     def _on_own_slot(self, slot: packet.Slot, now: float) -> None:
         ours, fresh = self._is_ours(slot), now <= self._owned_at + self.config.ownership
         if self.state is PlayerState.REGISTERING:
+            # Listed with our tag it is ours, and the confirmation is on its way or lost; or it is another client's of
+            # the same tag. The time without a confirmation tells.
             if not (slot.open or self.former or (ours and fresh)):
                 self._move(PlayerEvent.REFUSED)
         elif self.state is PlayerState.WAITING:
             self._confirmed = slot.ready == self.ready
             self._others_play = self._others_play and slot.ready
+            # A server of ours confirms what we repeat. A plain one confirms nothing after the first time: the tag has
+            # to do.
             if not (ours and (fresh or not self.use_profile)):
                 self._move(PlayerEvent.REFUSED)
         # The lobby answers with the port while the run is on, and then with nobody ready.
@@ -294,6 +312,8 @@ class Player:
         if self.state is PlayerState.REGISTERING:
             self._move(PlayerEvent.REGISTERED)
             self.former = ""
+            # The offer with the spaces is sent right behind the confirmation. Until then we could only say again that
+            # we wait.
             self._begin_claim(now, 0.0 if self.settled else self.config.repeat)
 
     def _on_message(self, message: packet.Message, now: float) -> None:
@@ -315,8 +335,10 @@ class Player:
         self._on_confirmed(offer.slot, now)
 
     def _on_start(self, message: packet.Start, now: float) -> None:
+        # The lobby knows us. After the end it says so too, while the run goes on for others.
         if message.port == self.port:
             self._owned_at, self._others_play = now, self.state is PlayerState.WAITING
+        # A datagram of an older run that comes late must not begin it again.
         if message.port in self._ports or (self.state, PlayerEvent.START) not in TRANSITIONS:
             return
         self._move(PlayerEvent.START)
@@ -350,6 +372,8 @@ class Player:
         if self.token:
             text = profile.action_text(self.token, self.port, self.seq, text)
         self.stats.sends(self.seq, now)
+        # Without steps the action is what asks for them, and may have been lost: it is sent again sooner than while
+        # they come.
         is_silent = now - self._owned_at > self.config.repeat or self.state is PlayerState.JOINING
         self._next_word = now + (self.config.repeat if is_silent else self.config.poll)
         return [(packet.format_message(packet.Action(self.header, text)), (self.server[0], self.port))]

@@ -71,6 +71,7 @@ class Stats:
         """Note an action's round trip."""
         self.rtt_last = seconds
         self.rtt_min = seconds if self.rtt_min is None else min(seconds, self.rtt_min)
+        # The weights of TCP's smoothed round trip (RFC 6298).
         self.rtt = seconds if self.rtt is None else self.rtt + (seconds - self.rtt) / 8
 
     def arrival(self, timestamp: int, arrived: float) -> None:
@@ -109,6 +110,7 @@ class PlayerRun(Stats):
     def take(self, message: packet.Step, extra: profile.Extra | None, arrived: float) -> Stepped | None:
         """Take a step; return it as it is delivered, or None: it came twice, or late, or its reward is no number."""
         order = message.step, message.timestamp
+        # By step and time: a server of the draft may send the same STEP each time.
         if order in self._known:
             self.duplicates += 1
             return None
@@ -135,6 +137,8 @@ class PlayerRun(Stats):
         self.actions_lost = max(0, self.sent - extra.got)
         while self._unacked and self._unacked[0][0] <= extra.ack:
             seq, sent_at = self._unacked.popleft()
+            # Only the action that is acknowledged was applied when this step was made; those before it were replaced or
+            # lost.
             if seq == extra.ack:
                 self.round_trip(arrived - sent_at)
         return self.stepped(message.done, truncated=message.done and extra.end == "truncated", ack=extra.ack)

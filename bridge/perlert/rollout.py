@@ -22,6 +22,8 @@ from bridge.worlds.environment import Transition
 
 __all__ = ["Rollout", "RolloutConfig", "RunMember"]
 
+# A sum of rewards below 1e20, each with the digits that Python writes, has fewer than 400 digits down to the smallest
+# float: nothing is rounded before the return is.
 _EXACT = Context(prec=400)
 _Act: TypeAlias = Callable[[str, str], None]
 
@@ -124,12 +126,14 @@ class Rollout:
 
     def join(self, player: RunMember, now: float) -> None:
         """Let a client in."""
+        # A spectator that comes late is not rewarded for what was before.
         player.heard, player.ret_sent = now, self._rounded(player.key)
         self.players[player.address] = player
 
     def move(self, old: Address, new: Address | None, token: str = "") -> None:
         """Take note that a client has another address, or has left."""
         if (player := self.players.pop(old, None)) is not None and new is not None:
+            # A client that began anew counts its actions from 1 again.
             player.address, player.token, player.seq, player.here = new, token, 0, False
             self.players[new] = player
 
@@ -149,19 +153,25 @@ class Rollout:
         if message.header != self.header:
             return "other instance"
         text, seq = message.action if isinstance(message, packet.Action) else "", player.seq
+        # Without the token nothing counts, not even as a sign of life: a forged sender would keep the run of a client
+        # going that is gone.
         if player.token:
             parts = profile.split_action(text)
             if parts is None or not hmac.compare_digest(parts[0], player.token):
                 return "action without token"
             _, port, seq, text = parts
+            # Tokens and numbers are the address', not the run's: a late action of the last run would be the newest of
+            # this one.
             if port != self.port:
                 return "action of another run"
             player.got += 1
         player.heard, player.here = now, True
         if player.done:
+            # At the rate of steps, so that a storm of contacts is not answered by one.
             if player.due - 1e-6 <= now <= player.open_until:
                 self._send(player, now)  # P-18
         elif text:
+            # UDP reorders: an older action must not replace a newer one.
             if player.token and seq <= player.seq:
                 return "stale action"
             try:
@@ -169,6 +179,7 @@ class Rollout:
                     self._act(player.key, text)
             except PacketError:
                 return "invalid action"  # P-27: the last valid one stays
+            # Only now: an action that was refused is not acknowledged.
             player.seq = seq
         return ""
 
@@ -188,14 +199,17 @@ class Rollout:
             ValueError: A reward is not finite, or beyond all measure; nothing was sent.
         """
         for result in results.values():
+            # Also NaN, of which every comparison is false.
             if not abs(result.reward) < 1e20:
                 raise ValueError(f"expected a reward below 1e20, got {result.reward!r}")
         self.step += 1
         for key, result in results.items():
+            # The digits that Python writes for the float: 0.1 counts as 0.1.
             self._returns[key] = _EXACT.add(self._returns[key], Decimal(repr(float(result.reward))))
             self._observations[key] = str(result.observation)  # encoded already
         for player in self.players.values():
             known = results.get(player.key)
+            # An agent that is in no frame any more has ended: who watches it, or joins late, is told so.
             if known is None or known.terminated:
                 self._show(player, now, "terminated")
             else:
@@ -220,6 +234,8 @@ class Rollout:
         seen = self._observations.get(player.key, "none")
         step = packet.Step(self.header, stamp, max(self.step, 0), seen, reward, end is not None, extra)
         player.last = packet.format_message(step)
+        # A step that the guard held back was not sent: its reward is in the next one. The last step is sent again from
+        # `last` and has no next one, so it counts as sent.
         if self._send(player, now) or end is not None:
             player.sent += 1
             player.ret_sent = ret
@@ -229,6 +245,8 @@ class Rollout:
         if not self.guard.spend(player.address, len(player.last), now):
             return False
         interval = 1 / self.config.max_rate
+        # From when it was due, so that a frame that is early or late by less than its time is not left out. After a
+        # longer pause from now, so that frames that are made up for are not all sent.
         player.due = max(player.due, now - interval) + interval
         self._out.append((player.last, player.address))
         return True

@@ -192,5 +192,6 @@ class Gate:
     def bearer(header: str | bytes | None) -> str | None:
         """Return the token of an `authorization` header, `Bearer TOKEN`; None: it holds none."""
         text = header.decode("ascii", errors="replace") if isinstance(header, bytes) else header or ""
+        # HTTP compares names of schemes without regard to case.
         scheme, _, token = text.partition(" ")
         return token.strip() or None if scheme.lower() == "bearer" else None

@@ -40,7 +40,9 @@ class FailureLog:
         """
         self.total += 1
         match = _KIND.match(message)
+        # Without the exception's text, in which each failure may have a number of its own.
         kind = match[0] if match is not None else message.partition("\n")[0][:80]
+        # Kinds beyond that are counted for a minute, and told as numbers.
         if kind not in self._counts and len(self._counts) < _MOST_KINDS:
             self._counts[kind] = 0
             _log.error("world=%s %s", world, message)

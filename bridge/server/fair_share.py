@@ -65,6 +65,7 @@ class FairShare:
 
     def note_turn(self, seconds: float, lasted: float) -> None:
         """Note that a turn took so much processor time, and how long it lasted."""
+        # Weighted by time and not by turns, so that one long pause says little.
         speed = (self.speed * _MEMORY + seconds) / (_MEMORY + lasted)
         self.speed = min(1.0, max(_LEAST_SPEED, speed))
 
@@ -111,6 +112,8 @@ class ProcessorAccount:
             receives_large: Whether a large request is being received.
         """
         share = self.share
+        # A large request takes many turns that complete none: its pages count as requests, or its reception would be
+        # charged.
         pages = 1 + size // _PAGE if receives_large else 0
         self.productive = requests + pages > 0 and seconds <= max(_SHORT, share.fastest * _USUAL * (requests + pages))
         self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
@@ -126,6 +129,7 @@ class ProcessorAccount:
             alone: Whether the account has a `SHARE` of the time for itself, and divides none with others that wait.
         """
         self.spent += seconds
+        # Where the server gets half of a core, a second of its processor time takes two.
         seconds /= self.share.speed
         refill = REFILL / max(2, self.share.connections)
         self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
@@ -133,6 +137,7 @@ class ProcessorAccount:
         if self._credit > 0:
             return 0.0
         self._credit = 0.0
+        # `SHARE` is for all that wait, so each waits longer by those beside it.
         sharers = 1 if alone else self.share.waiting + 1
         self.until = max(self.until, now) + seconds * sharers / SHARE
         return self.until - now

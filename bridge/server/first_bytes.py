@@ -35,8 +35,10 @@ class FirstBytes(ConnectionProtocol):
     def receive_data(self, data: bytes) -> None:
         """Take bytes; the protocol that they begin gets them. Raises as that does."""
         self._data += data
+        # A client may send its first bytes one by one.
         if len(self._data) < len(_SIGN) and _SIGN.startswith(self._data):
             return
+        # `PRI` is a word of capitals as well. What begins with neither is told so by gRPC's side, and closed.
         is_web = not self._data.startswith(_SIGN) and b"A" <= self._data[:1] <= b"Z"
         connection = self._connection
         connection.speak((self._web if is_web else self._grpc)(connection))

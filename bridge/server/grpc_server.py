@@ -47,10 +47,12 @@ _WINDOW = 1 << 22
 # need no token: health checks, reflection.
 _SPARE_STREAMS = 128
 _MAX_SIDE_CALLS = 16
-# Streams that a client may reset, or break so that the server resets them: at once, and a second.
+# Streams that a client may reset, or break so that the server resets them: at once, and a second. Each costs this end a
+# call, and the client a few bytes: the attacks "rapid reset" and "MadeYouReset".
 _RESETS = (1000, 100)
 # Parts of answers of gRPC's own services that wait for a client; an answer has two.
 _MAX_WAITING = 64
+# Clients bound the size of trailers, and a message may hold a traceback of any length.
 _MAX_DETAILS = 4000
 _PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
@@ -109,6 +111,7 @@ class GrpcProtocol(ConnectionProtocol):
         http = self.http
         try:
             events = http.receive_data(data)
+            # A turn of a client that steps. `_handle` would do the same with more calls.
             if len(events) == 1 and self._settled and not self._inflating and not http.paused and http.error is None:
                 stream, event = events[0]
                 if type(stream.owner) is Call and type(event) is bytes:  # a request, as nearly always
@@ -117,6 +120,7 @@ class GrpcProtocol(ConnectionProtocol):
                     self._ready.append((stream.owner, event))
                     return
             self._handle(events)
+            # It stops at each new stream, so that the call is open, with its reader, before its first bytes are read.
             while http.paused:
                 self._handle(http.receive_data(b""))
             if http.error is not None:
@@ -161,6 +165,7 @@ class GrpcProtocol(ConnectionProtocol):
                 self._open(stream, event)
         elif isinstance(event, (HeadersReceived, StreamEnded)):
             if isinstance(owner, Call):
+                # A half-close: the requests before it are served first.
                 self._receive(owner, None)
             elif isinstance(owner, SideCall):
                 self._reply(stream, owner, owner.end())
@@ -199,6 +204,7 @@ class GrpcProtocol(ConnectionProtocol):
         if self._encodings.get(stream, "identity") == "identity":
             self._connection.drop(message.data)
             text = "a request came compressed that cannot be read: its header fields name no compression"
+            # As gRPC asks for where the flag of a message is set without an encoding.
             code = Code.INTERNAL
             if isinstance(stream.owner, SideCall):  # of a client that may not have shown its token
                 code, text = Code.UNIMPLEMENTED, "this service takes no compressed requests"
@@ -221,6 +227,7 @@ class GrpcProtocol(ConnectionProtocol):
         if isinstance(event, StreamReset):
             self._other(stream, event)
         else:
+            # Requests of a stream are served in their order (D-1).
             self._inflating[stream][1].append(event)
 
     def _cancel_inflation(self, stream: Stream) -> None:
@@ -248,12 +255,15 @@ class GrpcProtocol(ConnectionProtocol):
     def _open(self, stream: Stream, event: HeadersReceived) -> None:
         fields = event.fields
         kind, path = fields.get("content-type", ""), fields.get(":path", "")
+        # A client that speaks no gRPC reads no trailers: it is answered as by any HTTP server.
         if fields.get(":method") != "POST" or not kind.startswith("application/grpc"):
             status = "405" if fields.get(":method") != "POST" else "415"
             self.http.end_stream(stream, ((":status", status), ("allow", "POST")))
             return
         try:
+            # First, so that a header field that cannot be read takes no place.
             timeout = _timeout(fields.get("grpc-timeout"))
+            # Without the token: the probes of Kubernetes can send none.
             if path.startswith("/grpc.health."):
                 self._open_side_call(stream, path)
             else:
@@ -272,6 +282,8 @@ class GrpcProtocol(ConnectionProtocol):
     def _open_call(self, stream: Stream, path: str, fields: dict[str, str], *, may_act: bool) -> None:
         """Open a call of a client that may. Raises RequestError."""
         encoding = fields.get("grpc-encoding", "identity")
+        # UNIMPLEMENTED, with `grpc-accept-encoding` in the trailers, is what gRPC asks for: that names what the client
+        # may use.
         if encoding not in _ENCODINGS.split(", "):
             text = f"the compression {encoding!r:.40} is none of {_ENCODINGS}"
             remedy = "; zstd needs the extra gymnasium-bridge[zstd] on the server" if encoding == "zstd" else ""
@@ -281,6 +293,7 @@ class GrpcProtocol(ConnectionProtocol):
             return
         call = self._handler.open(self._connection, fields.get(HELLO, ""), may_act=may_act)
         stream.owner, call.stream = call, stream
+        # Bytes of a stream without a reader are dropped: none of a refused call takes memory.
         stream.reader = MessageReader(self._limits.max_message_bytes, self._connection.admit)
         if encoding != "identity":
             self._encodings[stream] = encoding
@@ -309,8 +322,10 @@ class GrpcProtocol(ConnectionProtocol):
         """Answer a call of gRPC's own services."""
         for message in messages:
             self.http.send_data(stream, message_parts([message], len(message)), len(message) + 5)
+        # The client asks on and takes no answers. It may have shown no token, so nothing more is kept for it.
         if len(stream.pending) > _MAX_WAITING:
             self._forget(stream)
+            # It counts for the limit on resets, or a client could have this done without end.
             self.http.resets += 1
             self.http.reset_stream(stream, ErrorCode.ENHANCE_YOUR_CALM)
         elif side.over:
@@ -323,6 +338,7 @@ class GrpcProtocol(ConnectionProtocol):
         fields.append(("grpc-status", str(int(error.code) if error else 0)))
         if error:
             details = quote(error.message, safe=_PRINTABLE)[:_MAX_DETAILS]
+            # Not in the midst of an escape such as %C3.
             cut = details.rfind("%", len(details) - 2) if len(details) == _MAX_DETAILS else -1
             fields.append(("grpc-message", (details[:cut] if cut >= 0 else details).strip()))
         self.http.end_stream(stream, fields)
@@ -347,6 +363,8 @@ class GrpcProtocol(ConnectionProtocol):
 
         One that is to be compressed first is sent later; meanwhile the client counts as having no window.
         """
+        # The parts of a larger answer share the environment's memory, which the next step overwrites: it is sent
+        # before.
         self._connection.joins_answers = size <= SMALL
         if call.compression is not None and size >= WORTHWHILE:
             self._compress(call, parts, size)
@@ -388,11 +406,13 @@ class GrpcProtocol(ConnectionProtocol):
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""
         if error is not None:
+            # Trailers follow all data, and this client may never have a window for it.
             self.http.discard_pending(call.stream)
         self._end(call.stream, error)
 
     def refuse(self, error: RequestError) -> None:
         """Send the GOAWAY that is due."""
+        # Else `_fail_connection` has sent one with the error's own number, or `drain` one.
         if not self.http.goaway_sent:
             self.http.go_away(ErrorCode.ENHANCE_YOUR_CALM, error.message)
 
@@ -401,6 +421,8 @@ class GrpcProtocol(ConnectionProtocol):
         self.http.go_away(ErrorCode.NO_ERROR, "the server is stopping")
         for stream in list(self.http.streams.values()):
             if isinstance(stream.owner, SideCall):
+                # Behind a proxy, which has an HTTP/2 of its own with them, clients hear of a drain by health's Watch
+                # alone.
                 self._reply(stream, stream.owner, stream.owner.drain())
 
     def ping(self) -> None:

@@ -59,9 +59,12 @@ class GrpcioTransport:
         """The thread for work that takes processor time, such as compression."""
         self.all: set[Call] = set()
         """The calls that are open."""
+        # grpcio holds a thread for each open stream. With fewer, the next client would hang and not be refused.
         self._threads = ThreadPoolExecutor(limits.max_connections + limits.max_viewers + _SPARE_THREADS, "grpcio")
         size = limits.max_message_bytes
+        # gRPC's own limit of 4 MiB breaks large observations.
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+        # Without SO_REUSEPORT, which grpcio sets on Linux: two servers at one port would share the clients.
         self._server = grpc.server(self._threads, options=[*options, ("grpc.so_reuseport", 0)])
         methods = {METHOD: grpc.stream_stream_rpc_method_handler(self._process)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
@@ -109,12 +112,14 @@ class GrpcioTransport:
             call = opened.result()
         except RequestError as error:
             context.abort(_STATUS[int(error.code)], error.message)
+        # It returns False where the call is over already, and is never called then.
         if not context.add_callback(lambda: self._post(lambda: self._close(call, client))):
             self._post(lambda: self._close(call, client))
         context.send_initial_metadata(((HELLO, __version__),))
         receive: Callable[[bytes | None], None] = lambda data: self._post(lambda: self.calls.receive(call, data))  # noqa: E731
         for request in requests:
             receive(request)
+            # Each request is answered before grpcio is asked for the next one: what is sent ahead waits in its windows.
             answer = client.answers.get()
             if not isinstance(answer, bytes):
                 if answer is not None:

@@ -43,6 +43,7 @@ class HelperThread:
             return
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            # Kept only once it runs: where the system has no thread left, the next job tries again.
             thread.start()
             self._thread = thread
         self._jobs.put((job, done))
@@ -53,9 +54,11 @@ class HelperThread:
             del item
             try:
                 result = job()
+            # Whatever it is, the event loop waits for a result, and others for this thread.
             except BaseException as error:
                 result = error
             self._scheduler.call_soon_threadsafe(partial(done, result))
+            # While `get` waits, nothing of the last job may be kept: it refers to a connection, and to what that holds.
             del job, done, result
 
     def close(self, patience: float = 1.0) -> None:

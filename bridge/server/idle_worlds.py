@@ -36,6 +36,7 @@ class IdleWorlds:
 
     def _look(self) -> None:
         before, self._checked_at = self._checked_at, self._scheduler.now()
+        # More than that has passed only where the process stood still.
         self._seconds += min(self._checked_at - before, 2 * self._period)
         self._timer = self._scheduler.call_later(self._period, self._look)
         self._reap(self._seconds)

@@ -48,6 +48,7 @@ class Inflation:
     ) -> None:
         self._data: bytes | bytearray = message.data
         self._max = max_message_bytes
+        # Up to a MiB any ratio is fine: zeros shrink a thousandfold, and are a sane request.
         self._most = max(_STEP, MAX_RATIO * len(message.data))
         self._admit = admit
         self._helper = helper
@@ -74,6 +75,7 @@ class Inflation:
         self._end_turn()
 
     def _end_turn(self) -> None:
+        # It waited, so the one at work goes on.
         if self._turns[0] is not self:
             self._turns.remove(self)
             return
@@ -82,6 +84,7 @@ class Inflation:
             self._turns[0].go_on()
 
     def _give_back(self) -> None:
+        # What was admitted for steps is given back, and what arrived if that was counted as a large message.
         self._admit(-self._admitted)
         if type(self._data) is bytearray:
             self._admit(-len(self._data))
@@ -90,6 +93,7 @@ class Inflation:
     def go_on(self) -> None:
         """Inflate the next step: of the first one of `turns`."""
         try:
+            # Before each step, and not for the size as a whole: nobody knows it, and a client may say any.
             self._admit(_STEP)
         except RequestError as error:
             self._finish(RefusedMessage.of(error))
@@ -100,6 +104,7 @@ class Inflation:
     def _step(self) -> bytes:
         """Inflate as much as one step holds, in the helper thread."""
         began = time.thread_time()
+        # The inflater keeps what it has not used yet, so all bytes are handed over in the first step.
         data, self._rest = self._rest, b""
         try:
             return self._inflater.take(data, _STEP)
@@ -107,6 +112,7 @@ class Inflation:
             self.seconds += time.thread_time() - began
 
     def _stepped(self, result: bytes | Exception) -> None:
+        # The helper thread had begun this step: what it gives is dropped.
         if self._cancelled:
             return
         if isinstance(result, Exception):
@@ -121,9 +127,11 @@ class Inflation:
             text = f"a compressed request is more than {MAX_RATIO} times larger once it is uncompressed; send it plain"
             self._finish(RequestError(Code.RESOURCE_EXHAUSTED, text))
         elif self._inflater.eof:
+            # The request now counts its size, and whoever takes it gives that back: so not `_give_back`.
             self._admit(size - self._admitted)
             self._admitted = 0
             self._finish(self._plain)
+        # All input is used up, and the end has not come.
         elif not result:
             self._finish(_unreadable("it is cut off"))
         else:

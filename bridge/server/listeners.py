@@ -123,8 +123,10 @@ def _bind_tcp(family: int, kind: int, protocol: int, target: Any) -> socket.sock
     sock = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":
+            # For a server that is started again at once. On Windows this option would let two programs have the port.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
+            # The socket of `::` is for IPv4, too. One of another address leaves IPv4 to the socket of its own.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(target[0] != "::"))
         sock.bind(target)
         sock.listen(_BACKLOG)

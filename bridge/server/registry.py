@@ -137,6 +137,7 @@ class Registry:
     @property
     def names(self) -> list[str]:
         """The names of the worlds that there are; the default one only once somebody joined it."""
+        # A copy, for other threads ask while the event loop adds and removes worlds.
         return [name for name, entry in list(self._entries.items()) if entry is not None]
 
     @property
@@ -170,6 +171,7 @@ class Registry:
     def has_room(self) -> bool:
         """True if there are fewer worlds than there may be."""
         most = self._limits.max_worlds
+        # With `max_worlds=0` all clients join the default world, whose own seats are the bound.
         return not most or sum(other != DEFAULT_WORLD for other in self._entries) < most
 
     async def create_world(self, settings: Settings, owner: object, *, for_others: bool = True) -> str:
@@ -190,6 +192,7 @@ class Registry:
                 "until another client leaves, or use another server"
             )
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
+        # Not a number: who knows the name of a world can join and destroy it.
         name = f"world-{secrets.token_hex(8)}"
         self._entries[name] = None  # holds the place while the environment is built
         try:
@@ -213,6 +216,7 @@ class Registry:
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
         """Let an agent into a world, as `World.admit`, where observers do not let it in."""
         join = world.join
+        # The first of the sequence ends up outermost, and so is asked first.
         for observer in reversed(self._observers):
             join = partial(observer.join, world, join=join)
         return world.admit(settings, join, ours=ours)
@@ -228,10 +232,12 @@ class Registry:
         return self._find(name).world
 
     async def _find_default(self) -> World:
+        # Again and again: the one that made it may have failed, and a third may make it now.
         while self._default is not None:  # another connection has it made
             await self._default
         self.check_open()
         entry = self._entries.get(DEFAULT_WORLD)
+        # One that ended by itself, such as an isolated one whose process died, is made anew below.
         if entry is not None and entry.world.alive:
             return entry.world
         making = self._default = PendingResult()
@@ -268,6 +274,7 @@ class Registry:
 
         def close() -> None:
             entry = self._entries.get(world.name)
+            # Meanwhile somebody may have joined, or the world have gone and another one have its name.
             if entry is not None and entry.world is world and not world.has_players:
                 self._close_later(world.name)
 
@@ -278,6 +285,7 @@ class Registry:
         """End a world; agents that are in it get an error on their next Step (D-17)."""
         entry = self._find(name)
         self._retire(entry.world)
+        # Before anything that waits: from here on nobody can join it.
         del self._entries[name]
         entry.world.resets.close()
         await entry.world.close()
@@ -325,7 +333,9 @@ class Registry:
         for name, entry in list(self._entries.items()):
             if entry is None or entry.owner is not owner:
                 continue
+            # The time until it goes begins anew, now that another timeout counts.
             entry.owner, entry.abandoned, entry.idle_since = None, True, None
+            # Others that joined it keep it, unless it has died: it could serve nobody.
             if entry.goes_with_owner and (not entry.world.has_players or not entry.world.alive):
                 self._close_later(name)
 
@@ -355,6 +365,7 @@ class Registry:
             if entry is not None:
                 entry.world.resets.close()
                 self._close_later(name)
+        # Also those that went before, by a client that left: their environments are to be closed, too.
         for pending in list(self._closing):
             await pending
         try:

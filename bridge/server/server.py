@@ -114,6 +114,7 @@ class Server:
         security = security.for_host(host, insecure=insecure)
         self._tls, self._query = security.tls, security.query
         self._loop = EventLoop()
+        # A lambda, for the calls are made below.
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = self._runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
@@ -263,6 +264,7 @@ class Server:
     def _reachable(self) -> str:
         host = self._host
         if host in ("0.0.0.0", "::", ""):
+            # An address that stands for all is none to connect to.
             host = socket.gethostname()
         return f"[{host}]" if ":" in host else host
 
@@ -281,6 +283,7 @@ class Server:
         """The URL of the page for browsers, with the token where the server has made it; None: there is none."""
         if self._web is None:
             return None
+        # In the fragment, which browsers send to no server: so the token stands in no log of a proxy.
         return f"{self._url_of('http')}/{self._query.replace('?', '#', 1)}"
 
     @property
@@ -323,6 +326,7 @@ class Server:
         self._begin("start()")
         self._thread = threading.Thread(target=self._serve, name="bridge-serving", daemon=True)
         self._thread.start()
+        # Where the thread ends at once, nothing sets `begun`.
         while not self._serving.begun.wait(1.0) and self._thread.is_alive():
             pass
 
@@ -505,6 +509,7 @@ class Server:
         Args:
             grace: Seconds that clients have to leave.
         """
+        # Held to the end: a second caller returns only once the server has ended, too.
         with self._stopping:
             if self._stopped.is_set():
                 return
@@ -528,9 +533,11 @@ class Server:
             self._loop.scheduler.call_soon_threadsafe(lambda: self._shutdown.begin(grace))
             if serving.is_current:  # an environment stops its own server: the loop ends when the call returns
                 return
+            # The loop ends by itself after `grace` and CLOSE_TIMEOUT. The rest is for one that hangs.
             serving.finished.wait(grace + 2 * CLOSE_TIMEOUT)
         self._connections.stop_listening()
         if self._thread is not None:
+            # An environment that is in a call after its deadline may stay there for ever.
             self._thread.join(0.0 if serving.in_call else CLOSE_TIMEOUT)
         if self._shutdown.left_behind or not serving.finished.is_set():
             warnings.warn(

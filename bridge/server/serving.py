@@ -84,6 +84,7 @@ class ServingThread:
             self._deputy.start()
         except RuntimeError:  # the system has no thread left
             self._deputy = None
+            # The server works without one, as long as no call takes long.
             _log.exception("no deputy: a slow call of an environment holds up everybody from now on")
         self.begun.set()
         try:
@@ -110,11 +111,14 @@ class ServingThread:
         """Make the calls that the deputy could not make."""
         while self._jobs and not self._over.is_set():
             pending, function, args = self._jobs.popleft()
+            # Else `run` would queue it again, behind those that wait.
             self._runs_job = True
             self._loop.scheduler.start(self.run(function, *args), pending.finish)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function of an environment in the serving thread, and let the deputy run the loop if it takes long."""
+        # The deputy makes no call: environments belong to the serving thread. What comes after calls that it has queued
+        # is queued behind them, so that all are made in their order.
         if (self._jobs and not self._runs_job) or self._deputy_runs:
             pending: PendingResult[T] = PendingResult()
             self._jobs.append((pending, function, args))
@@ -122,15 +126,20 @@ class ServingThread:
                 self._loop.interrupt()  # for `_run_jobs`
             return await pending
         self._runs_job = False
+        # By this number the deputy tells a long call from many quick ones. To wake it in each call was measured to cost
+        # 3 % of the steps of one environment, and 5 % of those of 64 lanes.
         self._calls += 1
         self.in_call = True
+        # After `in_call` is set: see `_doze`.
         if self._dozing:
             self._call_began.set()
+        # From here on the deputy may run the loop, which it does once the call has lasted.
         self._owner.release()
         try:
             with environments_lock:
                 return function(*args)
         finally:
+            # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
             if not self._owner.acquire(blocking=False):
                 self._take_back()
             self.in_call = False
@@ -152,6 +161,7 @@ class ServingThread:
     def _stand_by(self) -> None:
         """Run the loop whenever a call lasts longer than a moment; sleep while there are no calls for a moment."""
         while not self._over.is_set():
+            # The same number before and after the wait, and in a call: that call has lasted for at least `MOMENT`.
             seen = self._calls
             if self._over.wait(MOMENT):
                 return
@@ -161,6 +171,7 @@ class ServingThread:
                 self._doze()
             elif self._owner.acquire(blocking=False):
                 try:
+                    # Again, with the lock held: the call may have ended since, and its thread wait for the lock.
                     if self._lasts(seen):
                         self._run_loop()
                 finally:
@@ -172,6 +183,8 @@ class ServingThread:
     def _doze(self) -> None:
         """Sleep until an environment is called."""
         self._call_began.clear()
+        # Set before `in_call` is read, while `run` sets `in_call` before it reads this: one of both sees the other, so
+        # no call begins unseen.
         self._dozing = True
         if not self.in_call and not self._over.is_set():
             self._call_began.wait()
@@ -181,8 +194,10 @@ class ServingThread:
         self._deputy_runs = self._deputy_ran = True
         try:
             self._taken_over()
+            # The answers of before were flushed first; meanwhile the call may have ended.
             if not self._wanted_back and not self._over.is_set():
                 self._loop.run()
+        # A deputy that ended here would leave the next long call to hold up everybody.
         except BaseException:
             _log.exception("the deputy failed: requests wait for the environment's call to end")
         finally:

@@ -86,6 +86,8 @@ class Shutdown:
         def ignore(number: int, frame: FrameType | None) -> None:
             """Do nothing: the number of the signal is written to the event loop's wake-up."""
 
+        # By the wake-up descriptor the event loop hears of a signal also while this thread is in a call of an
+        # environment: the deputy runs the loop then.
         self._loop.on_signal = self._on_signal
         self._handlers = {number: signal.signal(number, ignore) for number in _SIGNALS}
         wakeup = signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
@@ -108,6 +110,7 @@ class Shutdown:
     def _on_signal(self, number: int) -> None:
         if number not in _SIGNALS:
             return
+        # Whoever sends a second signal does not want to wait.
         if self._signal is not None:
             _end_process(number)
         self._signal = number
@@ -125,6 +128,7 @@ class Shutdown:
         """
         if self._serving.finished.is_set():
             return
+        # A later call, by `stop` or a signal, only brings the end forward.
         if not self.begun:
             self.begun = True
             if self._connections.busy:
@@ -143,7 +147,9 @@ class Shutdown:
             scheduler.call_at(when, lambda: self._end_connections(deadline, close_timeout))
             return
         self._connections.close_all(RequestError(Code.UNAVAILABLE, "the server was stopped"))
+        # An environment may never return from its call, or from `close`.
         scheduler.call_later(close_timeout, self._give_up)
+        # In the next turn of the loop: this one still serves the ends of the calls, by which agents leave their worlds.
         scheduler.call_soon(lambda: scheduler.start(self._registry.close(), lambda result, error: self._finish()))
 
     def _give_up(self) -> None:
@@ -157,6 +163,7 @@ class Shutdown:
         self._finish()
 
     def _finish(self) -> None:
+        # Sessions whose last request ended with their world are closed now: the loop serves nothing any more.
         self._loop.serve()
         for process in list(self._processes):  # of worlds that are being made, or do not close
             process.abandon()
@@ -168,4 +175,5 @@ def _end_process(number: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    # Nothing less ends a process whose main thread is in an environment's call. It flushes nothing by itself.
     os._exit(128 + number)

@@ -48,6 +48,7 @@ __all__ = ["DialedWebProtocol", "WebProtocol", "field_of"]
 
 _log = LimitedLog(__name__)
 _END_OF_HEAD = b"\r\n\r\n"
+# The library bounds lines and fields, but is given a head only once all of it has come.
 _MAX_HEAD = 16384
 # Bytes of requests that wait for earlier ones, from which on nothing more is read.
 _MAX_WAITING = 1 << 22
@@ -103,6 +104,7 @@ class WebProtocol(ConnectionProtocol):
         Raises:
             RequestError: The client does not speak WebSocket as it should, or its request is not admitted.
         """
+        # After the last words, or the client's close frame, whatever comes means nothing.
         if self.finished or self._reply is not None:
             return
         self._heard = time.monotonic()
@@ -134,6 +136,7 @@ class WebProtocol(ConnectionProtocol):
             text = "expected a request of HTTP/1.1 without a body\n"
             self._send_file(HttpAnswer(http.HTTPStatus.BAD_REQUEST, text.encode()))
             return
+        # Before all else: a page whose name was made to resolve to this machine gets no file, and no WebSocket.
         host = field_of(request, "Host")
         refusal = self._site.check_host(host)
         if refusal is not None or host is None:
@@ -158,6 +161,7 @@ class WebProtocol(ConnectionProtocol):
         """Begin to speak WebSocket, and say in its words if the client may not."""
         websocket = self._websocket
         assert isinstance(websocket, ServerProtocol)
+        # Also where the client is refused next: browsers show scripts a close code, and no HTTP status.
         response = websocket.accept(request)
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
             self._send_file(HttpAnswer(http.HTTPStatus(response.status_code), bytes(response.body or b"")))
@@ -196,9 +200,11 @@ class WebProtocol(ConnectionProtocol):
             opcode = frame.opcode  # type: ignore[union-attr]
             if opcode is Opcode.CLOSE:
                 self._release()
+                # Kept until the requests before it are answered: nothing may follow a close frame.
                 self._reply = b"".join(websocket.data_to_send())
                 self._handler.calls.receive(call, None)
                 return
+            # The library has answered a ping: its pong is in `data_to_send` below.
             if opcode is Opcode.PING or opcode is Opcode.PONG:
                 continue
             try:
@@ -214,6 +220,7 @@ class WebProtocol(ConnectionProtocol):
         if problem is not None:
             raise self._broken(CloseCode.PROTOCOL_ERROR, f"it speaks no WebSocket: {problem}")
         self._outgoing.extend(websocket.data_to_send())
+        # Bytes that have come, and not those that a frame's head announces.
         self._admit(len(websocket.reader.buffer) + self._joiner.size)
 
     def _broken(self, code: Code | CloseCode, text: str) -> RequestError:
@@ -253,6 +260,7 @@ class WebProtocol(ConnectionProtocol):
 
     def defer(self, call: Call, size: int) -> None:
         """Read nothing more from a client of which much waits."""
+        # WebSocket has no windows for the peer: to read no more is the only way to slow it down.
         self._waiting += size
         if self._waiting > _MAX_WAITING and not self._connection.paused:
             self._connection.paused = True
@@ -261,6 +269,7 @@ class WebProtocol(ConnectionProtocol):
     def resume(self, call: Call, size: int) -> None:
         """Read on once little waits."""
         self._waiting -= size
+        # At half, so that it is not paused and read again for every request.
         if self._connection.paused and self._waiting <= _MAX_WAITING // 2:
             self._connection.paused = False
             self._connection.flush()
@@ -334,6 +343,7 @@ class DialedWebProtocol(WebProtocol):
         used: Callable[[], None],
     ) -> None:
         super().__init__(connection, handler, limits, Gate(None), WebSite({}))
+        # The handshake is done: frames follow at once.
         self._head = None
         self._websocket = Protocol(Side.CLIENT, state=OPEN, max_size=limits.max_message_bytes, logger=LOGGER)
         self._client_version = client_version
@@ -342,6 +352,7 @@ class DialedWebProtocol(WebProtocol):
     def _receive_rest(self, data: bytes) -> None:
         """Take frames; the first ones begin the call."""
         if self._call is None:
+            # Not before: the other end may begin in hours, and an open call takes a place of `max_connections`.
             self._used()
             self._call = self._handler.open(self._connection, self._client_version, may_act=True)
             self._call.stream = self

@@ -205,6 +205,7 @@ class WebSite:
         """
         if origin is None:
             return
+        # By the page's own scheme: behind a proxy that ends TLS, this server sees http where the page has https.
         scheme, _, place = origin.partition("://")
         if scheme in _PORTS and _name_and_port(place, scheme) == _name_and_port(host, scheme):
             return

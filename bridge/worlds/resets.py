@@ -93,6 +93,7 @@ class ResetBook:
             How many agents were not told, and whether the order was withdrawn, as it is where none was (D-2).
         """
         untold = len(order.agents)
+        # Once one agent was told, the reset cannot be taken back: the others are told too, at their next Steps.
         withdrawn = 0 < untold == order.asked
         if withdrawn:
             order.agents.clear()

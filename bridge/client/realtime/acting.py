@@ -67,13 +67,17 @@ class ActingStream:
         """
         if self._call is None and self.now() >= self._retry_at:
             self.open()
+        # Not joined yet, or lost: the caller then sends the action behind the Steps in flight, where it comes later.
         if not self._episode_uid:
             return False
         request = pb.EnvironmentRequest(step=step)
         request.step.requested_observations[:] = [_TIMING]
+        # U-5: an action that comes after the end of its episode must not be applied in the next one.
         if len(request.step.actions):
             request.step.actions[self._episode_uid].CopyFrom(pack_tensor(self.answers.episodes))
         data = request.SerializeToString()
+        # On a stream that stalls, the actions that wait would be applied late, one after the other: only the newest is
+        # kept.
         if len(self._sent) < _MOST_OUTSTANDING:
             self._send(data)
         else:
@@ -91,6 +95,7 @@ class ActingStream:
             message = pb.EnvironmentResponse.FromString(bytes(what))
             sent = self._sent.popleft()
             self._take(message, sent, arrived)
+        # A server that sends this would send it again. Its world still takes actions, behind the Steps in flight.
         except (DecodeError, IndexError, KeyError, TensorError, ValueError):
             self._end(for_good=True)
 
@@ -101,6 +106,7 @@ class ActingStream:
         elif kind == "join_world":
             specs = message.join_world.specs.actions
             self._episode_uid = next(uid for uid, spec in specs.items() if spec.name == "episode")
+            # D-9: the first Step ignores its actions.
             first = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[_TIMING]))
             self._send(first.SerializeToString())
         else:

@@ -141,14 +141,18 @@ class AnswerBuffer:
         timing = self._read(message, "timing").reshape(-1, len(TIMING))
         parts = self._parts(message, timing)
         received, answered = timing[0, :2].tolist()
+        # The clocks alone: the server held the Step for a frame. Round trips are measured on the stream for actions.
         self.latency.offset.sample(sent, received, answered, arrived)
         self._heard = arrived
+        # After a Reset of some lanes, answers of before it still come, for the lanes that it left alone.
         if number >= self._number:
             self._newest = message, timing
+        # First, because remarks and ended episodes are told once, whatever becomes of their answer.
         self._keep_remarks(message)
         for record in _records(message.step.observations[self._uids["episodes"]]):
             self.lanes[record["lane"]].note_record(record)
         pairs = zip(self.lanes, parts, strict=True)
+        # What follows a refusal is not told before it.
         used = [part is None or lane.push(part, number, counts=self._error is None) for lane, part in pairs]
         self._share_ends(message)
         if number >= self._number and (self._failures or None in parts):
@@ -251,8 +255,11 @@ class AnswerBuffer:
         """
         if not self.asked or self.wait(now, repeats=repeats) > 0.0:
             return None
+        # From when it was due and not from now, so that delays do not add up. After a long delay from now, so that the
+        # caller is not told the same several times at once.
         self._due = max(self._due, now - self.frame) + self.frame
         self.asked -= 1
+        # What came before the refusal is told before it.
         if self._error is not None and not self._is_ready(repeats):
             self.asked = 0
             error, self._error = self._error, None
@@ -314,6 +321,7 @@ class AnswerBuffer:
         answer.step.state = pb.RUNNING
         distinct = {id(message): message for message in messages}
         for uid, leaf in self._leaves:
+            # Each message is read once, however many lanes are in it.
             arrays = {key: unpack_tensor(message.step.observations[uid]) for key, message in distinct.items()}
             _fill(answer, uid, leaf.pick_lanes([arrays[id(message)] for message in messages]))
         uid = self._uids["info"]

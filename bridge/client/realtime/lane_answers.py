@@ -139,6 +139,7 @@ class LaneAnswers:
         shown = self._unseen.arrived(
             part.episode, float(timing[_INDEX["observed_at"]]), part.gain.frames, int(timing[_INDEX["frames_skipped"]])
         )
+        # After `arrived`, because its frames count as unseen too.
         if number < self._since or not counts:
             return False
         part.shown, part.first = shown, part.episode != self._entered
@@ -214,6 +215,7 @@ class LaneAnswers:
             pops: True if something new may be told.
         """
         new = bool(self.queue) and pops
+        # Where nothing new may be told, the observation that was told last is told again, without a reward.
         part = self.queue.popleft() if new else self.told
         timing = (timing if part is None else part.timing).copy()
         skipped = int(timing[_INDEX["frames_skipped"]])

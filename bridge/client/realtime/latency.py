@@ -75,6 +75,7 @@ class Latency:
 
     def age(self, observed: float, now: float) -> float:
         """Return how old an observation of the server's time `observed` is at the client's time `now`, seconds."""
+        # The middle may be wrong by half the interval, and nothing is younger than now.
         age = max(0.0, now + self.offset.middle - observed)
         if math.isfinite(age):
             self.ages.add(age)

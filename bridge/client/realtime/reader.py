@@ -89,6 +89,7 @@ class RealtimeReader:
         if uid is None or uid not in observations:
             return []
         data = observations[uid].uint8s.array
+        # As in nearly each answer: no episode ended.
         if not data:
             return []
         try:
@@ -139,6 +140,7 @@ class RealtimeReader:
         if timing.shape[-1:] != (len(TIMING),):
             raise PeerError(self._url, f"expected {len(TIMING)} times, got the shape {list(timing.shape)}")
         first = timing.reshape(-1, len(TIMING))[0]
+        # None of Steps in flight, which the server held: `AnswerBuffer` reads their times.
         if self._times is not None:
             sent, arrived = self._times
             self._times = None

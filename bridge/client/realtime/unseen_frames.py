@@ -48,6 +48,8 @@ class UnseenFrames:
             skipped: The frames that the server has sent in no answer so far.
         """
         newest = self._newest
+        # An agent may enter an episode that runs: its first observation is of a reset or of a frame, and the answer
+        # does not say which. The frames told with a later answer do.
         if newest is None or newest.episode != episode:
             newest = Shown(episode, observed_at, skipped, self._sent)
             self._unsure = [newest]
@@ -79,6 +81,7 @@ class UnseenFrames:
             shown: The observation.
             skipped: The frames that the server had sent in no answer.
         """
+        # An observation that is told again is no further frame.
         if not shown.told:
             shown.told = True
             self._told += shown.of_frame

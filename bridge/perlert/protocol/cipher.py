@@ -91,15 +91,19 @@ class _Channel:
         """Return `head` with a counter, and the message sealed."""
         head += self._counter.to_bytes(8, "big")
         self._counter += 1
+        # The counter is the nonce, which never comes twice under this key. `head` and the port are authenticated too.
         return head + bytes(self._out.encrypt(bytes(4) + head[-8:], message, head + (port or 0).to_bytes(2, "big")))
 
     def open(self, head: bytes, sealed: bytes, port: int | None) -> bytes | None:
         """Return the message; empty: it was opened already, or is too old to know; None: it is none."""
         number = int.from_bytes(head[-8:], "big")
         behind = self._highest - number
+        # Empty and not None: a datagram that was repeated or came very late is no sign of a restart, and gets no
+        # CHALLENGE.
         if behind >= _WINDOW or (behind >= 0 and self._seen >> behind & 1):
             return b""
         message = _open(self._in, bytes(4) + head[-8:], sealed, head + (port or 0).to_bytes(2, "big"))
+        # Only now: a forged datagram must not use up the counter of a genuine one.
         if message is not None:
             ahead = max(0, -behind)
             self._highest += ahead
@@ -137,17 +141,22 @@ class ServerSeal:
         """Take a datagram that came to the lobby (None) or to a rollout's port."""
         if datagram[:1] == _HELLO:
             plain = _open(self._first, datagram[1:13], datagram[13:], b"hello")
+            # A HELLO is padded, so that its answer is no longer than itself: a forged sender amplifies nothing.
             return self._challenge(plain[:16], datagram, sender) if plain else Opened()
         if datagram[:1] != _UP or len(datagram) < UP_OVERHEAD:
             return Opened()
         head, ids = datagram[:_HEAD], datagram[1:25]
         last, channel = self._channels.get(sender, (bytes(24), None))
+        # A number up to the last one's is of a former connection, whose recorded datagrams must not open one again. One
+        # above `_number` is of no challenge of this server.
         if last != ids:
             is_new = last[16:] < ids[16:] <= self._number.to_bytes(8, "big")
             channel = _Channel(self._key, ids + self._server_id(ids, sender), is_server=True) if is_new else None
         message = channel.open(head, datagram[_HEAD:], port) if channel is not None else None
+        # The client may be of before a restart of this server: by the CHALLENGE it goes on, without a HELLO.
         if channel is None or message is None:
             return self._challenge(ids[:16], datagram, sender)
+        # Kept only now that a message has opened by its key: a HELLO costs the server no memory.
         if last != ids:
             if len(self._channels) >= _MAX_CONNECTIONS:
                 # What was recorded must not open again.
@@ -188,9 +197,12 @@ class ClientSeal:
             return self._channel.open(datagram[:9], datagram[9:], port) or None
         if kind == _CHALLENGE:
             plain = _open(self._first, datagram[1:13], datagram[13:], b"challenge" + self._id)
+            # It answers a datagram of this connection. Nobody who recorded older ones can throw the client back to
+            # them.
             if plain is not None and plain[24:] in self._sent:
                 self._head = _UP + self._id + plain[:8]
                 self._channel = _Channel(self._key, self._id + plain[:24], is_server=False)
+                # A second CHALLENGE for the same datagrams, or a repeated one, must not begin another connection.
                 self._sent.clear()
                 self.connected = True
         return None

@@ -43,6 +43,7 @@ def parse_decimal(text: str) -> Decimal:
     Raises:
         PacketError: It is none (`nan`, `inf`, blanks, an empty text, another alphabet's digits).
     """
+    # The pattern first: `float` and `Decimal` also read blanks, underscores and the digits of other alphabets.
     if len(text) > 400 or not _DECIMAL.match(text) or math.isinf(float(text)):
         raise PacketError(f"expected a finite decimal such as -1.25, got {text[:40]!r}")
     return Decimal(text)
@@ -56,6 +57,7 @@ def decimal_text(value: Decimal) -> str:
 def _shortest(text: str) -> str:
     if "." in text:
         text = text.rstrip("0").rstrip(".")
+    # What rounding makes of a small negative number.
     return "0" if text == "-0" else text
 
 
@@ -101,6 +103,7 @@ class TextCodec:
         for leaf in self._leaves:
             for ends in zip(*(bound.flat for bound in bounds_of(leaf.space)), strict=True):
                 if leaf.spec.dtype.kind == "f":
+                    # With a sign, which the other end of the range may need.
                     total += len(f"{-min(max(map(abs, ends)), LIMIT):.{self.decimals}f}")
                 else:
                     total += max(len(str(int(end))) for end in ends)
@@ -122,11 +125,13 @@ class TextCodec:
             numbers = flat.tolist()
             if flat.dtype.kind != "f":
                 items = [str(int(number)) for number in numbers]
+            # With decimals an infinite observation is sent as the limit. An action has to be what the agent chose.
             elif any(map(math.isnan, numbers)) or (self.decimals is None and any(map(math.isinf, numbers))):
                 raise InvalidActionError(
                     f"expected finite numbers for {leaf.space}, got NaN or infinity: {value!r:.80}"
                 )
             elif self.decimals is None:
+                # Of the dtype itself: a float32 as a Python float would have the digits of a float64.
                 items = [_shortest(np.format_float_positional(number, unique=True, trim="-")) for number in flat]
             else:
                 items = [_shortest(f"{min(max(number, -LIMIT), LIMIT):.{self.decimals}f}") for number in numbers]
@@ -135,11 +140,13 @@ class TextCodec:
 
     def _items(self, text: str) -> list[list[str]]:
         """Return the texts of each part's elements; parts with names may come in any order."""
+        # Before it is split, because it is a stranger's text.
         if len(text) > 64 * 1024 or text.count(",") != sum(self._sizes) - 1:
             raise PacketError(f"expected {sum(self._sizes)} values for {self.space}, got {text[:80]!r}")
         if not self._names:
             items = iter(text.split(","))
             return [list(itertools.islice(items, size)) for size in self._sizes]
+        # A part begins at a name; the commas between belong to an array's further elements.
         found = [part.partition(":") for part in re.split(",(?=[^,]*:)", text)]
         values = {name: items.split(",") for name, _, items in found}
         for name, size in zip(self._names, self._sizes, strict=True):
@@ -161,6 +168,7 @@ class TextCodec:
         for leaf, items in zip(self._leaves, self._items(text), strict=True):
             dtype = np.dtype(leaf.space.dtype)
             form, number = (_DECIMAL, float) if dtype.kind == "f" else (_INTEGER, int)
+            # Range and type are looked at here: the tensors' own checks cost twice the time of an action.
             held: Any = np.finfo(dtype) if number is float else np.iinfo("i1" if dtype.kind == "b" else dtype)
             for item in items:
                 if not form.match(item):

@@ -162,6 +162,7 @@ def check_label(text: str, what: str, *, empty: bool = False) -> str:
     return text
 
 
+# Few headers come, each thousands of times. Errors are not kept.
 @lru_cache(1024)
 def parse_header(text: str) -> Header:
     """Read `NAME:NUMBER`.
@@ -234,6 +235,7 @@ def parse_server(datagram: bytes) -> ServerMessage:
         PacketError: It is none of them.
     """
     text, head, body = _split(datagram)
+    # Only S5 has more before its first semicolon than NAME:NUMBER.
     if head.count(":") > 1:
         return _read_step(text)
     header = parse_header(head)
@@ -247,6 +249,7 @@ def parse_server(datagram: bytes) -> ServerMessage:
                 raise _refusal("start=port: and a port from 1 to 65535", body)
             return Start(header, int(port[5:]))
     slots = tuple(map(_read_slot, body.removesuffix(";").split(";")))  # P-24
+    # A peer that keeps the first of two and one that keeps the last would see different lobbies.
     if len({slot.key for slot in slots}) < len(slots):
         raise _refusal("each key once", text)
     return LobbyInfo(header, slots)
@@ -298,6 +301,7 @@ def format_message(message: ClientMessage | ServerMessage) -> bytes:
     datagram = (text := _write(message)).encode(errors="surrogatepass")  # which reads as no UTF-8
     if len(datagram) > MAX_MESSAGE:
         raise PacketError(f"expected a message of at most {MAX_MESSAGE} bytes, got {len(datagram)}: {text[:80]!r}…")
+    # What was written is read back: a text with a separator, such as a tag, must not become another message.
     read = (parse_client if isinstance(message, ClientMessage) else parse_server)(datagram)
     if type(read) is not type(message) or read != message:
         raise _refusal("fields without what separates fields", text)

@@ -62,11 +62,13 @@ def format_tag(claim: Claim) -> str:
     name, profiled, *parts = claim
     if not claim.token:
         return name + MARK if profiled else name
+    # Without a FORMER nothing stands behind the last dot.
     return ".".join([name + MARK, *map(str, parts)]).removesuffix(".")
 
 
 def parse_tag(tag: str) -> Claim:
     """Read a TAG; any text is a plain client's name."""
+    # A plain client may be called anything, also something that looks nearly like the profile's.
     if (match := _TAG.fullmatch(tag)) is None:
         return Claim(tag)
     name, token, seq, word, former = match.groups("")
@@ -109,6 +111,7 @@ def _check(data: Any) -> None:
     sizes = shape if isinstance(shape, list) else [shape]
     if data["type"] not in ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Dict"):
         raise ValueError(f"expected a space with a text form, got {data['type']!r:.40}")
+    # Before NumPy sees it: a shape of a few bytes may ask for terabytes.
     if not _DTYPE.fullmatch(data.get("dtype", "bool")) or len(sizes) > 8 or math.prod(sizes) > _MAX_ELEMENTS:
         raise ValueError(f"expected at most {_MAX_ELEMENTS} numbers, got {data!r:.80}")
     for _, part in data.get("spaces", []):
@@ -125,6 +128,7 @@ def parse_offer(text: str) -> Offer | None:
         for index, side in enumerate(("observation", "action")):
             if parts.get(side) is not None:
                 _check(parts[side])
+                # The codec refuses here what has no text form, and not in the midst of a run.
                 spaces[index] = TextCodec(space_from_json(json.dumps(parts[side]))).space
     # Whatever the peer wrote, in JSON, NumPy or Gymnasium: it is the peer's text that is wrong.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TensorError, UnsupportedSpaceError):
@@ -134,6 +138,7 @@ def parse_offer(text: str) -> Offer | None:
         return None
     return Offer(
         token,
+        # A stranger's JSON: each field of another type counts as missing.
         seq if type(seq) is int and 0 <= seq < 10**9 else 0,
         slot if isinstance(slot, str) else "",
         float(fps) if type(fps) in (int, float) and 0 < fps < 1e6 else None,
