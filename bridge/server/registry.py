@@ -214,7 +214,7 @@ class Registry:
         return world
 
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
-        """Let an agent into a world, as `World.admit`, where observers do not let it in."""
+        """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`."""
         join = world.join
         # The first of the sequence ends up outermost, and so is asked first.
         for observer in reversed(self._observers):
@@ -270,7 +270,7 @@ class Registry:
             entry.goes_with_owner = True
 
     def left(self, world: World) -> None:
-        """The world goes on without its agent (D-16); one for those who are in it goes if nobody is for some time."""
+        """Note that an agent has left. The world goes on (D-16); one that `lingers` ends if it stays empty so long."""
 
         def close() -> None:
             entry = self._entries.get(world.name)

@@ -125,7 +125,7 @@ class Server:
         self._viewers = ConnectionCount(limits.max_viewers, "max_viewers")
         self._services = Services(self._has_room)
         self._admission = Admission(limits)
-        """The environment, or the ids, that are served."""
+        """The requests and bytes that are held, over all connections."""
         self._web = web
         try:
             self._connections = self._connect(transport, limits, security, web)
