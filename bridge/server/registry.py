@@ -202,6 +202,7 @@ class Registry:
             raise
         await self._refuse_late(world)
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
+        # Nobody has joined it yet: one that `lingers` waits from here on.
         self.left(world)
         return name
 
@@ -247,6 +248,7 @@ class Registry:
             world = await self._make_world(DEFAULT_WORLD, {})
             await self._refuse_late(world)
             if entry is not None:
+                # Only now that another one takes its place: until then its counts are those of a listed world.
                 self._retire(entry.world)
             self._entries[DEFAULT_WORLD] = _Entry(world, None)
             return world
@@ -363,6 +365,7 @@ class Registry:
         self._closed = True
         for name, entry in list(self._entries.items()):
             if entry is not None:
+                # Ends what waits for others' Steps: a ResetWorld would else hold its session open.
                 entry.world.resets.close()
                 self._close_later(name)
         # Also those that went before, by a client that left: their environments are to be closed, too.

@@ -429,6 +429,7 @@ class Session:
         if agent is None or world is None:
             self._require(SessionEvent.RESET)  # D-8
             return
+        # Before the state moves: settings that are refused change nothing (D-2).
         agent.reset(request.reset.settings, self._state is SessionState.RUNNING)
         self._move(SessionEvent.RESET)
         world.resets.end(agent)
@@ -438,6 +439,7 @@ class Session:
         self._require(SessionEvent.RESET_WORLD)
         name = request.reset_world.world_name
         inside = self._is_in(name)
+        # Of another world than its own, this connection's sequence goes on.
         agent = self._agent if inside else None
         try:
             await self._hub.reset_world(name, request.reset_world.settings, agent, self._wait_for)
