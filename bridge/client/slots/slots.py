@@ -42,7 +42,7 @@ class _Question:
     lanes: Mapping[Member, list[int]]
     """Their lanes in each world."""
     missing: dict[Member, None]
-    """Those that have not answered."""
+    """The worlds that have not answered."""
     answers: dict[Member, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
     """The answers."""
     failure: RemoteError | None = None
@@ -87,7 +87,7 @@ class Slots:
         self._timed_out = False
         """True if it timed out, so that it may be given up."""
         self._question: _Question | None = None
-        """What the environments were asked; None: nothing whose answers were not taken."""
+        """The question whose answers were not taken yet; None: there is none."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pool": self.pool, "stepper": self.stepper}

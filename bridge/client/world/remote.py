@@ -226,7 +226,7 @@ class Remote:
         self._expect()
 
     def _expect(self) -> None:
-        """Where Steps are in flight: have `receive` called once there is something for a call, whatever arrives."""
+        """Have `receive` called when a call has something to return, whatever arrives. For Steps in flight."""
         answers = self.answers
         if answers is None:
             return
