@@ -395,7 +395,7 @@ class SlotPolicy:
         Lanes never go back by themselves, because it would cut episodes.
         """
         away = Counter(_relieved_by(member) for member in self.members if member.home is not None and member.single)
-        # Each spare stands for one slot that is to go back. There are too many if the slot was lost or moved meanwhile.
+        # One spare for each slot that is to go back. There are too many where a slot has got back otherwise.
         for spare in [spare for spare in self.spares if spare.relieves is not None]:
             away[spare.relieves] -= 1
             if away[spare.relieves] < 0:

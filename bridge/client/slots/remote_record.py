@@ -88,7 +88,8 @@ class RemoteRecord:
         if self.away_since is None:
             self.away_since = now
         # Only connections that were made count: to a server that is not there, the growing pauses are enough. One that
-        # takes each connection and loses it would be joined again and again, as each success ends the row of failures.
+        # takes each connection and loses it would be joined again and again, as each episode that begins ends the row
+        # of failures.
         if established:
             self.losses += 1
             self._recent.append(now)

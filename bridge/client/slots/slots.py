@@ -226,7 +226,7 @@ class Slots:
         """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
         asked = range(self.pool.num_envs) if slots is None else slots
         lanes = self._lanes_of(asked)
-        # A loss that was not handled yet would let the request wait for its whole timeout.
+        # A loss that has arrived is reported before anything is sent.
         self.pool.drain()
         # All are checked before one is asked: else some environments would be called, and the caller would not know.
         for member in lanes:

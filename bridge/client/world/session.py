@@ -345,7 +345,7 @@ class ClientSession:
 
     def leave(self, now: float) -> None:
         """Leave the world, and destroy it where it was made for this session."""
-        # Without a world there is nothing to leave. The server ends what a half-made connection has made.
+        # Without a world there is nothing to leave. If one was made and not joined, a server of ours ends it.
         if self.state not in ONLINE:
             return
         self._send(RequestKind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
