@@ -68,6 +68,7 @@ class ActionHistory(BatchWrapper):
         if isinstance(action, spaces.Box):
             one: Any = np.clip(np.zeros(action.shape), action.low, action.high)
         else:
+            # A Discrete space begins at `start`.
             one = np.asarray(getattr(action, "start", 0)) + np.zeros(action.shape or (), np.int64)
         return np.stack([np.asarray(one, dtype=action.dtype)] * self.length)
 
@@ -79,6 +80,7 @@ class ActionHistory(BatchWrapper):
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         self._history[chosen] = self._neutral
+        # U-5: while a slot has no observation, the action that it is given is not applied.
         self._begins[chosen] = self._missing(observations)[chosen]
         return self._joined(observations), infos
 
@@ -90,6 +92,7 @@ class ActionHistory(BatchWrapper):
         self._history[self._begins] = self._neutral  # the action given for a slot that begins is not applied
         ended = np.asarray(terminations) | np.asarray(truncations)
         missing = self._missing(observations)
+        # There the observation of a slot that ended is the next episode's first, and its next action counts.
         if self.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
             self._history[ended] = self._neutral
             self._begins = missing
@@ -98,7 +101,7 @@ class ActionHistory(BatchWrapper):
         return self._joined(observations), rewards, terminations, truncations, infos
 
     def _missing(self, observations: Any) -> Array:
-        """Which slots of a bare remote environment read None."""
+        """Return which slots of a bare remote environment read None, bools `(num_envs,)`."""
         if isinstance(observations, tuple) and self._is_rows(observations):
             return np.array([row is None for row in observations])
         return np.zeros(self.num_envs, np.bool_)
@@ -110,6 +113,7 @@ class ActionHistory(BatchWrapper):
                 for slot, row in enumerate(observations)
             )
         if not self._flatten:
+            # A copy, because `reset` writes into the history and callers keep observations.
             return {"observation": observations, "actions": self._history.copy()}
         rows = self._rows_of(observations)
         return np.stack([self._join_one(row, self._history[slot]) for slot, row in enumerate(rows)])

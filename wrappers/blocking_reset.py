@@ -81,6 +81,7 @@ class BlockingReset(BatchWrapper):
         if not isinstance(env, (RemoteVectorEnv, Transparent)):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
+        # The server of a real-time world of lanes then answers once each of them has an observation, as a batch needs.
         slots_of(env).pool.wait_for_lanes()
         try:
             self._mode = AutoresetMode(autoreset_mode)
@@ -174,6 +175,7 @@ class BlockingReset(BatchWrapper):
         """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
         self.env.reset_async(seed=seed, options=options, slot_options=slot_options)
         mask = (options or {}).get("reset_mask")
+        # A copy: the caller may write into its mask before `reset_wait`.
         self._reset_mask = np.ones(self.num_envs, np.bool_) if mask is None else np.array(mask)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -251,6 +253,7 @@ class BlockingReset(BatchWrapper):
             if results.errors or self._failures.any():
                 self._raise_lost(results)
                 self._count_failures(results, ended)
+        # Slots that were not reset may have ended, and still need it.
         elif self._reset_mask is not None:
             self._finished = self._finished & ~self._reset_mask
         if self._on_lost == "continue":
@@ -262,6 +265,8 @@ class BlockingReset(BatchWrapper):
             return
         for slot, error in results.errors.items():
             pool = slots_of(self.env).pool
+            # A server that refuses, such as for a failure of the environment, is there: that is for `max_failures`. A
+            # spare that stands by takes the place.
             if not isinstance(error, RefusedError) and pool.policy.ready_spare(pool.member_at[slot]) is None:
                 raise error
 
@@ -272,6 +277,7 @@ class BlockingReset(BatchWrapper):
             failed = isinstance(error, EnvironmentFailedError)
             self._failures[slot] = self._failures[slot] + 1 if failed else 0
             if error is not None and self._failures[slot] == self._max_failures:
+                # Who catches the error and goes on has as many failures before it again.
                 self._failures[:] = 0
                 text = f"the last {self._max_failures} episodes of slot {slot} ended by failures of the environment: "
                 raise EnvironmentFailedError(error.url, text + error.reason, Code.INTERNAL)

@@ -64,6 +64,8 @@ class SB3VecEnv(VecEnv):
             )
         self._choices: dict[str, Any] = {"on_lost": on_lost, "max_failures": max_failures}
         if isinstance(envs, (BlockingReset, RemoteVectorEnv)):
+            # Stable-Baselines3 knows this mode alone: what `step_wait` returns at an end is the next episode's first
+            # observation.
             self._envs = BlockingReset(
                 envs.env if isinstance(envs, BlockingReset) else envs,
                 envs.timeout,
@@ -102,6 +104,7 @@ class SB3VecEnv(VecEnv):
         self._stepping = False
         infos, batch, dones = results.own_infos(), results.batch, results.ended
         for slot, info in enumerate(infos):
+            # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
             info["TimeLimit.truncated"] = bool(batch.truncations[slot] and not batch.terminations[slot])
         if results.begun is not None:
             first = results.begun.own_infos()
@@ -139,6 +142,7 @@ class SB3VecEnv(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         """Tell whether the environments, where they run, are in a wrapper of this class."""
+        # By name, because the objects are at the server.
         name = f"{wrapper_class.__module__}:{wrapper_class.__qualname__}"
         found = self._envs.env.wrapper_classes()
         return [name in found[slot] for slot in self._slots(indices)]

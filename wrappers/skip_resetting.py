@@ -70,6 +70,7 @@ class SkipResetting:
         self.num_envs: int = env.num_envs
         self.single_observation_space: Space[Any] = env.single_observation_space
         self.single_action_space: Space[Any] = env.single_action_space
+        # The remote environment takes an action for each slot. Those without an observation apply none (U-5).
         self._filler = env.action_space.sample()
         self._slots: Array | None = None
 

@@ -52,6 +52,8 @@ class Throttle(Transparent):
         self._start: float | None = None
         self._count = 0
         self._lateness = 0.0
+        # Called between the actions and the question what came of them. A sleep before `step` would send the actions a
+        # frame late, one after it would tell the results a frame late.
         slots_of(self.remote).stepper.pacer = self._pace
 
     def _pace(self) -> None:

@@ -32,9 +32,11 @@ class ConflictDetector:
         )
 
     def __enter__(self) -> None:
+        # A second caller is refused: if it waited, its step would go into the other's episode.
         if not self.lock.acquire(blocking=False):
             self.refuse()
         if self._turn is not None:
+            # The keepalive thread has it for a moment between calls: that is no conflict, and is waited for.
             self._turn.acquire()
 
     def __exit__(

@@ -127,6 +127,7 @@ class DnsDirectory:
         """
         parts = urlsplit(self.url)
         found = self.resolve(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+        # Each address once, in the resolver's order.
         addresses = dict.fromkeys(str(target[0]) for _, _, _, _, target in found)
         urls = []
         for address in addresses:
@@ -170,6 +171,7 @@ class EndpointWatch:
         self.draining: frozenset[str] = frozenset()
         """The keys of those that take no further worlds."""
         self._period = period
+        # So that the first `poll` is due, whatever the clock says.
         self._read_at = -float("inf")
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
@@ -188,12 +190,16 @@ class EndpointWatch:
             now: Monotonic seconds.
             soon: Whether it is due because something was lost.
         """
+        # Each slot that is lost asks for `soon`: of a fleet that is lost, there is a reading in a tenth of the period.
         if now < self._read_at + (self._period / 10 if soon else self._period):
             return
+        # The pool's thread and the reading one both change `_reading`.
         with self._lock:
             if self._reading is not None:
                 return
             self._read_at = now
+            # A name server, or a network's file system, that hangs would hold up every slot otherwise. A daemon,
+            # because nothing could end such a call.
             self._reading = threading.Thread(target=self._read, name="bridge-directory", daemon=True)
             self._reading.start()
 
@@ -210,6 +216,7 @@ class EndpointWatch:
             thread.join(timeout)
             if thread.is_alive():
                 raise RemoteTimeoutError(repr(self.directory), f"the directory did not answer within {timeout:g} s")
+        # Only the first reading is reported so. Later ones leave what was known, and are logged.
         if self._problem is not None:
             raise SettingError(f"the directory {self.directory!r} cannot be read: {self._problem}") from self._problem
         if not self.endpoints:
@@ -219,6 +226,8 @@ class EndpointWatch:
     def _read(self) -> None:
         try:
             found = tuple(self.directory.endpoints())
+            # An empty list changes nothing: it may be of a file that is being written, and no slot could go anywhere by
+            # it.
             if found:
                 self.endpoints = found
                 self.draining = frozenset(endpoint.key for endpoint in found if endpoint.draining)

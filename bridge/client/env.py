@@ -150,6 +150,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def _connect(self) -> None:
         self._pool.join(self._remote)
         lanes = self._remote.known_info().lanes
+        # Its observations and rewards are batches, which `gymnasium.Env` has no place for.
         if lanes is not None:
             self._remote.close(0.5)
             raise SettingError(
@@ -182,8 +183,10 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         """
         with self._conflicts:
             self._require_open()
+            # Before anything else: a seed or an option that cannot be sent leaves the episode as it is.
             settings = reset_settings(seed, self._remote.options(options))
             super().reset(seed=seed)
+            # After a loss, in a copy and in a forked process.
             if not self._remote.connected:
                 self._connect()
             self._rollout = None
@@ -204,10 +207,13 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             InvalidActionError: It is not in the action space; nothing was sent.
             ResetNeededError: No episode is running.
         """
+        # As `with self._conflicts`, in two calls less in each step. The turn is not taken: the keepalive thread works
+        # on this pool only where Steps are in flight, and `_step_ahead` takes it.
         if not self._conflicts.lock.acquire(blocking=False):
             self._conflicts.refuse()
         try:
             remote = self._remote
+            # One condition for all that is unusual: `_refuse_step` finds out which it is.
             if self._closed or self._rollout is not None or remote.session.state is not ClientState.RUNNING:
                 self._refuse_step()
             world = remote.session.world
@@ -247,12 +253,14 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             raise SettingError(f"expected window to be a positive integer, got {window!r}")
         with self._conflicts:
             self._asked()
+        # A generator's body begins with the first `next`: what is wrong is reported here, where the user made it.
         return self._roll(iter(actions), window)
 
     def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
         sent: deque[Any] = deque()
         with self._conflicts:
             self._asked()
+            # A later `reset` or rollout puts another value there: so this generator notices that it is over.
             token = self._rollout = object()
         try:
             while True:
@@ -265,12 +273,14 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                     return
                 with self._conflicts:
                     self._require_rollout(token)
+                    # Before the answer: the Step that comes now begins an episode if none runs (D-9).
                     first = self._remote.session.state is not ClientState.RUNNING
                     transition = self._await_step("to a step")
                 yield RolloutStep(sent.popleft(), *transition, first)
         finally:
             if self._rollout is token:
                 self._rollout = None
+                # Steps are on their way whose answers nobody wants: the next episode has to be asked for.
                 if sent and self._remote.session.state in ONLINE:
                     self._remote.session.abandon_episode()
 
@@ -306,6 +316,8 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         Raises:
             AttributeError: Neither has it, or the server does not say.
         """
+        # An attribute of this object hides the remote's, as in a wrapper. `hasattr` of the object would run its
+        # properties.
         if self._has_own(name):
             return getattr(self, name)
         try:
@@ -314,6 +326,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                 self._remote.call(name, (), {}, look=True)
                 found, is_method = looked_up(self._reply(self._remote, f"to a look at {name}"), self.url)
         except RefusedError as error:
+            # As Gymnasium's own environments, whose AttributeError its wrappers expect.
             if error.code not in (Code.NOT_FOUND, Code.PERMISSION_DENIED, Code.UNIMPLEMENTED):
                 raise
             raise AttributeError(f"the remote environment has no attribute {name!r}: {error}") from error
@@ -379,6 +392,7 @@ def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> di
     if render_mode == "human":
         text = "render_mode='human' opens a window where the environment runs, not here; for frames here"
         warnings.warn(f"{text} use one of {modes}, and render()", UserWarning, stacklevel=4)
+    # Another server than ours names no modes.
     elif render_mode is not None and render_mode not in modes and world_info.server_version is not None:
         text = f"the remote environment is made with render_mode={render_mode!r}, which it does not name: expected"
         warnings.warn(f"{text} one of {modes}", UserWarning, stacklevel=4)
@@ -397,6 +411,7 @@ def remote_spec(
         kwargs = {**kwargs, "render_mode": render_mode}
     env_id = registered.get("id")
     return EnvSpec(
+        # The id is the server's word, and EnvSpec raises if it has not Gymnasium's form.
         id=env_id if isinstance(env_id, str) and ENV_ID_RE.fullmatch(env_id) else "bridge/Remote-v0",
         entry_point=entry_point,
         reward_threshold=registered.get("reward_threshold"),

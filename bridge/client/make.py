@@ -54,6 +54,7 @@ def make_remote(url: str, **keywords: Unpack[EnvKeywords]) -> RemoteEnv:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
         TypeError: There is no such keyword.
     """
+    # Imported only here: users of gRPC need not load the datagram protocol.
     if is_perlert(url):
         from bridge.perlert import make_perlert_env
 
@@ -104,6 +105,7 @@ def make_vec_remote(
     """
     given = [] if as_directory(urls) is not None else checked_urls(urls)
     of_perlert, of_openenv = [is_perlert(url) for url in given], [is_openenv(url) for url in given]
+    # Each protocol has a vector environment of its own, and one object cannot be several.
     if any(of_perlert + of_openenv) and not (all(of_perlert) or all(of_openenv)):
         mixture = [secret_url(url) for url in given]
         raise SettingError(
@@ -129,6 +131,7 @@ def make_vec_remote(
         make = partial(OpenEnvVectorEnv, given, **fewer)
     if not blocking:
         return make()
+    # Not at the top: wrappers are built on the client, and import it.
     from bridge.wrappers.blocking_reset import block
 
     blocked: VectorEnv[Any, Any, Array] = block(make, **of_blocking)

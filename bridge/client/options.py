@@ -150,6 +150,7 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", checked_timeout(self.timeout))
+        # All are checked here, before anything is connected: a mistake is reported with the user's own call.
         checked_transport(self.transport)
         checked_compression(self.compression)
         credentials = ClientCredentials.of(token=self.token, token_file=self.token_file, tls=self.tls)
@@ -170,6 +171,7 @@ class RemoteOptions:
             SettingError: It contradicts these options, or asks for something of a world that exists already.
         """
         credentials = self.credentials
+        # Of `grpcs+dns://` the URLs hold addresses, and certificates hold names.
         if server_name is not None and credentials.tls_server_name is None:
             credentials = dataclasses.replace(credentials, tls_server_name=server_name)
         named = WorldRequest.of(url, credentials)
@@ -201,6 +203,7 @@ class RemoteOptions:
         found: dict[str, Any] = {"timeout": self.timeout, "max_message_bytes": self.max_message_bytes}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            # `remote_spec` adds the render mode that the world has; token and TLS come from the credentials.
             if field.init and field.name != "render_mode" and value is not field.default:
                 found[field.name] = value
         return {**found, **self.credentials.keywords()}
@@ -230,6 +233,7 @@ class EnvOptions(RemoteOptions):
         named, url = asked.address.env_id, asked.address.url  # which holds no token
         if named and self.env_id and named != self.env_id:
             raise SettingError(f"the URL {url!r} names {named!r}, but env_id is {self.env_id!r}; give one of them")
+        # A function is an environment already; with a name beside it, one of the two would be ignored in silence.
         if self.env is not None and (named or self.env_id or asked.address.world is not None):
             raise SettingError(
                 f"{url!r} with env={self.env!r:.80}: expected env, an environment id or a world, got two of them"
@@ -263,6 +267,7 @@ class VectorOptions(EnvOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # By exact type, because True is an int.
         if self.num_envs is not None and (type(self.num_envs) is not int or self.num_envs < 1):
             raise SettingError(f"expected num_envs to be a positive integer, got {self.num_envs!r}")
         object.__setattr__(self, "connect_timeout", checked_timeout(self.connect_timeout, "connect_timeout"))

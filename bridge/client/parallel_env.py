@@ -95,6 +95,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
+        # Together, because all agents have to reach the world that the first of them makes.
         first = Remote(self._world_request, self._pool.poller, together=True)
         self._pool.join(first)
         try:
@@ -103,11 +104,14 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         except RemoteError as error:
             first.close(0.5)
             unknown = (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED)
+            # A world of one agent has no such property, and another server none at all: the user took the wrong
+            # function.
             if isinstance(error, RefusedError) and error.code in unknown:
                 raise SettingError(
                     f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
                 ) from None
             raise
+        # The others join the world that the first one has made, with nothing to make it of.
         address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
         place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={})
         self._remotes = {
@@ -116,6 +120,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             else Remote(dataclasses.replace(place, agent=agent), self._pool.poller, together=True)
             for agent in names
         }
+        # Before the others join: if one of them fails, the world is destroyed.
         self._maker = first
         others = {agent: remote for agent, remote in self._remotes.items() if remote is not first}
         for remote in others.values():
@@ -136,9 +141,11 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         try:
             found = self._pool.wait_for_all(remotes.values(), kind, purpose, tolerate=tolerate)
         except RemoteTimeoutError:
+            # Answers that still come would be taken for those to the next Steps. New connections have none.
             self._disconnect(0.0)
             raise
         except RemoteError:
+            # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not.
             self._started = self._started and all(remote.connected for remote in remotes.values())
             raise
         return {name: found[remote] for name, remote in remotes.items() if remote in found}
@@ -166,6 +173,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         with self._conflicts:
             self._require_open()
             settings = reset_settings(seed, options)
+            # One lost agent is enough: its place in the world may be another's by now.
             if not all(remote.connected for remote in self._remotes.values()):
                 self._disconnect(0.0)
                 self._connect()
@@ -175,7 +183,9 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
                 settings["together"] = pack_tensor(secrets.randbits(62))
             for name, remote in self._remotes.items():
+                # In lock step one Reset with the seed is enough: the environment is reset once for all agents.
                 remote.begin(settings if realtime or name == first else {})
+            # So the server refuses the first Step of an agent whom the environment's reset has left out.
             answers = self._gather(self._remotes, StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
             self._started = True
             self.agents = [name for name in self.possible_agents if name in answers]
@@ -204,7 +214,9 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             missing = [name for name in self.agents if name not in actions]
             if missing:
                 raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
+            # All are checked before the first is sent: else one wrong action would leave the others' on their way.
             packed = {name: self._remotes[name].world.write_action(actions[name]) for name in self.agents}
+            # They share a connection, so all requests leave in one piece.
             with self._pool.poller.corked():
                 for name, request in packed.items():
                     self._remotes[name].send_step(request)

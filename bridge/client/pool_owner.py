@@ -36,6 +36,7 @@ class PoolOwner:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: it connects anew, to a world of its own if this one had one."""
+        # What is known of the world goes along: a copy has its spaces before it connects.
         known = {name: (remote.request, remote.info) for name, remote in self._remotes.items()}
         state = {key: value for key, value in self.__dict__.items() if key not in _NOT_COPIED}
         return {**state, "_parts": (self._pool.timeout, known)}
@@ -53,6 +54,7 @@ class PoolOwner:
         """Leave the connections to the parent process; the next call that needs one makes it for this process."""
         state = self.__getstate__()
         for remote in self._remotes.values():
+            # Before `__setstate__` replaces them: the connections are the parent's, and no byte may be sent over them.
             remote.disown()
         self.__setstate__(state)
 
@@ -107,5 +109,6 @@ class PoolOwner:
             self._disconnect(2.0)
 
     def __del__(self) -> None:
+        # `__init__` may have raised before there were any. Without a wait, because the garbage collector runs anywhere.
         for remote in self.__dict__.get("_remotes", {}).values():
             remote.close(0.0)

@@ -86,6 +86,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         pool.policy.connect_timeout = options.connect_timeout
         directory = as_directory(urls)
         standing_by = [options.request(url) for url in options.spares]
+        # Before the first connection: it asks the server whether it drains only where slots can move.
         if directory is not None or standing_by:
             pool.enable_moves()
         if directory is not None:
@@ -94,6 +95,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             connect = partial(join_directory, pool, placement, num_envs)
         else:
             if not isinstance(urls, str):
+                # They are kept in `spec.kwargs`, which is printed: tokens stay out of it.
                 urls = [secret_url(url) for url in checked_urls(urls)]
             requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), options.agent)]
             if num_envs is not None and num_envs < len(requests):
@@ -138,6 +140,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         Raises:
             SettingError: One of Gymnasium's vector wrappers calls, which needs `make_vec_remote(…, blocking=True)`.
         """
+        # Gymnasium's vector wrappers would fail on a None later, far from the cause.
         frame = inspect.currentframe()
         _refuse_batch_wrapper(frame.f_back if frame is not None else None)
         with self._slots.conflicts:
@@ -374,6 +377,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read a public attribute of every environment; the spaces and generators as copies."""
+        # Spaces and generators do not travel as values: what is known of them is here.
         if name in ("observation_space", "action_space"):
             space = self.single_observation_space if name == "observation_space" else self.single_action_space
             return tuple(copy.deepcopy(space) for _ in range(self.num_envs))
@@ -395,6 +399,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
+        # The lanes of a world are set together, so the others are set to what they have.
         before = self.get_attr(name) if self._slots.splits_worlds(slots) else (None,) * self.num_envs
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
         self._slots.set_attr(name, items, slots)
@@ -440,10 +445,12 @@ class OwningVectorEnv(RemoteVectorEnv):
     """
 
     def __init__(self, end: Callable[[], None], urls: str | Sequence[str] | Directory, **keywords: Any) -> None:
+        # Before anything can raise: a listener that stays open would keep its port.
         self._end = end
         try:
             super().__init__(urls, **keywords)
         except BaseException:
+            # Here nobody gets an object to close.
             end()
             raise
 
@@ -485,6 +492,7 @@ def with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tupl
 
 def _refuse_batch_wrapper(caller: FrameType | None) -> None:
     """Raise SettingError where one of Gymnasium's vector wrappers calls, which would fail on a None instead."""
+    # A wrapper of the user's own may know what to do with None.
     if caller is None or not str(caller.f_globals.get("__name__", "")).startswith("gymnasium."):
         return
     wrapper = caller.f_locals.get("self")

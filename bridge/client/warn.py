@@ -16,6 +16,7 @@ def warn(text: str) -> None:
     A place of ours would show a line that its reader did not write and cannot change.
     """
     frame, level = inspect.currentframe(), 1
+    # Counted anew each time: how deep the user's line is depends on the wrappers around the environment.
     while frame is not None and frame.f_back is not None and _package(frame.f_globals) in _PASSED_THROUGH:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, RuntimeWarning, stacklevel=level)

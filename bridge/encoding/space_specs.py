@@ -79,11 +79,13 @@ def _space_of_spec(spec: Spec) -> Space[Any]:
         text = spaces.Text(4096, min_length=0, charset=string.printable)
         return spaces.Sequence(text) if spec.shape else text
     if spec.dtype.kind == "b":
+        # Samples of Discrete and MultiBinary are integers, which are refused where a bool is expected (D-11).
         return spaces.Box(0, 1, spec.shape, np.bool_)
     if spec.dtype.kind in "iu":
         limits = np.iinfo(spec.dtype)
         low = np.asarray(limits.min if spec.minimum is None else spec.minimum)
         high = np.asarray(limits.max if spec.maximum is None else spec.maximum)
+        # The number of values, one more than the difference, must be in the dtype's range too.
         if not spec.shape and int(high) - int(low) < min(_MAX_DISCRETE, limits.max):
             return discrete_space(int(high) - int(low) + 1, int(low), spec.dtype)
     else:

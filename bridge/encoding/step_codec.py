@@ -27,6 +27,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 __all__ = ["StepAnswer", "StepCodec"]
 
 # Payload member and the bytes of each element; 0: an integer from 0 to 127 as a varint of one byte.
+# An integer from 128 on takes two bytes or more, and moves all that follows: such a message is protobuf's to write.
 _MEMBERS: Mapping[str, tuple[int, int]] = {
     "f4": (1, 4),
     "f8": (2, 8),
@@ -79,6 +80,7 @@ class _Hole:
 
 
 # Scalars that are written from Python's own float or bool, and read as such.
+# The reward and the flags are such, of which no arrays are made.
 _SCALARS: Mapping[str, str] = {np.dtype("<f8").str: "d", np.dtype(np.bool_).str: "?"}
 
 
@@ -89,6 +91,9 @@ class _Template:
         holes: list[_Hole] = []
         before, offset = b"", 0
         for uid, spec in specs:
+            # An entry is `entry`, its length, the key (08, the UID), the value (12, its length). The value is a Tensor:
+            # the payload's member (its length; 0A, the length, the elements), and the shape unless it is (). Protobuf
+            # writes fields in this order.
             field, width = _MEMBERS[spec.dtype.str[1:]]
             count = math.prod(spec.shape)
             size = count * (width or 1)
@@ -123,12 +128,14 @@ class _Template:
         # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
         self.many = [hole for hole in holes if hole.one_byte and hole.count > _MANY]  # looked at in another way
         elements = (b"[\\x00-\\x%02x]" % hole.most if hole.one_byte and hole.count <= _MANY else b"." for hole in holes)
+        # One call of C compares all constants and looks at all small integers.
         self.pattern = re.compile(
             b"".join(
                 re.escape(hole.before) + element + b"{%d}" % hole.size
                 for hole, element in zip(holes, elements, strict=True)
             )
             + re.escape(self.tail),
+            # Elements may be any byte, a line feed too.
             re.DOTALL,
         )
 
@@ -138,9 +145,10 @@ class _Template:
         return all(
             spec.dtype.kind in "biuf"
             and spec.dtype.str[1:] in _MEMBERS
+            # Without elements a payload has no field `array`.
             and all(size > 0 for size in spec.shape)
             and 0 < uid < 1 << 63
-            and math.prod(spec.shape) < 1 << 28
+            and math.prod(spec.shape) < 1 << 28  # of eight bytes: the 2 GiB of protobuf's largest message
             for uid, spec in specs
         )
 
@@ -150,7 +158,7 @@ class _Template:
         for index, dtype, shape, narrows, large, _ in self._arrays:
             array = filled[index]
             if not isinstance(array, _ARRAYS) or array.dtype != dtype or array.shape != shape:
-                return False
+                return False  # before anything is added to `parts`: protobuf writes the message as a whole
             if narrows:
                 if array.min() < 0 or array.max() > 127:
                     return False
@@ -174,6 +182,7 @@ class _Template:
         """True if all elements in the holes that `pattern` does not check are encoded in one byte."""
         for hole in self.many:
             stored = data[start + hole.offset : start + hole.offset + hole.size]
+            # `isascii` is "all below 128"; `translate` leaves what is neither 0 nor 1.
             if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
                 return False
         return True
@@ -188,6 +197,7 @@ class _Template:
     def read_many(self, answers: Sequence[StepAnswer]) -> list[Array]:
         """Return the tensors of matches of this template, stacked along a new first dimension."""
         size = self.size
+        # One table of bytes, cut by columns: NumPy is called once for each tensor, and not for each answer.
         stacked = b"".join([answer.data[answer.start : answer.start + size] for answer in answers])
         table: Array = np.frombuffer(stacked, _BYTE).reshape(len(answers), size)
         found: list[Array] = []
@@ -235,7 +245,9 @@ _Piece = tuple["Callable[..., bytes] | None", list[Any], int, int]
 
 
 def _pieces(holes: Sequence[_Hole], tail: bytes) -> list[_Piece]:
-    """Return what packs constants and elements: of one large tensor nothing, as it is sent from its own memory.
+    """Cut a message into pieces: constants and small tensors, which one call packs, and single large tensors.
+
+    A large tensor is sent from its own memory; its piece has no function.
 
     Returns:
         For each piece the function, its arguments with None for the elements, and the first and last hole in it.
@@ -255,6 +267,7 @@ def _pieces(holes: Sequence[_Hole], tail: bytes) -> list[_Piece]:
     return pieces
 
 
+# One template for all slots of like worlds: answers are stacked where their template is the same object.
 @functools.lru_cache(maxsize=256)
 def _template_of(entry: bytes, forms: tuple[tuple[int, str, tuple[int, ...]], ...]) -> _Template:
     return _Template(entry, [(uid, Spec.number("", shape, np.dtype(dtype))) for uid, dtype, shape in forms])
@@ -266,7 +279,7 @@ def _template(entry: bytes, specs: Sequence[tuple[int, Spec]]) -> _Template:
 
 
 class StepAnswer:
-    """A Step's response that was matched: its bytes, and where what is in them."""
+    """A Step's response that matched a template: its bytes, and what was read of them."""
 
     __slots__ = ("data", "info", "start", "state", "template")
 
@@ -310,6 +323,9 @@ class StepCodec:
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
         wants = pb.StepRequest(requested_observations=wanted).SerializeToString()
+        # Fields may come in any order (here `requested_observations`, 2, before `actions`, 1): so all that is constant
+        # is one piece. And it is one message: protobuf would merge two in a row, where other readers take the second
+        # alone.
         self._request_head = b"\x1a" + pack_varint(len(wants) + self._actions.size) + wants
         self._request_size = len(self._request_head) + self._actions.size
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
@@ -317,6 +333,7 @@ class StepCodec:
         """A key that is equal for codecs whose requests are written in the same way."""
         entry = self._write_info(b"") if self.has_info else b""
         # Of the response that was written last: its info, the bytes of that, and what stands before the state.
+        # `self` is equal to no info, so that the first one is written.
         self._last_written: tuple[object, bytes, bytes] = (self, b"", b"")
         # Of the last answer: its size, its bytes up to the state, its info, and the bytes of that.
         self._last_answer: tuple[int, bytes, bytes | None, bytes] = (-1, b"", b"" if self.has_info else None, entry)
@@ -358,9 +375,11 @@ class StepCodec:
             arrays: The observations; those of one element may be Python's float or bool.
             info: The info's bytes.
         """
+        # Bytes can be compared with those of the last step.
         if info is not None and not isinstance(info, bytes):
             info = info.tobytes()
         known, entry, head = self._last_written
+        # Infos are empty in most steps, and their entry is the same then.
         if info != known:
             entry = self._write_info(info or b"") if self.has_info else b""
             size = 2 + self._observations.size + len(entry)
@@ -388,14 +407,16 @@ class StepCodec:
             size, head, known, entry = self._last_answer
         start, template = len(head) + 1, self._observations
         state = data[start - 1]
+        # RUNNING, TERMINATED, INTERRUPTED; what has no meaning is left to the reader that says so.
         if not 1 <= state <= 3 or template.pattern.match(data, start) is None:
             return None
+        # As `matches` does, without its call in every step.
         if template.many and not template.many_match(data, start):
             return None
         return StepAnswer(data, start, state, known, template)
 
     def _expect(self, data: bytes | bytearray) -> bool:
-        """Take from a response what others of its size and with its info begin and end with; False: it is no Step."""
+        """Remember how a response begins and ends, to compare the next ones with it; False: it is no Step's."""
         try:
             size, start = read_varint(data, 1, 5)
         except TensorError:
@@ -418,7 +439,9 @@ class StepCodec:
             observations = pb.StepResponse.FromString(rest).observations
         except (DecodeError, ValueError):
             return None
+        # A second entry could hold another tensor under a UID that was read already: protobuf takes the last one.
         if len(observations) != 1 or self._info_uid not in observations:
             return None
         info = observations[self._info_uid].uint8s.array
+        # Written again, as the next response is compared with these bytes and taken for this info.
         return info if self._write_info(info) == rest else None

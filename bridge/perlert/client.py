@@ -74,6 +74,8 @@ class PerlertClient:
         """Read what is there and send what is due; does not wait."""
         for datagram, sender, age in iter(self.port.read, None):
             now = time.monotonic()
+            # When it arrived, and not when it is read: the agent may have thought for seconds in between, which is not
+            # the network's.
             self.port.send(self.player.receive(datagram, sender, now, now - age))
         now = time.monotonic()
         if self.player.wake() <= now:
@@ -171,6 +173,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         """The newest texts from the server for people, at most 100."""
         config = config or PlayerConfig()
         settings: dict[str, Any] = {"use_profile": use_profile, "former": token or "", "config": config}
+        # Ready only in `reset`: a run would otherwise begin while nobody acts.
         self._client = PerlertClient(parse_perlert_address(url), agent=agent, tag=tag, key=key, ready=False, **settings)
         try:
             self._settle(observation_space, action_space)
@@ -296,6 +299,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             text = self._actions.encode(action)
             if len(text) > MAX_MESSAGE - 150:
                 raise InvalidActionError(f"expected an action of at most {MAX_MESSAGE - 150} bytes, got {len(text)}")
+            # The end may have come between two calls. It is told by this step, whose action has nothing left to act on.
             if not self._newest.done:
                 now = time.monotonic()
                 self._client.port.send(me.act(text, now))

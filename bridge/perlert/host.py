@@ -41,6 +41,7 @@ class _Agent:
         self.name = name
         """The environment's name for it."""
         self.observations = TextCodec(spaces[0], decimals=decimals)
+        # P-2: an action holds no colon, so the parts of a Dict go without names.
         self.actions = TextCodec(spaces[1], named=False, decimals=None)
         size = self.observations.max_bytes() + len(str(header).encode()) + _AROUND
         if size > packet.MAX_MESSAGE:
@@ -55,6 +56,7 @@ class _Agent:
         self.spaces = told if fits else ""
         self.bot = None if bot is None else as_policy("bots", bot, spaces[1])
         try:
+            # Through the codec, so that the environment gets the types that a client's action has.
             self.default_action = None if action is None else self.actions.decode(self.actions.encode(action))
         except (InvalidActionError, PacketError) as error:
             raise SettingError(f"expected a default_action of {spaces[1]}, got {action!r}") from error
@@ -138,6 +140,7 @@ class Instance:
             found += [packet.Slot(key, True, "spectator", "", False) for key in watches]
             guard, offer = self.host.guard, self._offer
             self.lobby = Lobby(self.header, found, guard, config=lobby, watches=watches, offer=offer)
+        # A world may have a thread or a process, which nobody else would end.
         except BaseException:
             await self.world.close()
             raise
@@ -192,9 +195,11 @@ class Instance:
             if self.world.env.ended is not None:
                 await self.world.close()
                 await self._make_world()
+            # The server was stopped while the process was being made: nobody else would end it.
             if self._stopped:
                 await self.world.close()
                 return
+            # The first run alone is seeded: with a seed each time, all of them would be the same.
             seed, self._seed = self._seed, None
             self.world.begin(seed)
         except Exception as error:
@@ -243,6 +248,7 @@ class Instance:
         run = Rollout(self.header, port, self.host.guard, self._act, self.config, self.host.epoch)
         self.host.runs[port] = self, run
         self.runs += 1
+        # The port is told before step 0 leaves from it.
         self.send(self.lobby.started(run, now))
         self._cast()
         self.send(run.frame(first, now), port)
@@ -255,6 +261,7 @@ class Instance:
         self.send(self.lobby.tick(now))
         starts, had_begun = self.lobby.state is MatchState.STARTING, self._begun
         self._begun = starts
+        # Once for each start: a reset may take many ticks.
         if starts and not had_begun:
             self.host.scheduler.start(self._begin(), lambda result, error: None)
         for run in list(self.lobby.runs):
@@ -314,6 +321,7 @@ class InstanceHost:
         """Open a rollout port that none of the last runs had: clients tell runs apart by it."""
         refused: list[int] = []
         while (port := int(self.ports.open_port())) in self._recent and len(refused) < 8:
+            # Kept open for the moment, or the system would give the same one again.
             refused.append(port)
         for other in refused:
             self.ports.close_port(other)
@@ -341,6 +349,7 @@ class InstanceHost:
                 known.tick()
         else:
             self.counts["no such instance"] += 1
+            # A person may have mistyped the name. Anything else of a stranger gets no answer (P-15).
             if isinstance(message, packet.LobbyRequest):
                 names = ", ".join(map(str, list(self.instances)[:8]))
                 text = f"There is no {message.header} here; there is {names}"

@@ -60,6 +60,7 @@ class PerlertServer:
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop)
         self.runtime = ServerRuntime(self._loop, self._serving)
+        # Timestamps in S5 are the date. All waits go by the monotonic clock, which nobody sets.
         self.host = InstanceHost(guard, self._loop.scheduler, ports, epoch=time.time() - time.monotonic())
         ports.attach(self._loop, self.host)
         self._stop_lock = threading.Lock()
@@ -67,6 +68,7 @@ class PerlertServer:
         self._thread.start()
         try:
             self._do(publish(self), None)
+        # The thread serves already, and the ports are bound.
         except BaseException:
             self.stop()
             raise

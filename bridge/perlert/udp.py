@@ -122,6 +122,7 @@ class ServerPorts:
     def _drain(self, port: int | None) -> None:
         """Hand on what has come to a port, not so much that a flood keeps the frames waiting."""
         for _ in range(_BATCH):
+            # A message may have closed this very port.
             if (sock := self._sockets.get(port)) is None or (got := receive(sock, MAX_DATAGRAM)) is None:
                 return
             datagram, sender, ancillary = got
@@ -164,6 +165,8 @@ class ServerPorts:
 
     def _put(self, sock: socket.socket, datagram: bytes, address: Address) -> None:
         try:
+            # A machine of several addresses would send from the one that its routes prefer, and the client takes
+            # nothing from that.
             if (asked := self._asked.get(address)) is not None:
                 sock.sendmsg([datagram], [asked], 0, address)
             else:
@@ -209,6 +212,8 @@ class ClientPort:
     def send(self, out: Iterable[tuple[bytes, Address]]) -> None:
         """Send; what the network does not take is as good as lost on the way."""
         for message, address in out:
+            # `seal` gives a HELLO in its place. Without this, the first messages would be sent again only after their
+            # pauses.
             if self._seal is not None and not self._seal.connected:
                 self._held.append((message, address))
             sealed = message if self._seal is None else self._seal.seal(message, self._rollout(address))
@@ -243,6 +248,7 @@ class ClientPort:
 def _age(ancillary: _Ancillary) -> float:
     """Return how long ago a datagram arrived, as the system noted it; 0 where it did not."""
     for _, _, data in ancillary:
+        # A `struct timespec`, as SO_TIMESTAMPNS gives it.
         if len(data) == 16:  # Only a difference of two readings of the same clock is taken.
             seconds, nanoseconds = struct.unpack("=qq", data)
             age: float = time.clock_gettime(time.CLOCK_REALTIME) - seconds - nanoseconds / 1e9

@@ -48,6 +48,7 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         if not urls or len(agents) != len(urls):
             raise SettingError(f"expected as many agents as URLs, one or more, got {len(agents)} and {len(urls)}")
         self.envs: list[PerlertEnv] = []
+        # A thread for each slot, as `PerlertEnv.reset` blocks until the next run.
         self._threads = ThreadPoolExecutor(len(urls), "bridge-perlert-slot")
         try:
             for url, agent in zip(urls, agents, strict=True):
@@ -94,6 +95,8 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
                     rewards[slot], *flags[:, slot] = rest
             except RemoteError as error:
                 info = {"error": str(error)}
+                # The run did not start in time: others may not be ready. It is waited for again, and no exception for
+                # the other slots.
                 if was_reset:
                     self._begin([slot])  # another deadline
                 else:
@@ -136,11 +139,13 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             raise ResetNeededError("expected reset() before the first step()")
         running = [slot for slot, state in enumerate(self._states) if state is SlotState.RUNNING]
         playing = {slot for slot in running if self.envs[slot].in_episode}
+        # Slots whose episode ended in the last step, and those that were lost, go for their next run.
         self._begin(set(range(self.num_envs)) - playing)
         chosen = enumerate(iterate(self.action_space, actions))
         steps = {slot: self._threads.submit(self.envs[slot].step, action) for slot, action in chosen if slot in playing}
         self._calls |= steps
         if steps:
+            # Each is bounded by its own `timeout`.
             wait(steps.values())
         else:
             wait(self._calls.values(), _IDLE, FIRST_COMPLETED)

@@ -203,6 +203,7 @@ class World(abc.ABC):
             try:
                 agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
             except RequestError:
+                # It has joined already: refused without this, it would keep its place for ever.
                 agent.leave()
                 raise
         return agent
@@ -269,6 +270,7 @@ class World(abc.ABC):
         undo = self.prepare_reset(settings, caller)
         order = self.resets.interrupt(caller)
         waiting(order)
+        # The same as when all were told: `withdraw` says how many were not.
         timer = self.scheduler.call_later(timeout, lambda: order.finished.set_result(None))
         try:
             await order.finished
@@ -287,6 +289,7 @@ class World(abc.ABC):
         if self.resets.closed:
             raise RequestError(Code.NOT_FOUND, f"the world {self.name!r} was destroyed while ResetWorld waited")
         if caller is not None:
+            # Its own sequence ends by its request, and is not interrupted too.
             self.resets.end(caller)
         self.restart(None if caller is None else caller.unwrapped)
 
@@ -335,6 +338,7 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
         """Begin."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # A refusal of ours that passes through here has its code and words already.
         if error is not None and not isinstance(error, RequestError):
             raise answer_to(self._where, error) from error
 
@@ -365,14 +369,17 @@ def start_error(title: str, error: RequestError) -> SettingError | StartError:
 
 def answer_to(where: str, error: BaseException) -> RequestError:
     """Convert an exception of an environment: FAILED_PRECONDITION for wrong use, else INTERNAL."""
+    # NumPy's error in `SyncVectorEnv` does not say that it is about a reward.
     if where == "step":
         error = explain_lane_failure(error)
     if isinstance(error, RequestError):
         return error
     if isinstance(error, (SettingError, UnsupportedSpaceError)):
         return RequestError(Code.FAILED_PRECONDITION, f"this environment cannot be served: {error}")
+    # Gymnasium's OrderEnforcing raises it in a render or a step before the first reset.
     if isinstance(error, gymnasium.error.ResetNeeded):
         return RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}")
+    # An environment without frames has not failed: `gymnasium.Env.render` raises this where a class has no other.
     if isinstance(error, NotImplementedError) and where == "render":
         return RequestError(Code.FAILED_PRECONDITION, "this environment has no frames to render")
     return environment_failure(where, error)

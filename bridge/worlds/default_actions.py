@@ -43,6 +43,7 @@ def neutral_action(space: spaces.Space[object]) -> Any:
         return space.character_list[0] * space.min_length if space.min_length else ""
     if isinstance(space, spaces.OneOf):
         return np.int64(0), neutral_action(space.spaces[0])
+    # A copy with a seed: the same action each time, and the user's random generator does not move.
     same = copy.deepcopy(space)
     same.seed(0)
     return same.sample()
@@ -77,4 +78,5 @@ def is_allowed(action: Any, observation: object, space: spaces.Space[Any]) -> bo
 def allowed_choices(observation: object, space: spaces.Space[Any]) -> Any:
     """Return an `action_mask` that allows anything, an array with an element for each choice; None: there is none."""
     mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
+    # A mask that forbids everything, as of an agent whose turn it is not, says nothing.
     return mask if isinstance(space, spaces.Discrete) and mask is not None and np.any(mask) else None

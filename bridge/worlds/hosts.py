@@ -146,6 +146,7 @@ class Host(abc.ABC, Generic[E]):
             for layer in _layers(self.env):
                 for owner in (layer, *type(layer).__mro__):
                     for name, value in getattr(owner, "__dict__", {}).items():
+                        # The outermost layer wins, as where an attribute is looked up.
                         found.setdefault(name, value)
             return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
 
@@ -154,6 +155,7 @@ class Host(abc.ABC, Generic[E]):
         refuse_private(name)
         with failures_in(f"looking for {name}"):
             layers = _layers(self.env)
+            # Of an environment that lives elsewhere nothing is known here: the call itself tells.
             if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
                 raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
@@ -260,6 +262,7 @@ class LanesHost(Host[Lanes]):
                 env = self._make()
                 assert isinstance(env, VectorEnv), "the same function made lanes before"
                 self._adopt(env)
+            # Not before another one is there: otherwise calls would go to the closed one.
             self._broken = None
             # All of them are new: a reset cannot leave one as it is.
             options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
@@ -290,6 +293,7 @@ class LanesHost(Host[Lanes]):
             # A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole
             # vector environment has to be made anew.
             if isinstance(vector, AsyncVectorEnv) and None in vector.parent_pipes:
+                # Without the traceback, which the call that failed has told.
                 first = str(answer_to(where, error)).partition("\n")[0]
                 text = f"the lanes cannot be used since one of them failed, reset all of them: {first}"
                 self._broken = RequestError(Code.FAILED_PRECONDITION, text)
@@ -304,9 +308,12 @@ class LanesHost(Host[Lanes]):
         return [None] * self.env.num_envs if frame is None else list(frame)
 
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
+        # `VectorEnv.call` is always for all lanes.
         if set(lanes) < set(range(self.env.num_envs)):
             return super()._call(name, args, kwargs, lanes)
         if kinds.local_parts(self.env):
+            # For NOT_FOUND: `SyncVectorEnv.call` raises the AttributeError of a lane, which would be a failure of the
+            # environment.
             self._find(name, [0])
         if not self.facts.resets_lanes:
             results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
@@ -324,6 +331,7 @@ class ParallelHost(Host[ParallelEnv]):
     def reset(self, seed: object, options: object) -> Result:
         """Reset it."""
         observations, infos = super().reset(seed, options)
+        # A copy, because environments may change the list in their next step.
         return observations, infos, list(self.env.agents)
 
     def step(self, action: Any) -> Result:

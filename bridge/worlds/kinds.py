@@ -52,6 +52,7 @@ Lanes = VectorEnv[Any, Any, Any]
 EnvWrapper = gymnasium.Wrapper[Any, Any, Any, Any]
 _OF_LANES = ("num_envs", "single_observation_space", "single_action_space")
 _OF_ALL = ("reset", "step")
+# Not None, which an attribute may be: `reward_space = None` says that rewards are numbers.
 _MISSING = object()
 
 
@@ -111,6 +112,7 @@ class _Unregistered:
 
     def render(self) -> Any:
         """Return the environment's frame; None: it has none."""
+        # A simulator may have `render = None`, and the same of `close`.
         return (read_attribute(self.env, "render", None) or (lambda: None))()
 
     def close(self, **keywords: object) -> None:
@@ -159,10 +161,12 @@ def recognise(env: object) -> Known:
     lacking = [name for name in _OF_LANES if read_attribute(env, name) is _MISSING]
     if isinstance(env, VectorEnv) and not lacking:
         return env
+    # Before `gymnasium.Env`: Isaac Lab's environments are that too, but step all lanes.
     if not lacking and _is_steppable(env) and not _is_unbatched(env):
         return BatchVector(env)
     if isinstance(env, gymnasium.Env):
         return env
+    # An object with one of the attributes of lanes is taken for lanes that lack the others.
     needed = (*_OF_ALL, *(_OF_LANES if len(lacking) < len(_OF_LANES) else ("observation_space", "action_space")))
     missing = [name for name in needed if read_attribute(env, name) is _MISSING]
     if missing or not _is_steppable(env):
@@ -179,6 +183,8 @@ def _is_steppable(env: object) -> bool:
 
 def _is_unbatched(env: object) -> bool:
     """True if a wrapper makes a simulator of one lane an ordinary environment, as ManiSkill's CPUGymWrapper does."""
+    # A wrapper that has `num_envs` and the spaces of lanes itself is batched, and one that has not leaves it to the
+    # inner environment, unless its actions are those of one lane.
     if not isinstance(env, gymnasium.Wrapper) or all(name in dir(env) for name in _OF_LANES):
         return False
     return bool(env.action_space == read_attribute(env, "single_action_space"))
@@ -187,11 +193,13 @@ def _is_unbatched(env: object) -> bool:
 def is_parallel(env: object) -> TypeGuard[ParallelEnv]:
     """True if an object is an environment of several agents; a class is not."""
     several = hasattr(env, "possible_agents") and not isinstance(env, (gymnasium.Env, VectorEnv))
+    # A class that has the attribute is a factory.
     return several and not inspect.isclass(env)
 
 
 def read_attribute(env: object, name: str, default: object = _MISSING) -> Any:
     """Return an attribute of an environment or of one that its wrappers hold; `default` where none has it."""
+    # Layer by layer, because the wrappers of Gymnasium 1.0 and later hand on no attributes of what they wrap.
     for layer in layers_of(env):
         if (value := getattr(layer, name, _MISSING)) is not _MISSING:
             return value
@@ -279,7 +287,9 @@ def facts_of(env: Known) -> EnvFacts:
             num_envs=env.num_envs,
             reward_space=_reward_space_of(env),
             autoreset=None if mode is None else AutoresetMode(mode),
+            # Simulators do not know the option `reset_mask`.
             resets_lanes=of_gymnasium,
+            # Not `env.unwrapped`: lanes that are stepped one by one would go past the wrappers of the vector.
             steps_lanes=isinstance(env, SyncVectorEnv),
         )
     if isinstance(env, gymnasium.Env):
@@ -301,8 +311,10 @@ def _reward_space_of(env: GymEnv | Lanes) -> Space[object] | None:
     """
     space: Any = None
     for layer in layers_of(next(iter(local_parts(env)), env)):
+        # By its name, because MO-Gymnasium need not be installed.
         if any(kind.__name__ == "LinearReward" for kind in type(layer).__mro__):
             break
+        # Of the layer itself: one that hands on the attributes of what it wraps says nothing about its own rewards.
         if inspect.getattr_static(layer, "reward_space", _MISSING) is not _MISSING:
             space = layer.reward_space
             break
@@ -329,6 +341,7 @@ class SingleAgentEnv:
         self.agents: list[Hashable] = []
 
     def __getattr__(self, name: str) -> Any:
+        # Copying asks for special methods before `_env` is set, which would lead here again without end.
         if name.startswith("_"):
             raise AttributeError(name)
         return self._env.get_wrapper_attr(name)
@@ -377,6 +390,7 @@ def as_parallel(env: object) -> ParallelEnv:
     if hasattr(env, "agent_iter"):
         from pettingzoo.utils import conversions
 
+        # Agents of a turn-based game act one by one, and `aec_to_parallel` refuses it.
         parallelizable = metadata_of(env).get("is_parallelizable", False)
         convert = conversions.aec_to_parallel if parallelizable else conversions.turn_based_aec_to_parallel
         return cast(ParallelEnv, convert(env))

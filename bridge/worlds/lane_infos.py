@@ -23,6 +23,7 @@ __all__ = ["FinalInfos", "collect_infos", "join_infos"]
 
 def collect_infos(env: Lanes) -> bool:
     """Let a vector environment return its infos as `{lane: info}`; False where it joins them in a way of its own."""
+    # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
     if type(env) not in (SyncVectorEnv, AsyncVectorEnv):
         return False
 
@@ -66,6 +67,7 @@ def _uniform(infos: list[Mapping[str, object]]) -> bool:
             if not isinstance(key, str) or key == "final_obs":
                 return False
             kind: object = (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
+            # An integer beyond int64 fits no array of integers.
             if kinds.setdefault(key, kind) != kind or (type(value) is int and not -(2**63) <= value < 2**63):
                 return False
             if isinstance(value, Mapping):
@@ -100,12 +102,15 @@ class FinalInfos:
         ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
         if not ended.any() or not isinstance(info, Mapping):
             return info
+        # With their `_key` masks, which are written anew.
         rest = {key: value for key, value in info.items() if key.lstrip("_") not in _FINAL}
         found = next((info[key] for key in _FINAL[:2] if info.get(key) is not None), None)
         if found is not None:
+            # Gymnasium's own form is an array of objects; ManiSkill and others give arrays with a row for each lane.
             batch = found if isinstance(found, np.ndarray) and found.dtype == object else iterate(self._space, found)
             rows = np.full(self._lanes, None)
             for lane, row in enumerate(batch):
+                # A batch has a row for lanes that go on, too.
                 rows[lane] = row if ended[lane] else None
             rest.update(final_obs=rows, _final_obs=ended)
         elif not self._told:

@@ -93,6 +93,7 @@ class LocalEnv:
     def _close(self, reason: RequestError | None) -> None:
         self._closed = reason or self._closed
         host, self._host = self._host, None
+        # Worlds and agents may keep the tree, whose functions refer to the environment.
         self._tree = _without_environment(self._tree)
         if host is not None:
             in_environment("close", host.close)
@@ -145,6 +146,7 @@ class LaneGroup(EnvironmentProxy):
         self._scheduler = scheduler
         self.facts = dataclasses.replace(lanes[0].facts, kind="LaneGroup", num_envs=len(lanes), steps_lanes=True)
         for lane in lanes:
+            # Shared, so that the world counts the steps of all lanes, and tells the notes of each.
             lane.times, lane.notes = self.times, self.notes
 
     @property
@@ -178,6 +180,7 @@ class LaneGroup(EnvironmentProxy):
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
         kind = request.WhichOneof("payload")
+        # The same for all lanes, and no list with a value for each.
         if kind == "list_property" or request.read_property.key == "world.controls":
             return await self.lanes[0].answer_property(request)
         requests = [request] * len(self.lanes)
@@ -197,6 +200,7 @@ class LaneGroup(EnvironmentProxy):
         chosen = checked_lanes(request.lanes, len(self.lanes))
         part = bridge_pb2.CallRequest()
         part.CopyFrom(request)
+        # To itself each environment is all lanes that there are: it refuses the number that it has in this group.
         del part.lanes[:]
         responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
         results = [result for response in responses for result in response.results]
@@ -220,5 +224,6 @@ async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
     try:
         return await executor.run(in_environment, "its construction", here)
     except BaseException:
+        # Nothing owns the thread where there is no environment.
         executor.close()
         raise

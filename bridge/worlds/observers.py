@@ -163,6 +163,7 @@ class Episodes(Listener):
         if self._facts.agents:
             for agent, value in reward.items():
                 self._agents[str(agent)] = self._agents.get(str(agent), 0.0) + float(value)
+            # The episode goes on while any agent is alive.
             reward, over = sum(map(float, reward.values())), not result[5]
         elif type(reward) is not float:
             reward = float(np.sum(reward))
@@ -175,6 +176,7 @@ class Episodes(Listener):
 
     def _add_batch(self, rewards: object, ended: Array) -> None:
         lanes = len(self._sums)
+        # In NEXT_STEP mode the step after an end resets the lane: its reward and flags are of no episode.
         counts = ~self._resets
         self._sums += np.where(counts, np.asarray(rewards, np.float64).reshape(lanes, -1).sum(axis=1), 0.0)
         self._lengths += counts

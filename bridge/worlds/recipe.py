@@ -164,6 +164,7 @@ class EnvRecipe:
         # What lanes return is sent before their next step.
         vector_kwargs: dict[str, Any] = {} if stepped_together else {"copy": False}
         if self.vectorization_mode == "async":
+            # The server has threads, so its processes must not be forked.
             vector_kwargs["context"] = start_method()
         vector: Lanes = gymnasium.make_vec(
             self.spec,
@@ -207,6 +208,7 @@ class EnvRecipe:
         if isinstance(first, VectorEnv):
             first.close()
             raise lanes_already(self.title, first.num_envs)
+        # The environment that was made to see what the function returns becomes the first lane.
         made = iter([first])
         return SyncVectorEnv([lambda: next(made, None) or self._one(factory)] * self.num_envs, copy=False)
 
@@ -219,6 +221,7 @@ class EnvRecipe:
         """Return what makes the environment, or the name of it, and the arguments that it gets."""
         if self.spec is None:
             return self.factory, self.kwargs
+        # `gymnasium.make` keeps these for itself, such as `max_episode_steps`.
         of_make = inspect.signature(gymnasium.make).parameters
         arguments = {**self.spec.kwargs, **{key: value for key, value in self.kwargs.items() if key not in of_make}}
         if self.vectorization_mode == "vector_entry_point" and not self.single:
@@ -255,6 +258,7 @@ def constructed(
         raise
     except (Exception, SystemExit) as error:
         # Other errors are the environment's own, also a TypeError, and are told with their traceback.
+        # By the signature, and not by the message: a TypeError may come from the environment's own code.
         wrong = _misfit(*constructor()) if isinstance(error, TypeError) else None
         if wrong is None:
             raise answer_to("its construction", error) from error

@@ -44,6 +44,7 @@ class Rewards:
         Raises:
             RequestError: It is no number, or not of the reward space.
         """
+        # By far the most, in each step: no more is asked of them.
         if type(reward) is float and self._lanes is None:
             return reward
         if self._layout is not None:
@@ -98,8 +99,10 @@ class _LaneRewards(list[object]):
         super().__init__([self._zero] * lanes)
 
     def __setitem__(self, lane: Any, reward: Any) -> None:
+        # `SyncVectorEnv.step` writes 0.0 for a lane that it resets.
         if np.ndim(reward) == 0 and reward == 0:
             reward = self._zero
+        # A copy: an environment may write its next reward into the same array.
         array = np.array(reward, self._zero.dtype)
         if array.shape != self._zero.shape:
             raise RequestError(
@@ -134,6 +137,8 @@ def explain_lane_failure(error: BaseException) -> BaseException:
         return error
     while trace.tb_next is not None:
         trace = trace.tb_next
+    # The innermost frame is in the environment's code where that raised, and in Gymnasium's where it could not write a
+    # reward or a flag into its arrays.
     if trace.tb_frame.f_code.co_filename != sync_module.__file__:
         return error
     text = f"expected a number as reward and truth values as flags of each environment: {error}; {_REMEDY}"

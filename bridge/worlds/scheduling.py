@@ -47,6 +47,7 @@ class PendingResult(Generic[T]):
         if self.done:
             return
         self.done, self._result, self._error = True, result, error
+        # The result may be kept for long; what waited for it is let go of.
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
@@ -97,6 +98,7 @@ async def gather(scheduler: Scheduler, coroutines: Iterable[Waiting[T]]) -> list
     results, problem = [], None
     for pending in waiting:
         try:
+            # All are awaited, also after an error: lanes must not be closed while one of them is in a call.
             results.append(await pending)
         except Exception as error:
             problem = problem or error
@@ -143,18 +145,23 @@ class Scheduler:
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
         """Call a function soon; may be called from any thread."""
+        # Safe from any thread, because `deque.append` is atomic. A scheduler with an event loop wakes it, too.
         self.ready.append(callback)
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Call a function at a time, in seconds of `now()`."""
         timer = Timer(callback, self)
+        # The number keeps timers of one time in their order, and timers from being compared with each other.
         heapq.heappush(self.timers, (when, next(self._numbers), timer))
         return timer
 
     def timer_cancelled(self) -> None:
         """Count a cancelled timer. Once most of many are, they are removed, long before they would have been due."""
         self._cancelled += 1
+        # Each call of an isolated environment sets a timer of `call_timeout`, 300 s by default, and cancels it when the
+        # call returns. All of them would stay in the heap until they are due.
         if self._cancelled > _MOST_CANCELLED and 2 * self._cancelled > len(self.timers):
+            # In place: the event loop refers to this list.
             self.timers[:] = [item for item in self.timers if item[2].callback is not None]
             heapq.heapify(self.timers)
             self._cancelled = 0
@@ -176,6 +183,7 @@ class Scheduler:
 
     def start_after(self, pending: PendingResult[Any], coroutine: Waiting[T], done: Done[T]) -> None:
         """Go on with a coroutine, as `start`, once the result is there that it waits for."""
+        # Not within `set_result`: whoever calls that is in the midst of something, which the coroutine may change.
         pending.add_done_callback(lambda: self.call_soon(lambda: self.start(coroutine, done)))
 
     def next_due(self) -> float | None:
@@ -188,6 +196,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Call what is ready, and the timers that are due, in their order."""
+        # Only what is ready now: callbacks that call for others again and again must not hold up timers and sockets.
         for _ in range(len(self.ready)):
             if not self.ready:  # a long call lets another thread run the rest
                 break

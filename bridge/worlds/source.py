@@ -100,6 +100,7 @@ class Source(abc.ABC, Generic[R]):
         """The recipe that an environment was made ahead by, and the environment."""
         if isolation is not None:
             try:
+                # At the start, where the user sees it, and not with the first client.
                 cloudpickle.dumps(recipe)
             except Exception as error:  # whatever the pickling of a user's objects raises
                 raise SettingError(
@@ -129,8 +130,10 @@ class Source(abc.ABC, Generic[R]):
         done = self._making = PendingResult()
         try:
             env = await self._make_env("", recipe, None, runtime)
+            # Before the check, so that `close` finds it where that fails.
             self._made = (recipe, env)
             for name, space in env.facts.named_spaces():
+                # Raises where it does not travel: each client would be refused, one after the other.
                 Layout(space, name)
             return env
         except TensorError as error:
@@ -139,6 +142,7 @@ class Source(abc.ABC, Generic[R]):
             raise RequestError(Code.FAILED_PRECONDITION, text) from error
         finally:
             self._making = None
+            # Also after a failure: a client that waits for it then makes its own, or is told why it cannot.
             done.set_result(None)
 
     async def close(self) -> None:
@@ -152,6 +156,7 @@ class Source(abc.ABC, Generic[R]):
 
         One that was made by another recipe is closed, because there may be no second one at a time.
         """
+        # A client may come while the environment is being made.
         if self._making is not None:
             await self._making
         if self._made is not None and _equal(self._made[0], recipe):
@@ -188,6 +193,7 @@ class Source(abc.ABC, Generic[R]):
         try:
             world = self._kind(name, env, runtime.scheduler)
         except BaseException as error:
+            # The world that would own it was not made.
             await env.close()
             if isinstance(error, SettingError):
                 raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
@@ -317,6 +323,7 @@ class EnvSource(Source[EnvRecipe]):
                 if (count := lanes[-1].facts.num_envs) is not None:
                     raise lanes_already(recipe.title, count)
         except BaseException:
+            # Their threads and processes would stay.
             await gather(runtime.scheduler, [lane.close() for lane in lanes])
             raise
         return LaneGroup(lanes, runtime.scheduler)

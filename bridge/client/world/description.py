@@ -62,6 +62,7 @@ class Description:
     def take(self, message: pb.EnvironmentResponse, error: RefusedError | None, url: str, took: float) -> None:
         """Take an answer; raises PeerError where it cannot be read."""
         key = self.unread.pop(0)
+        # The shortest: a longer one may be the work of a busy server, which Steps in flight would not hide.
         self.round_trip = min(took, self.round_trip)
         if error is not None:  # Steps are not in flight then
             self.unread.clear()
@@ -69,5 +70,6 @@ class Description:
             self.properties["round_trip"] = self.round_trip
         else:
             self.properties[key] = property_value(message, url, key in _ENCODED)
+        # `fps` comes after the others: by now several round trips were measured.
         if key == "fps" and self.may_wait and pays(self.round_trip, self.properties["fps"]):
             self.unread += _FAR

@@ -92,5 +92,6 @@ def call_results(message: pb.EnvironmentResponse, url: str) -> list[Any]:
 
 def refusal(url: str, status: pb.Status) -> RefusedError:
     """Return the error that an answer with a status stands for: INTERNAL says that the environment raised."""
+    # D-2: a server answers INTERNAL, with the traceback, where the environment raised.
     kind = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
     return kind(url, status.message or "no message", status.code)

@@ -66,6 +66,7 @@ class Inspector:
         """
         request = pb.EnvironmentRequest()
         getattr(request, kind).CopyFrom(body)
+        # An empty message, such as LeaveWorld, would not be sent otherwise.
         getattr(request, kind).SetInParent()
         self._connection.send(request.SerializeToString())
         data = self._receive(kind)
@@ -94,6 +95,7 @@ class Inspector:
                     reason = f"no answer within {self._timeout:g} s: {hint}"
                 raise RemoteTimeoutError(self.url, reason) from None
             if isinstance(what, RemoteError):
+                # The connection has ended, so nothing that was abandoned can come any more.
                 raise what
             if not self._abandoned:
                 return what
@@ -115,6 +117,7 @@ class Inspector:
             if settings:
                 raise
             return ""  # D-4: a server may have but one world, and refuse to make others
+        # Kept for `close`; the default world and one that the URL names are not this inspector's to destroy.
         self._created = name
         return name
 
@@ -133,6 +136,7 @@ class Inspector:
                 raise PeerError(self.url, f"it lists more than {_MOST_PROPERTIES} properties")
             yield spec
             if spec.is_listable:
+                # In front, so that children follow their node.
                 waiting = self._list(spec.spec.name) + waiting
 
     def _list(self, key: str) -> list[properties_pb2.PropertySpec]:

@@ -45,9 +45,11 @@ class JoinedWorld:
         url, foreign = request.address.url, version is None
         self.specs, properties = found.specs, found.properties
         observations, actions = _read_specs(self.specs.observations), _read_specs(self.specs.actions)
+        # At another server an observation named `info` or `frames` is an ordinary one.
         signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
         if version is None:
+            # A map has no order on the wire: by their UIDs, it is the same at each join.
             parts = [spec for _, spec in sorted(observations.items()) if spec.name not in signals]
             acts = [spec for _, spec in sorted(actions.items())]
             self.info = WorldInfo(space_from_specs(parts, "observation"), space_from_specs(acts, "action"))
@@ -61,6 +63,7 @@ class JoinedWorld:
         try:
             leaves = [by_name[leaf.name] for leaf in layout.leaves]
             self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
+        # The specs come with the join, the spaces as properties: a broken server may contradict itself.
         except KeyError as error:
             raise PeerError(url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
         self.realtime: RealtimeReader | None = None
@@ -95,12 +98,13 @@ class JoinedWorld:
         return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=self._wanted)).SerializeToString()
 
     def wait_for_all(self) -> None:
-        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
         if self.realtime is not None:
             self.realtime.wait_for_all()
             if self.answers is not None:
                 self.answers.waits_for_all = True
             self.first_step = self._write_first_step()
+            # Remembered Steps ask for what was wanted before.
             self._known.clear()
 
     def dropped(self) -> None:
@@ -110,6 +114,7 @@ class JoinedWorld:
 
     def salvage(self, message: StepMessage | None) -> None:
         """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        # The codec reads no real-time worlds, so a message of its own holds no records.
         if not isinstance(message, pb.EnvironmentResponse) or self.realtime is None:
             return
         if message.WhichOneof("payload") == "step":
@@ -124,6 +129,7 @@ class JoinedWorld:
         Raises:
             InvalidActionError: It is not in the action space.
         """
+        # By exact type: True and 1.0 are the same key as 1, but not the same action.
         integer = type(action) in _INTEGERS
         if integer and (known := self._known.get(action)) is not None:
             return known
@@ -135,6 +141,7 @@ class JoinedWorld:
     def write_step(self, arrays: Sequence[Array]) -> bytes:
         """Return the Step with the arrays of an action's tensors."""
         data = self.codec.write_request(arrays) if self.codec is not None else None
+        # The codec writes tensors of one form alone; what else is an action, protobuf writes.
         if data is not None:
             return data
         request = pb.EnvironmentRequest()
@@ -146,6 +153,7 @@ class JoinedWorld:
     def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
         """Return the Step with the actions of this world's slots, from `slot` on. That of an integer is remembered."""
         key, column = None, columns[0] if len(columns) == 1 and self.form is not None else None
+        # Discrete actions: few differ, and each is a hashable number.
         if type(column) is np.ndarray and column.ndim == 1 and column.dtype.kind == "i":
             key = column.item(slot)
             if (known := self._known.get(key)) is not None:

@@ -146,13 +146,17 @@ class Remote:
 
     def open(self) -> None:
         """Start to connect; `receive` returns `Joined` when the world is joined."""
+        # Deliveries wait in the poller: by the number, those of an earlier connection are told from this one's. The
+        # stream for actions has the negative number.
         self._number += 1
         self._call = self._connect(self._deliver(self._number), shared=self.shared, together=self.together)
+        # Before anything has come: the transport sends the requests as soon as it has a connection.
         self.session.connect(self.now())
         self._flush()
 
     def _deliver(self, number: int) -> Deliver:
         """Return what puts into the poller what comes over a connection."""
+        # The time is taken on arrival: a loop that computes takes the delivery later, which is no latency.
         now, put = self.now, self.poller.items.append
         return lambda what: put((self, number, what, now()))
 
@@ -163,6 +167,7 @@ class Remote:
     def _flush(self) -> None:
         """Send what the session has to send."""
         for data in self.session.data_to_send():
+            # Without a connection they are dropped: nobody is there to answer.
             if self._call is not None:
                 self._call.send(data)
 
@@ -201,31 +206,38 @@ class Remote:
     def _act(self, request: bytes) -> None:
         """Send the actions of a Step on the stream that they have; where there is none, behind the Steps in flight."""
         message = self.world.as_act(request)
+        # A stream of its own, because one stream is answered in order: behind Steps that the server holds, an action
+        # would wait for frames.
         if self._acting is None or not self._acting.act(message.step):
             self.session.act(message.SerializeToString(), self.now())
             self._flush()
 
     def _step_ahead(self, request: bytes) -> None:
         """Act, and ask for what Steps in flight bring."""
+        # The server refuses Steps in flight after the end of an episode until a Reset comes, which `begin` sends.
         if self.session.state is ClientState.ENDED:
             self.begin(reset=False)
             return
         self.session.ask_ahead(self.now())
+        # Without an action there is nothing to apply: the last one stays in force.
         if request != self.world.first_step:
             self._act(request)
         self._flush()
         self._expect()
 
     def _expect(self) -> None:
-        """Where Steps are in flight: have `receive` called once there is something for a call, whatever arrives."""
+        """Have `receive` called when a call has something to return, whatever arrives. For Steps in flight."""
         answers = self.answers
         if answers is None:
             return
+        # Nothing need arrive for a call to be due: an answer may be here already, or the last observation is to be
+        # repeated.
         put, due = self.poller.items.append, (self, _DUE, b"", 0.0)
         wait = answers.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
         if wait <= 0.0:
             put(due)
         elif wait < math.inf:
+            # The keepalive thread runs the same timers.
             with self.poller.lock:
                 self.poller.call_later(wait, lambda: put(due))
 
@@ -274,12 +286,15 @@ class Remote:
             return self._receive_other(number, what, arrived)
         if isinstance(what, RemoteError):
             lost = self.session.connection_lost(what)
+            # The stream has ended: nothing more would come.
             self.finish(0.0)
             return lost
         joining = self.session.state in CONNECTING
         if joining:
+            # The metadata that has it comes before the first answer, and decides what the join asks for.
             self.session.server_version = call.server_version
         event = self.session.receive(what, arrived)
+        # As in nearly every step: then the session has nothing to send.
         if isinstance(event, StepAnswered) and self._acting is None:
             return event
         self._flush()
@@ -307,6 +322,7 @@ class Remote:
     def _open_acting(self) -> None:
         """Open the stream for actions, where Steps are to be in flight."""
         world, answers = self.world, self.answers
+        # Where each Step waits for its own answer, it carries its action itself.
         if answers is None or world.seat is None or self.session.world_name is None:
             return
         settings = {"seat": pack_tensor(world.seat)}
@@ -319,6 +335,7 @@ class Remote:
             answers,
         )
         self._acting.open()
+        # Between calls too, the session sends a Step for each answer: else the frames of a long pause would not arrive.
         self.poller.look_every(answers.frame / 2)
 
     # The end
@@ -333,6 +350,7 @@ class Remote:
     def disown(self) -> None:
         """In a forked process: leave the connection to the parent process, untouched. Another remote replaces it."""
         if self._call is not None:
+            # The garbage collector would close it, and with it the parent's connection.
             leak(self._call)
             leak(self.poller)
         self._call = None
@@ -346,6 +364,7 @@ class Remote:
             return
         self.session.leave(self.now())
         self._flush()
+        # Here, not in `finish`: so all remotes of a pool leave before the first of them is waited for.
         self._call.finish()
 
     def close(self, timeout: float) -> None:
@@ -355,6 +374,7 @@ class Remote:
 
     def finish(self, timeout: float) -> None:
         """End the connection, if there is one, within `timeout` seconds."""
+        # Before it is closed: what is delivered meanwhile finds no connection, and is dropped.
         call, self._call = self._call, None
         acting, self._acting = self._acting, None
         if acting is not None:

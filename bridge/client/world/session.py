@@ -34,13 +34,15 @@ __all__ = ["CONNECTING", "ENDED_CODES", "ONLINE", "TRANSITIONS", "ClientSession"
 
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
+# Resets in a row that may give the specs other UIDs, before a Step has been answered. UIDs are stable until a Reset
+# (D-7): a server that numbers them anew each time would be reset for ever.
 _MAX_RENUMBERED = 3
 # What answers to Steps in flight raise that lack something, or say what is not possible.
 _UNREADABLE = (KeyError, IndexError, OverflowError, TensorError, TypeError, ValueError)
 
 
 class ClientState(enum.Enum):
-    """Where a stream is."""
+    """The state of a stream."""
 
     OFFLINE = "offline"
     """There is no stream yet."""
@@ -83,6 +85,18 @@ class Trigger(enum.Enum):
 _O, _C, _W, _D = ClientState.OFFLINE, ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING
 _J, _B, _R, _E, _L = ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED, ClientState.LOST
 
+# The driver's requests are CREATE, JOIN, DESCRIBE and BEGIN. What the answers say is READY, STEP_RAN, STEP_ENDED and
+# REFUSED. ABANDON is the driver's decision, of which the server hears nothing; END is the end of the stream.
+#
+# A Step within an episode moves nothing when it is sent: many may be on their way (D-25), so the state is that of the
+# last answer.
+#
+# A refused request changes nothing at the server (D-2), so REFUSED leaves the state as it was, but for RESETTING: no
+# first observation has come, so no episode is known to run. ABANDON leads to JOINED from everywhere in a world: the
+# next episode has to be asked for, and answers to what was asked before are told by their numbers.
+#
+# LOST is no end: the same session connects again, and still knows the world that it was in. Worlds of lanes never get
+# to ENDED, because their lanes begin their next episodes by themselves.
 TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
     (_O, Trigger.CREATE): _C,
     (_O, Trigger.JOIN): _W,
@@ -158,7 +172,7 @@ class Answer(NamedTuple):
     error: RefusedError | None
     """Its text, if it is a refusal."""
     now: float
-    """When it arrived, seconds."""
+    """The time of its arrival, seconds."""
 
 
 class ClientSession:
@@ -181,7 +195,7 @@ class ClientSession:
         self.stale = 0
         """Answers that belonged to nothing any more."""
         self.error: RemoteError | None = None
-        """Why the stream was lost."""
+        """The reason why the stream was lost; None: it was not."""
         self._url = request.address.url
         self.info = info
         """The description of the world, also of one that was left; None: nothing is known yet."""
@@ -223,6 +237,7 @@ class ClientSession:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         if len(data) > self.request.max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(data))
+        # The order of these two queues is all that matches answers to requests: dm_env_rpc has no ids for them (D-1).
         self.out.append(data)
         number = self._questions_abandoned if kind is RequestKind.QUESTION else self._episode
         self._pending.append(OpenRequest(kind, number, now))
@@ -238,6 +253,7 @@ class ClientSession:
         Raises:
             SettingError: A setting cannot be sent.
         """
+        # What was asked on the stream before gets no answer on this one.
         self._pending.clear()
         self.out.clear()
         self._created, self.error = None, None
@@ -274,13 +290,16 @@ class ClientSession:
         answers = world.answers
         if answers is not None and not reset:
             settings, reset = {"restart": pack_tensor(False)}, True
+        # SAME_STEP in real time: lanes that ended enter the episodes that run by now.
         goes_on = self.state is ClientState.RUNNING and settings is not None and "restart" in settings
         self._move(Trigger.BEGIN)
         if answers is not None and world.info.lanes is not None and goes_on:
             answers.asked = 1
             return
+        # From here on, answers to earlier requests are stale: they have a lower number.
         self._episode += 1
         self._settings = settings or {}
+        # The Step follows without a wait for the answer to the Reset: that saves a round trip (D-25).
         if reset:
             self._send(RequestKind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
         if answers is None:
@@ -288,6 +307,7 @@ class ClientSession:
             return
         mask = self._settings.get("reset_mask")
         answers.begin(self._episode, None if mask is None else unpack_tensor(mask, "reset_mask"))
+        # At least this one, also if as many as are wanted are still in flight from the episode before.
         self._send_ahead(world, answers, now, 1)
         self.ask_ahead(now)
 
@@ -305,6 +325,7 @@ class ClientSession:
 
     def step(self, request: bytes, now: float) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
+        # As `_require_world` and `_send`, in fewer calls: this runs in each step of each slot.
         if self.state not in ONLINE:
             self._require_world()
         if len(request) > self.request.max_message_bytes:  # not sent, so it gets no answer
@@ -324,9 +345,11 @@ class ClientSession:
 
     def leave(self, now: float) -> None:
         """Leave the world, and destroy it where it was made for this session."""
+        # Without a world there is nothing to leave. If one was made and not joined, a server of ours ends it.
         if self.state not in ONLINE:
             return
         self._send(RequestKind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
+        # A world that the user named by `?world=` is not this session's: others may be in it.
         if self._created:
             destroy = pb.DestroyWorldRequest(world_name=self._created)
             self._send(RequestKind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
@@ -343,7 +366,7 @@ class ClientSession:
         self._questions_abandoned += 1
 
     def wait_for_all(self) -> None:
-        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
         self._waits_for_all = True
         if self.world is not None:
             self.world.wait_for_all()
@@ -365,12 +388,15 @@ class ClientSession:
         pending, world = self._pending, self.world
         if pending and pending[0].kind is RequestKind.STEP and world is not None and world.codec is not None:
             answer = world.codec.read_response(data)
+            # The codec reads a Step's answer only if each constant byte is as expected. Anything else, such as an
+            # error, or a server of another version, is read by protobuf below.
             if answer is not None:
                 request = pending.popleft()
                 if answer.state == pb.RUNNING and self.state is ClientState.RUNNING and request.number == self._episode:
                     self._renumbered = 0
                     return StepAnswered(answer, world.reader)
                 return self._on_step(request, world, answer, answer.state, now)
+        # The stream was given up, and the server had answered before it heard of that.
         if self.state is ClientState.OFFLINE or self.state is ClientState.LOST:
             self.stale += 1
             return None
@@ -388,6 +414,7 @@ class ClientSession:
         """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
         world = self._require_world()
         try:
+            # Before an episode has begun there is no observation that could be told again.
             repeats = self.state is ClientState.RUNNING
             found = None if world.answers is None else world.answers.take(now, repeats=repeats)
         except _UNREADABLE as problem:
@@ -406,7 +433,9 @@ class ClientSession:
 
     def connection_lost(self, error: RemoteError) -> Lost:
         """Take note that the stream ended, or give it up: nothing more comes."""
+        # Told apart for whoever counts: a world that was joined and lost, or an attempt that failed.
         established = self.state in ONLINE
+        # The end of the stream arrives also after it was given up.
         if self.state is not ClientState.LOST and self.state is not ClientState.OFFLINE:
             self._move(Trigger.END)
         self.error = error
@@ -415,6 +444,7 @@ class ClientSession:
 
     def give_up(self, error: RemoteError, now: float) -> Lost:
         """Leave the world, if there is one, and expect nothing more of the stream."""
+        # A server that is late may still be well: it is told that nobody is in the world any more.
         self.leave(now)
         return self.connection_lost(error)
 
@@ -431,6 +461,7 @@ class ClientSession:
         name = ""
         if answer.error is None:
             self._created = name = answer.message.create_world.world_name
+        # The user asked for a certain environment: the default world may be any.
         elif self.request.settings():
             return self.connection_lost(answer.error)
         # D-4: a server may have but one world, and refuse to make others
@@ -442,6 +473,7 @@ class ClientSession:
             return self.connection_lost(answer.error)
         specs = answer.message.join_world.specs
         found = self._description = Description(specs, "wait" not in self.request.join_settings)
+        # Other servers are asked for no property: they may not bear an extension. Their specs are enough (D-24).
         if self.server_version is None:
             return self._become_ready()
         found.ask_all()
@@ -451,6 +483,7 @@ class ClientSession:
 
     def _on_described(self, answer: Answer) -> Event | None:
         found = self._description
+        # Older servers of ours lack the properties of Steps in flight: the world works without.
         if answer.error is not None and not found.optional:
             return self.connection_lost(answer.error)
         try:
@@ -474,11 +507,13 @@ class ClientSession:
 
     def _learn(self, found: Description, version: str | None) -> None:
         rewards = any(spec.name == "reward" for spec in found.specs.observations.values())
+        # Once: a world that is joined again, or copied, is known already.
         if version is None and self.info is None and not rewards:
             text = f"{self._url} gives no observation named reward: every reward is 0.0"
             warn(text)
         before, world = self.world, JoinedWorld(self.request, found, version)
         if world.realtime is not None and before is not None and before.realtime is not None:
+            # The count is of the session, which outlives its worlds.
             world.realtime.stale = before.realtime.stale
         if self._waits_for_all:
             world.wait_for_all()
@@ -513,9 +548,11 @@ class ClientSession:
         answers.in_flight -= 1
         current = request.number == self._episode
         if error is not None:
+            # As below: connecting again makes another world.
             if error.code in ENDED_CODES and current:
                 return self.connection_lost(error)
             if current:
+                # In its turn: observations that came before it are told first.
                 answers.push_error(error)
             return self.due(now)
         try:
@@ -550,6 +587,7 @@ class ClientSession:
 
     def _compare(self, world: JoinedWorld, specs: pb.ActionObservationSpecs, now: float) -> Event | None:
         """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
+        # Specs of our own servers never change in a world. An answer without specs says nothing of a change.
         if not self.foreign or specs == world.specs or not specs.ByteSize():
             return None
         changes = changes_of(world.specs, specs)
@@ -565,6 +603,7 @@ class ClientSession:
         return None
 
     def _on_act(self, answer: Answer) -> Event | None:
+        # What an action has brought is told by a later Step: here only its refusal counts.
         if answer.error is None or answer.request.number != self._episode:
             return None
         self._move(Trigger.REFUSED)

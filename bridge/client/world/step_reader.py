@@ -97,6 +97,7 @@ class StepReader:
                     observation = np.array(arrays[0])
                 else:
                     observation = self.layout.unpack([np.array(array) for array in arrays], form=self._form)
+                # A copy, for the same reason.
                 if type(reward) is not float:
                     reward = np.array(reward)
                 return observation, reward, message.state == pb.TERMINATED, truncated, info
@@ -166,9 +167,11 @@ class StepReader:
     def _decode_info(self, data: bytes) -> Any:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
         info, notes, form = values.decode_info(data)
+        # Told only where it changes: it holds for the answers that follow.
         if form is not values.UNCHANGED:
             self._form = form
         if info:
+            # It stays when the person has left: a server that is late then gets a second more, at most.
             self.allowance = _allowance(info) or self.allowance
         for note in notes:
             warn(f"{self.url}: {note}")
@@ -178,10 +181,12 @@ class StepReader:
         """Return the observation's tensors, and reward, terminated, truncated and info."""
         observations, state = message.step.observations, message.step.state
         for uid, spec in self.leaves:
+            # Looked for first: a map of protobuf makes an empty tensor of a key that is missing.
             if uid not in observations:
                 raise PeerError(self.url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
         tensors = [spec.read(observations[uid]) for uid, spec in self.leaves]
         signals = {name: observations[uid] for name, uid in self.uids.items() if uid in observations}
+        # Another server may have no reward (D-24).
         reward = unpack_tensor(signals["reward"], "reward") if "reward" in signals else 0.0
         truncated: Any = state == pb.INTERRUPTED
         terminated: Any = state == pb.TERMINATED
@@ -198,6 +203,7 @@ class StepReader:
 
 def _allowance(info: Any) -> float:
     """Return the seconds between two steps at the pace that an info tells, one at most; 0: it tells none."""
+    # One pace holds for all lanes of a world.
     first = info[0] if isinstance(info, list) else info
     pace = first.get(PACE) if isinstance(first, Mapping) else None
     if isinstance(pace, np.ndarray):

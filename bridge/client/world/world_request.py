@@ -86,6 +86,7 @@ class WorldRequest:
             found["render_mode"] = pack_tensor(self.render_mode)
         rest = {}
         for name, value in self.env_kwargs.items():
+            # What a tensor holds is a setting of its own, which other servers can read. Only the rest needs our codec.
             if isinstance(value, (bool, int, float, str)):
                 found[f"kwargs.{name}"] = pack_tensor(value)
             else:
@@ -118,6 +119,7 @@ def _parameter(name: str, text: str) -> Any:
     if name in ("env_id", "render_mode", "vectorization_mode"):
         return text
     try:
+        # JSON's words for numbers and truth values, and nothing more of JSON: lists and objects stay text.
         value = json.loads(text)
     except ValueError:
         return text

@@ -41,6 +41,7 @@ def _maker(env_id: str) -> Callable[..., object]:
     """Find an environment in PettingZoo's own registry, the parallel ones first."""
     import pettingzoo
 
+    # A parallel environment needs no conversion.
     for kind, registry in (("parallel", "parallel_registry"), ("aec", "aec_registry")):
         if env_id in getattr(pettingzoo, registry, {}):
             return partial(pettingzoo.make, kind, env_id)
@@ -194,4 +195,6 @@ class ParallelSource(Source[ParallelRecipe]):
                 "give serve_parallel a callable",
             )
         taken, self._only = self._only, []
+        # `pop` leaves nothing in the list: a reference here would keep the environment from being dropped in its own
+        # thread.
         return ParallelRecipe(taken.pop, self.title)
