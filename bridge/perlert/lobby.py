@@ -169,6 +169,7 @@ class Lobby:
         elif client is not None:
             problem = self._hear(message, client, now)
         elif isinstance(message, packet.LobbyRequest):
+            # Nothing is kept of a stranger.
             self._inform(LobbyMember(sender), now)  # P-7
             return self._to_send()
         else:

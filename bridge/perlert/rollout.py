@@ -91,6 +91,7 @@ class RunMember:
 
     def was_told(self, now: float) -> bool:
         """Tell whether it can have seen its end; while it goes on asking at the port, it has not."""
+        # A client that has seen no end goes on sending its action, several times a second while no step comes.
         return now >= self.open_until or (self.here and now >= self.heard + 1.0)
 
 
