@@ -41,6 +41,7 @@ class _WhenGymnasiumIsImported:
     ) -> ModuleSpec | None:
         if fullname != "gymnasium":
             return None
+        # First: the search below would come here again.
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:

@@ -91,6 +91,7 @@ class _Library(abc.ABC):
         """Return what `reset` or `step` returned with arrays of NumPy in the place of the library's."""
         found: list[object] = []
         _mapped(results, (self.array,), found.append)
+        # Two walks through the results, in the same order: so all arrays come to the host together, with one wait.
         arrays = iter(self.to_host(found))
         return _mapped(results, (self.array,), lambda leaf: next(arrays))
 
@@ -113,6 +114,7 @@ class _Torch(_Library):
 
     def to_host(self, arrays: Sequence[Any]) -> list[Array]:
         copies = [array.detach().to("cpu", non_blocking=True) for array in arrays]
+        # The copies were only started, and are whole after this.
         if any(array.is_cuda for array in arrays):
             self._torch.cuda.current_stream(self._device).synchronize()
         return [copy.numpy() for copy in copies]

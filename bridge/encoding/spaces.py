@@ -333,7 +333,7 @@ class Layout:
         return form_of(self.space, sample) if self.has_forms else None
 
     def note_type(self, index: int, sample: Any, notes: values.Notes) -> None:
-        """Note where a single sample has something else than an array of its space's dtype, which comes of it.
+        """Note where a single sample is no array of its space's dtype, although it arrives as one.
 
         Raises:
             TensorError: It has no such part.
@@ -425,6 +425,7 @@ class Layout:
         """
         if self.single:
             column = columns[0]
+            # Of a column with one dimension the rows would be scalars, where samples are arrays of shape ().
             small = isinstance(column, np.ndarray) and column.ndim > 1 and column[0].nbytes <= _SMALL_ROW
             if small or self.leaves[0].kind == "scalar":
                 return tuple(column)

@@ -80,6 +80,7 @@ class _Hole:
 
 
 # Scalars that are written from Python's own float or bool, and read as such.
+# The reward and the flags are such, of which no arrays are made.
 _SCALARS: Mapping[str, str] = {np.dtype("<f8").str: "d", np.dtype(np.bool_).str: "?"}
 
 
@@ -244,7 +245,9 @@ _Piece = tuple["Callable[..., bytes] | None", list[Any], int, int]
 
 
 def _pieces(holes: Sequence[_Hole], tail: bytes) -> list[_Piece]:
-    """Return what packs constants and elements: of one large tensor nothing, as it is sent from its own memory.
+    """Cut a message into pieces: constants and small tensors, which one call packs, and single large tensors.
+
+    A large tensor is sent from its own memory; its piece has no function.
 
     Returns:
         For each piece the function, its arguments with None for the elements, and the first and last hole in it.
@@ -276,7 +279,7 @@ def _template(entry: bytes, specs: Sequence[tuple[int, Spec]]) -> _Template:
 
 
 class StepAnswer:
-    """A Step's response that was matched: its bytes, and where what is in them."""
+    """A Step's response that matched a template: its bytes, and what was read of them."""
 
     __slots__ = ("data", "info", "start", "state", "template")
 
@@ -407,12 +410,13 @@ class StepCodec:
         # RUNNING, TERMINATED, INTERRUPTED; what has no meaning is left to the reader that says so.
         if not 1 <= state <= 3 or template.pattern.match(data, start) is None:
             return None
+        # As `matches` does, without its call in every step.
         if template.many and not template.many_match(data, start):
             return None
         return StepAnswer(data, start, state, known, template)
 
     def _expect(self, data: bytes | bytearray) -> bool:
-        """Take from a response what others of its size and with its info begin and end with; False: it is no Step."""
+        """Remember how a response begins and ends, to compare the next ones with it; False: it is no Step's."""
         try:
             size, start = read_varint(data, 1, 5)
         except TensorError:

@@ -401,7 +401,7 @@ class Spec:
         return ", ".join(parts)
 
     def read(self, tensor: pb.Tensor) -> Array:
-        """Read a tensor of this spec's type and shape; its range is not looked at (`check_range` does).
+        """Read a tensor of this spec's type and shape; its range is not checked (`check_range` does).
 
         Returns:
             A writable array of this spec's shape and dtype.
@@ -415,6 +415,7 @@ class Spec:
             raise TensorError(f"{self.name!r}: expected {self.describe()}, got a tensor that holds {got}")
         flat = _elements(tensor, member)
         shape = tuple(tensor.shape)
+        # As nearly always. The rest is for variable dimensions and for single elements that fill the shape.
         if shape == self.shape and flat.size == math.prod(shape):
             array = flat.reshape(shape)
             if not array.flags.writeable:
@@ -480,6 +481,7 @@ def _read_bound(message: pb.TensorSpec, side: str, member: str, shape: tuple[int
     if got != member or member not in _RANGED:
         raise TensorError(f"the spec {message.name!r} is of {member}, but its {side} is of {got}")
     flat = _elements(value, member)
+    # A copy below, as bounds outlive the message, whose bytes `flat` may be.
     if flat.size == 1:
         return np.array(flat.reshape(()))
     # Beside a variable dimension there are scalar bounds only (D-20).

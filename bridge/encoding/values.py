@@ -60,7 +60,7 @@ _MOST_VALUES = 10_000
 _VARINT, _WITH_LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 UNCHANGED: Any = object()
-"""The form of observations is as it was."""
+"""Stands for the form of observations where it has not changed."""
 
 
 class Notes:
@@ -129,7 +129,7 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
 
 
 def remarks_of(data: bytes) -> pb.Value | None:
-    """Return what an encoded info says beside the info, notes and a form; None: nothing. Raises as `decode`."""
+    """Return the notes and the form that came with an encoded info; None: neither. Raises as `decode`."""
     if data == EMPTY_DICT:
         return None
     message = _parse(data)
@@ -280,6 +280,7 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
     elif isinstance(value, enum.Enum):
         _fill(message, value.value, where, depth, notes)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # Not by `asdict`, which copies all values deeply, and fails for those that cannot be copied.
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         _fill(message, fields, where, depth, notes)
     else:
@@ -297,6 +298,7 @@ def _fill_item(message: pb.Value, value: Any, where: str, depth: int, notes: Not
         if notes is None:
             raise
         notes.add(where, f"None stands for what does not travel: {error}")
+        # Of a list, what came before the item that failed.
         message.Clear()
         message.none.SetInParent()
 
@@ -322,6 +324,7 @@ def _fill_hashable(message: pb.Value, value: Any, where: str, depth: int) -> Non
 def _fill_dict(
     message: pb.Value.Dict, value: Mapping[Any, Any], where: str, depth: int, notes: Notes | None = None
 ) -> None:
+    # As nearly all dicts are: a key is a string on the wire then, and no message of its own.
     texts = all(isinstance(key, str) for key in value)
     for key, item in value.items():
         path = f"{where}[{key!r}]"
@@ -444,6 +447,7 @@ def _read_plain(message: pb.Value.Array, shape: tuple[int, ...]) -> Any:
     if not _DTYPE.fullmatch(message.dtype):
         raise ValueError("this dtype is not allowed")
     dtype = np.dtype(message.dtype)
+    # Texts of no length: the shape alone, which may be of any size, says how many there are.
     if dtype.itemsize == 0:
         if math.prod(shape) > _MAX_WITHOUT_BYTES:
             raise ValueError(f"it has more than {_MAX_WITHOUT_BYTES} elements without any bytes")

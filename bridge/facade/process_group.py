@@ -69,6 +69,7 @@ class ServerGroup(Server):
         deadline = time.monotonic() + START_TIMEOUT
         try:
             for index in range(processes):
+                # All are started before any is waited for: they start side by side.
                 self._children.append(_ServerProcess(_payload(env, _shifted(arguments, index))))
             for child in self._children:
                 said = child.read(deadline)
@@ -169,6 +170,7 @@ class ServerGroup(Server):
         """
         self._begin("run()")
         first, *others = self._children
+        # Answers have no numbers: who asks meanwhile, such as `status`, would take this one.
         with self._asking:
             first.write("prepare")
             said = first.read(None)
@@ -284,6 +286,7 @@ class ServerGroup(Server):
 
     def _end_children(self, grace: float) -> None:
         for child in self._children:
+            # All are told before any is waited for.
             child.write(f"drain {grace}")
         deadline = time.monotonic() + grace
         for child in self._children:
@@ -314,6 +317,7 @@ class _ServerProcess:
         self._reader.start()
         with contextlib.suppress(OSError):  # it died at once, which `read` tells
             if self.process.stdin is not None:
+                # With its length: orders follow in the same pipe.
                 self.process.stdin.write(len(payload).to_bytes(8, "big") + payload)
                 self.process.stdin.flush()
 
@@ -347,6 +351,7 @@ class _ServerProcess:
                 if deadline is not None:
                     return None
         if line is None:
+            # Put back: whoever reads next is told of the end, too.
             self._lines.put(None)
             return None
         said: dict[str, Any] = json.loads(line)
@@ -368,6 +373,7 @@ class _ServerProcess:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
+                # The end of its standard input is the order to stop.
                 self.process.stdin.close()
         try:
             self.process.wait(_END_TIMEOUT)
@@ -417,6 +423,7 @@ def run_child() -> None:
     """Serve what standard input says until it ends: the whole life of a server process."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what an environment prints must not stand between our lines
+    # Ctrl-C is the parent's, which stops its servers in order. Windows has no sessions that would keep it away.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stdin = sys.stdin.buffer
     size = int.from_bytes(stdin.read(8), "big")

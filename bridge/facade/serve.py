@@ -86,6 +86,7 @@ def serve_gym(
     Raises:
         SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
     """
+    # Before all else: `locals()` has nothing but the arguments here.
     arguments: dict[str, Any] = {**locals(), **keywords}
     if not isinstance(processes, int) or isinstance(processes, bool) or not 1 <= processes <= 1024:
         raise SettingError(f"expected processes from 1 to 1024, got {processes!r}")
@@ -125,6 +126,7 @@ def serve_gym(
         try:
             server.dial(dial, token=security.token, tls=None if dial_ca is None else TLS(ca=dial_ca), name=dial_name)
         except BaseException:
+            # The caller gets no server that they could stop.
             server.stop()
             raise
     if options.start:

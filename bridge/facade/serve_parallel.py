@@ -111,6 +111,7 @@ def serve_parallel(
         traits={"match": match, "play_fps": options.play_fps()},
     )
     bounds = options.bounds
+    # An environment object makes one world: were that destroyed for being idle, there would be no other.
     if not source.offers_one:
         bounds = dataclasses.replace(bounds, idle_timeout=None, abandoned_timeout=None)
     server = options.server(source, options.security(), bounds=bounds)

@@ -126,6 +126,7 @@ def _ask(sock: socket.socket, address: Address, deadline: float, service: str) -
     http.send_data(stream, [pack_prefix(0, len(request)), request], 5 + len(request))
     http.end_stream(stream)
     while True:
+        # One deadline for all: a peer that sends a byte now and then would start a timeout of each read anew.
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -147,8 +148,11 @@ def _ask(sock: socket.socket, address: Address, deadline: float, service: str) -
 def _read(url: str, event: Any) -> str | None:
     """Return what an event says of the server's health; None: nothing yet."""
     if isinstance(event, (bytes, bytearray)):
+        # proto3 leaves out a field of the value 0: an empty message is the status UNKNOWN.
         return _ANSWERS.get(bytes(event), f"status {bytes(event).hex() or 'UNKNOWN'}")
     if isinstance(event, HeadersReceived):
+        # Headers that end the stream are all of the answer, and have to have a status; the first ones of several have
+        # none.
         code = event.fields.get("grpc-status", "0" if not event.end_stream else "2")
         if code == str(int(Code.UNIMPLEMENTED)):
             text = f"it has no health service; servers of this package have it with: {install_command('ops')}"

@@ -125,6 +125,8 @@ def _start(settings: FleetSettings, servers: int, pieces: list[bytes], timeout: 
     if _find(name) is not None:
         raise SettingError(f"there is a fleet {name!r} already: use attach({name!r}), or shut it down, or another name")
     supervisor: Any = ray.remote(Supervisor)
+    # No CPU is reserved for it, for the servers may take all. Ray repeats calls that it lost when it ended, once it is
+    # back.
     supervisor.options(**actor_options(name, num_cpus=0, max_task_retries=-1)).remote(settings, servers, *pieces)
     fleet = Fleet(name, owner=True)
     try:
@@ -163,6 +165,7 @@ class Fleet:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # A copy is no owner: the end of its `with` block leaves the fleet alone.
         return Fleet, (self.name,)
 
     def __repr__(self) -> str:
@@ -223,6 +226,7 @@ class Fleet:
             if status.ready:
                 return
             serving = sum(server.state == "serving" for server in status.servers)
+            # Where some serve, the environment can be made, and the others are started again.
             if status.problem and not serving:
                 raise SettingError(f"the servers of the fleet {self.name!r} cannot start: {status.problem}")
             if time.monotonic() >= deadline:
@@ -281,6 +285,7 @@ class Fleet:
             raise RemoteTimeoutError(self._url, f"its supervisor did not answer within {timeout:g} s") from error
         except ray.exceptions.RayActorError as error:
             with self._lock:
+                # The actor that has the name next may be another one.
                 self._handle = None
             raise ConnectionLostError(self._url, f"its supervisor is gone: {error}") from error
 

@@ -240,6 +240,7 @@ class Supervisor:
         with self._lock:
             self._ending = True
             self._memory["wanted"] = 0
+        # First the thread, which would start others in the place of those that are stopped.
         self._thread.join(_STOP_TIMEOUT)
         with self._lock:
             servers = list(self._servers.values())
@@ -280,9 +281,11 @@ class Supervisor:
                 memory = ray.get(question)["memory"]
             except ray.exceptions.RayError:
                 continue
+            # Servers that did not hear of the last change have an older memory.
             if memory and memory["version"] > self._memory["version"]:
                 self._memory = memory
         numbers = [int(name[len(prefix) :]) for name in found]
+        # A server may have started after the others were told last: its number must not be given again.
         self._memory["next"] = max(self._memory["next"], max(numbers) + 1)
         for server in self._servers.values():
             server.slots = self._memory["slots"]
@@ -306,6 +309,7 @@ class Supervisor:
 
     def _ask(self, now: float) -> None:
         for server in list(self._servers.values()):
+            # One question at a time: Ray queues calls of an actor that does not answer.
             if server.question is None and now >= server.asked_at + _ASK_PERIOD:
                 server.asked_at = now
                 server.question = server.handle.status.remote()
@@ -343,6 +347,7 @@ class Supervisor:
         """Take note that a server is gone for good: it could not be made, or was killed by somebody else."""
         with self._lock:
             self._servers.pop(server.name, None)
+            # It was to go anyway.
             if server.state in ("draining", "stopping"):
                 return
             self._failures += 1
@@ -398,6 +403,7 @@ class Supervisor:
             "fleet %s: %s fails its health checks and is replaced: %s", self._settings.name, server.name, problem
         )
         server.misses = 0
+        # A process that hangs cannot end itself. Ray starts it anew: `max_restarts` is -1.
         ray.kill(server.handle, no_restart=False)
         self._unavailable(server, server.problem)
 
@@ -428,6 +434,7 @@ class Supervisor:
     def _drain(self, server: _FleetServer, now: float, *, ask: bool = True) -> None:
         timeout = self._settings.drain_timeout
         server.deadline = now + timeout + _DRAIN_MARGIN
+        # It has told no URL yet, so there are no clients who could leave.
         if server.state == "starting" and not server.said:
             server.state, server.deadline = "stopping", now
             return

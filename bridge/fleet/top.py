@@ -204,6 +204,7 @@ class Top:
                 raise
             problem = str(error)
         known = {endpoint.url for endpoint in self._endpoints}
+        # Servers that have left the directory: their connections would keep them from ending.
         for url in set(self._inspectors) - known:
             self._forget(url)
         self._draining = {url: row for url, row in self._draining.items() if url in known}
@@ -228,6 +229,7 @@ class Top:
         except UsageError:
             raise
         except RemoteError as error:
+            # A new connection at the next look: what this one still gets would answer an older question.
             self._forget(endpoint.url)
             state = _state(error)
             if state != "full" and self._drains(endpoint.url):

@@ -169,6 +169,8 @@ class _Part:
     def _begin(self, rows: list[int]) -> None:
         """Reset slots, for episodes that wait with their seeds; the next step tells which are lost by it."""
         seeds: list[int | None] = [None] * len(self.slots)
+        # There may be more slots than episodes that wait: the others are reset without a seed, and their episodes do
+        # not count.
         for row in rows[: len(self.work.queue)]:
             self.episodes[row] = episode = self.work.queue.popleft()
             seeds[row] = episode.seed
@@ -188,10 +190,13 @@ class _Part:
         """Step with the policy's answer, begin episodes that wait in slots that are free, and ask the policy again."""
         if self.active:
             given, replaced = np.asarray(self.answer.result()), self.actions[self.active]
+            # int64 may stand for int32, and float64 for float32. A float for an integer is refused: it would lose its
+            # fraction without a word.
             if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
                 wanted = f"{replaced.dtype} actions of {replaced.shape}"
                 raise InvalidActionError(f"expected the policy to return {wanted}, got {given.dtype} of {given.shape}")
             self.actions[self.active] = given
+        # A copy: what wraps `envs` may keep the actions, and the next step writes into this array.
         self.observations, rewards, terminations, truncations, infos = self.envs.step(self.actions.copy())
         valid, errors, moved, acted, *successes = (_told(infos, name) for name in _INFOS)
         for row in self.active:
@@ -238,6 +243,7 @@ class _Work:
         if episode.attempts >= _ATTEMPTS:
             raise RemoteError("evaluation", f"{text}; it was begun {_ATTEMPTS} times. Look at the server's log")
         self.result.lost.append(text)
+        # With its own seed again: which seeds are played must not depend on which servers were lost.
         self.queue.appendleft(EvaluatedEpisode(episode.number, episode.seed, attempts=episode.attempts + 1))
 
     def results(self) -> str:
@@ -256,6 +262,7 @@ class _Work:
                 try:
                     part.step()
                 except RemoteError as error:
+                    # No other part is left that could play the rest.
                     if len(parts) == 1:
                         raise
                     parts.remove(part)
@@ -337,6 +344,7 @@ def _connect(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keyw
     """Return the environments in two parts, or in one where they cannot be divided; `opened` closes them."""
     of_each = not isinstance(urls, str) and len(urls) > 1 and num_envs in (None, len(urls))
     count = num_envs or 1
+    # A list of URLs with a slot each is divided, and not its slots: each server is in one half.
     halves = [(urls[0::2], None), (urls[1::2], None)] if of_each else [(urls, count - count // 2), (urls, count // 2)]
     with contextlib.suppress(SettingError):  # where worlds have too many lanes for half of the slots
         if of_each or count > 1:

@@ -100,6 +100,7 @@ class RemotePolicy:
         if row_count(batch) != {len(numbers)}:
             raise SettingError(f"expected a row for each of {len(numbers)} slots, got {sorted(row_count(batch))}")
         with self._lock:
+            # The lists themselves: where reset() drops one meanwhile, the rest of its chunk is dropped with it.
             held = [self._chunks.setdefault(slot, []) for slot in numbers]
             need = [row for row, chunk in enumerate(held) if not chunk]
             if need:
@@ -153,9 +154,11 @@ class RemotePolicy:
         answer = self._read(self._socket.ask(wire.pack(message), _ANSWER))
         timing = answer.get("server_timing")
         spent = timing.get("infer_ms") if isinstance(timing, dict) else None
+        # The word of a server, which may be anything: NaN would spoil the sum.
         if isinstance(spent, (int, float)) and 0 <= spent < 1e9:
             self.seconds_in_function += spent / 1000
         chunks = answer.get("actions")
+        # openpi answers one observation with one chunk, without the axis of rows.
         if wire.BATCH not in message and isinstance(chunks, np.ndarray):
             chunks = chunks[None]
         wire.check_chunks(chunks, rows)

@@ -145,6 +145,7 @@ class PolicyServer:
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
+            # Closed below without the lock, which the threads of the connections take at their ends.
             connections = tuple(self._connections)
             for one in self._waiting:
                 one.answer.cancel()
@@ -192,6 +193,7 @@ class PolicyServer:
         message = wire.unpack(data)
         count = message.pop(wire.BATCH, None)
         rows = 1 if count is None else count
+        # By the exact type: true is an integer for Python.
         if type(rows) is not int or not 1 <= rows <= self._max_batch:
             raise wire.WireError(f"expected {wire.BATCH} to be 1 to max_batch={self._max_batch}, got {rows!r:.40}")
         batch = take(message, None if count is None else slice(None))
@@ -200,6 +202,7 @@ class PolicyServer:
         batch = batch[wire.OBSERVATION] if set(batch) == {wire.OBSERVATION} else batch
         request = _Waiting(batch, rows, layout(batch), Future())
         with self._changed:
+            # `stop` has cancelled what waited: nobody would answer this one.
             if self._stopped.is_set():
                 raise CancelledError
             self._waiting.append(request)
@@ -216,6 +219,7 @@ class PolicyServer:
                 self._changed.wait_for(self._is_enough, self._max_wait)
                 if self._stopped.is_set():
                     return
+                # Those like the oldest request. The others wait for the next call, which the oldest of them decides.
                 alike = [one for one in self._waiting if one.layout == self._waiting[0].layout]
             ends = np.cumsum([one.rows for one in alike])
             with contextlib.suppress(InvalidStateError):  # `stop` has cancelled them meanwhile
@@ -233,6 +237,7 @@ class PolicyServer:
         self.calls += 1
         try:
             chunks = np.asarray(self._function(join([one.batch for one in requests])))
+            # A function of actions gives chunks of one.
             chunks = chunks if self._chunked else np.expand_dims(np.atleast_1d(chunks), 1)
             wire.check_chunks(chunks, ends[-1])
         except Exception as error:

@@ -97,6 +97,7 @@ class Address:
         """The server's name in gRPC's header fields: the name of its certificate, if one was given, and the port."""
         name = self.credentials.tls_server_name
         if self.path:
+            # As gRPC's own clients call the server behind a Unix socket.
             return "localhost"
         return self.target if name is None else f"{name.encode('idna').decode()}:{self.port}"
 

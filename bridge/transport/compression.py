@@ -75,7 +75,7 @@ class Inflater:
     """Decompresses one message in pieces: gzip, zlib's own format, which gRPC calls deflate, or one frame of zstd.
 
     Args:
-        encoding: What it came with, one of `encodings`.
+        encoding: One of `encodings`.
     """
 
     def __init__(self, encoding: str) -> None:

@@ -70,7 +70,7 @@ def check_settings(payload: bytes, client: bool) -> dict[int, int]:
 
     Args:
         payload: The frame's.
-        client: Whether they came from a server.
+        client: True if they came from a server.
 
     Raises:
         Http2Error: One has a value that it may not have.

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""How a client begins."""
+"""The first bytes of a client."""
 
 
 class FrameType:
@@ -211,7 +211,7 @@ class Stream:
     def __init__(self, number: int, recv_window: int) -> None:
         self.number = number
         self.owner: Any = None
-        """Whose it is: for the user of the connection."""
+        """The object that it belongs to, such as a call; set and read by the user of the connection."""
         self.reader: DataReader | None = None
         """The reader that takes its bytes; None: they are dropped."""
         self.headers_received = False
@@ -247,8 +247,8 @@ class StreamTable(dict[int, Stream]):
     """The open streams of a connection, by number. It remembers those that were closed lately (RFC 9113, section 5.1).
 
     Args:
-        client: Whether this end opens the streams.
-        max_open: Of a server: how many there may be at a time.
+        client: True for the end that opens the streams.
+        max_open: On a server: the most that may be open at a time.
     """
 
     def __init__(self, *, client: bool, max_open: int) -> None:

@@ -136,8 +136,8 @@ def check_fields(fields: list[tuple[str, str]], *, request: bool, trailers: bool
 
     Args:
         fields: As they were decompressed.
-        request: Whether they came from a client.
-        trailers: Whether they end a stream that has others.
+        request: True if they came from a client.
+        trailers: True if they end a stream that has others.
 
     Raises:
         MalformedHeadersError: They break a rule of RFC 9113, section 8.2 or 8.3.

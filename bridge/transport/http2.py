@@ -30,10 +30,10 @@ class Http2(Http2Receiver):
     """One end of a connection.
 
     Args:
-        client: Whether this end opens the streams.
-        stream_window: Bytes that the peer may send on a stream before they were taken.
-        max_streams: Of a server: how many streams there may be at a time.
-        max_header_bytes: The most that the header fields of one block may take.
+        client: True for the end that opens the streams.
+        stream_window: Flow-control window of a stream, in bytes.
+        max_streams: On a server: the most streams that may be open at a time.
+        max_header_bytes: The largest header block, compressed and decompressed.
         outgoing: Where to append what is to be sent; None: `data_to_send` gives it.
     """
 
@@ -80,18 +80,18 @@ class Http2(Http2Receiver):
         return self.streams.open(stream)
 
     def end_stream(self, stream: Stream, trailers: Fields | None = None) -> None:
-        """Say, once all data is sent, that no more follows: by header fields if there are some."""
+        """End the stream once all its data is sent, by trailers if there are some."""
         if not stream.local_closed:
             stream.local_closed = True
             stream.trailers = None if trailers is None else list(trailers)
             self._send_pending(stream)
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Send PING; the answer adds to `pongs`."""
         self._sender.frame(FrameType.PING, 0, 0, bytes(8))
 
     def go_away(self, code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Say that no further streams are taken."""
+        """Send GOAWAY: no further streams are accepted, and those that are open go on."""
         self.goaway_sent = True
         # A server, which opens no streams, has none for a client to name: 0.
         payload = struct.pack(">II", self.streams.last if not self._client else 0, code) + reason.encode()[:1000]

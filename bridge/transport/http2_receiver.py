@@ -73,10 +73,10 @@ class Http2Receiver:
     """Reads what the peer sends, and answers what HTTP/2 itself asks for.
 
     Args:
-        client: Whether this end opens the streams.
-        stream_window: Bytes that the peer may send on a stream before they were taken.
-        max_streams: Of a server: how many streams there may be at a time.
-        max_header_bytes: The most that the header fields of one block may take.
+        client: True for the end that opens the streams.
+        stream_window: Flow-control window of a stream, in bytes.
+        max_streams: On a server: the most streams that may be open at a time.
+        max_header_bytes: The largest header block, compressed and decompressed.
         sender: Sends.
     """
 
@@ -94,11 +94,12 @@ class Http2Receiver:
         self.pongs = 0
         """How many pings were answered."""
         self.replies = 0
-        """How many frames this end has sent only because the peer did."""
+        """Frames sent only because the peer sent some. A client leaves a server that reads none of 10,000."""
         self.settings_received = False
         """True if the peer is known to speak HTTP/2."""
         self.resets = 0
         """How many streams were reset by the peer, or by this end for what the peer did."""
+        # Unlimited until a setting says otherwise (RFC 9113, 6.5.2).
         self.max_peer_streams = 1 << 31
         """How many streams the peer takes at a time, as far as is known."""
         self.error: Http2Error | None = None
@@ -200,6 +201,7 @@ class Http2Receiver:
                     self._send_window_update(stream)
                 return events
             if self._rest:
+                # The rest is short: a header of DATA, or as much of another frame as `check_size` allows.
                 data, self._rest = self._rest + data, b""
             if self._preface and has_preface(data):
                 self._preface, data = False, data[len(PREFACE) :]
@@ -480,6 +482,7 @@ class Http2Receiver:
             raise StreamError(
                 number, f"header fields came on stream {number}, which has ended", ErrorCode.STREAM_CLOSED
             )
+        # On a stream that this end has reset they can only be trailers, sent before the client knew.
         trailers = was_reset or (stream is not None and stream.headers_received)
         if trailers and not last:
             raise Http2Error("a second header block that does not end the stream")

@@ -84,7 +84,7 @@ class Http2Sender:
         self.send_pending(stream)
 
     def send_pending(self, stream: Stream) -> bool:
-        """Send of what is pending as much as the peer has windows for; return whether that has ended the stream."""
+        """Send pending data as far as the peer's windows allow; return True if that has ended the stream."""
         pending = stream.pending
         while pending:
             window = min(self._window, self._initial_window + stream.send_window, self._max_frame_size)
@@ -113,11 +113,12 @@ class Http2Sender:
         if trailers:
             self.send_headers(stream, trailers, end_stream=True)
         else:
+            # The data before it is sent already, without the flag. An empty frame needs no window.
             self.frame(FrameType.DATA, Flag.END_STREAM, stream.number)
         return True
 
     def discard_pending(self, stream: Stream) -> None:
-        """Drop what the peer has no window for."""
+        """Drop the data that waits for a window."""
         stream.pending.clear()
         self._waiting.discard(stream)
 
@@ -161,7 +162,7 @@ class Http2Sender:
         self._widest = max(self._widest, stream.send_window)
 
     def take_widened(self) -> list[Stream]:
-        """Return the streams that wait, where the window of all of them is wider than when this was called last."""
+        """Return the streams with pending data, to try again now that a window that they share is wider."""
         self.widened = False
         # A copy, as sending takes streams out of the set. Without a window of the connection none can send.
         return list(self._waiting) if self._window > 0 else []

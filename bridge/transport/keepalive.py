@@ -17,17 +17,17 @@ from bridge.transport.sockets import QUIET
 __all__ = ["KEEPALIVE", "add", "look_soon", "period", "remove"]
 
 KEEPALIVE = QUIET
-"""Seconds without a sign of the server after which it is asked for one; it then has half of them for it."""
+"""Seconds of silence after which the server is sent a ping; it then has half as many for the answer."""
 
 
 def period() -> float:
-    """Return the seconds from one look to the next: servers give their clients ten or more for a sign."""
+    """Return the seconds between two polls. Servers give their clients ten or more to answer a ping."""
     return KEEPALIVE / 10
 
 
 class _Pollable(Protocol):
     def poll_nowait(self) -> float:
-        """Look after what is there, without waiting; return the seconds until the next look."""
+        """Handle what has arrived, without waiting; return the seconds until the next poll."""
 
 
 class _Keeper:
@@ -56,7 +56,7 @@ class _Keeper:
         thread.start()
 
     def look_soon(self) -> None:
-        """Look after everything now: something is due earlier than it was at the last look."""
+        """Poll everything now: something is due earlier than the last poll has said."""
         with self._change:
             self._added = True
             self._change.notify_all()

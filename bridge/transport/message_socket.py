@@ -36,13 +36,13 @@ class MessageSocket:
 
     Args:
         address: The server's, `ws://` or `wss://`.
-        path: What is asked for, from its slash on.
+        path: The path of the request, with its leading slash.
         url: The URL for errors.
         server: What the server is, for errors: "policy server".
-        hint: What to do where there is none, for errors.
+        hint: The remedy where there is no server, for errors.
         timeout: Seconds for the handshake, and for each answer.
         max_message_bytes: The largest answer.
-        proxied: Whether the environment's proxies are used.
+        proxied: True to use the proxies that the environment variables name.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class MessageSocket:
         """Return the next message.
 
         Args:
-            answer: What is waited for, for errors.
+            answer: The name of the expected message, for errors.
 
         Raises:
             ConnectionLostError: The connection is closed.

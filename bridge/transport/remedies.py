@@ -52,7 +52,7 @@ def remedy(scheme: str, details: str) -> str:
 
     Args:
         scheme: The URL's.
-        details: What gRPC, OpenSSL or the system says.
+        details: The error text of gRPC, OpenSSL or the system.
     """
     said, plain = details.lower(), scheme.removesuffix("s")
     for sign, text in _REMEDIES.items():

@@ -22,9 +22,9 @@ __all__ = [
 SEND_BUFFER = 1 << 20
 """Bytes that a Unix socket is asked to hold, so that a large message takes few turns; the system may grant less."""
 QUIET = 20.0
-"""Seconds without a sign of the other end after which it is asked for one."""
+"""Seconds of silence after which the other end is sent a ping."""
 PATIENCE = 10.0
-"""Seconds that it then has for it."""
+"""Seconds that it then has for the answer."""
 AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 """Flag of a call of `send` or `recv` that is not to wait, whatever the socket's mode."""
 RECEIVE_TIMEOUT = 0.05

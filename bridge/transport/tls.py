@@ -24,7 +24,7 @@ _NO_CHECK_TIME = 0x200000
 
 
 def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alpn: str) -> ssl.SSLContext:
-    """Return what a server's ends are made with.
+    """Return the SSLContext of a server.
 
     Args:
         certificate: PEM: the server's certificate and those between it and its authority.
@@ -51,12 +51,12 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alp
 
 
 def client_context(credentials: ClientCredentials, alpn: str | None = None, *, verify: bool = True) -> ssl.SSLContext:
-    """Return what a client's ends are made with.
+    """Return the SSLContext of a client.
 
     Args:
-        credentials: What is shown there, and what is trusted.
+        credentials: The certificate that is shown to the server, and the authorities that are trusted.
         alpn: The name of what is spoken within; None: none is sent.
-        verify: Whether the server's certificate and its name are looked at.
+        verify: False to accept any certificate, of any name.
 
     Raises:
         SettingError: The certificate and its key do not belong together, or there is none in `tls_ca`.
@@ -146,7 +146,7 @@ def _own_certificate(context: ssl.SSLContext, certificate: bytes) -> Any:
 
 
 def explain(error: Exception) -> str:
-    """Return what OpenSSL says, without the place in its code."""
+    """Return the text of an OpenSSL error, without the place in its source."""
     text = str(error.args[-1]) if error.args else ""
     return re.sub(r" \(_ssl\.c:\d+\)$", "", text) or type(error).__name__
 
@@ -175,7 +175,7 @@ class Tls:
         return self._outgoing.pending > 0
 
     def receive(self, data: bytes) -> bytes:
-        """Take what came over the wire; return all of the stream that is in it.
+        """Take bytes of the wire; return the bytes of the stream that they complete.
 
         Raises:
             ssl.SSLError: It is no TLS, or the other end is refused, or refuses; `send` then gives the alert.
@@ -195,7 +195,7 @@ class Tls:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def send(self, parts: Iterable[bytes | memoryview] = ()) -> bytes:
-        """Return what is to go over the wire: what is owed, and once the handshake is done, these parts."""
+        """Return bytes for the wire: those of the handshake and alerts that wait, and these parts, once it is done."""
         with self._guard:
             for part in parts:
                 rest = memoryview(part)

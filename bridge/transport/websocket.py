@@ -62,7 +62,7 @@ _BY_CLOSE_CODE = {
 _BY_HTTP_STATUS = {
     http.HTTPStatus.UNAUTHORIZED: Code.UNAUTHENTICATED,
     http.HTTPStatus.FORBIDDEN: Code.PERMISSION_DENIED,
-    http.HTTPStatus.MISDIRECTED_REQUEST: Code.PERMISSION_DENIED,
+    http.HTTPStatus.MISDIRECTED_REQUEST: Code.PERMISSION_DENIED,  # of our server, for a Host that it does not know
     http.HTTPStatus.NOT_FOUND: Code.UNIMPLEMENTED,
     http.HTTPStatus.UPGRADE_REQUIRED: Code.UNIMPLEMENTED,
     http.HTTPStatus.TOO_MANY_REQUESTS: Code.UNAVAILABLE,
@@ -137,7 +137,7 @@ class MessageJoiner:
     """Makes messages of frames: one that came in fragments is joined.
 
     Args:
-        kind: What messages are.
+        kind: The opcode of messages: BINARY or TEXT.
     """
 
     def __init__(self, kind: Opcode = Opcode.BINARY) -> None:
@@ -162,6 +162,7 @@ class MessageJoiner:
         if self._parts is None:
             if frame.fin:
                 return bytes(frame.data)
+            # It grows in place: `bytes` joined anew for each fragment would cost the square of their number.
             self._parts = bytearray()
         self._parts += frame.data
         if not frame.fin:

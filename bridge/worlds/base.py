@@ -203,7 +203,7 @@ class World(abc.ABC):
             try:
                 agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
             except RequestError:
-                # It has joined already: refused without this, it would keep its place for ever.
+                # The agent has joined already, and would keep its place although its client is refused.
                 agent.leave()
                 raise
         return agent
@@ -338,6 +338,7 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
         """Begin."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # A refusal of ours that passes through here has its code and words already.
         if error is not None and not isinstance(error, RequestError):
             raise answer_to(self._where, error) from error
 
@@ -375,6 +376,7 @@ def answer_to(where: str, error: BaseException) -> RequestError:
         return error
     if isinstance(error, (SettingError, UnsupportedSpaceError)):
         return RequestError(Code.FAILED_PRECONDITION, f"this environment cannot be served: {error}")
+    # Gymnasium's OrderEnforcing raises it in a render or a step before the first reset.
     if isinstance(error, gymnasium.error.ResetNeeded):
         return RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}")
     # An environment without frames has not failed: `gymnasium.Env.render` raises this where a class has no other.

@@ -116,6 +116,7 @@ def known_names(spec: EnvSpec | None, space: Space[object]) -> list[str] | None:
         spec: The environment's.
         space: Its action space.
     """
+    # Others' environments, which have a namespace, may have the same name.
     return _fitting(ACTION_NAMES.get(spec.name) if spec is not None and spec.namespace is None else None, space)
 
 
@@ -130,6 +131,7 @@ def known_agent_names(name: str, space: Space[object]) -> list[str] | None:
 
 
 def _fitting(names: Sequence[str] | None, space: Space[object]) -> list[str] | None:
+    # A wrapper may have changed the actions: names of others would mislead.
     return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
 
 
@@ -245,6 +247,7 @@ def controls_of_space(
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
         count = int(np.prod(space.shape))
         if 0 < count <= _MOST_NUMBERS:
+            # JSON has no infinity.
             low, high = (np.clip(bound, -1e6, 1e6).reshape(-1).tolist() for bound in (space.low, space.high))
             neutral_numbers = np.asarray(neutral_action(space), np.float64).reshape(-1).tolist()
             if axes is None or len(axes) != count:

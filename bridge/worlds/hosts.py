@@ -146,6 +146,7 @@ class Host(abc.ABC, Generic[E]):
             for layer in _layers(self.env):
                 for owner in (layer, *type(layer).__mro__):
                     for name, value in getattr(owner, "__dict__", {}).items():
+                        # The outermost layer wins, as where an attribute is looked up.
                         found.setdefault(name, value)
             return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
 
@@ -154,7 +155,7 @@ class Host(abc.ABC, Generic[E]):
         refuse_private(name)
         with failures_in(f"looking for {name}"):
             layers = _layers(self.env)
-            # Of an environment that lives elsewhere nothing is known here: the call itself tells.
+            # Nothing is known here of lanes in other processes: there the call itself fails.
             if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
                 raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
@@ -261,6 +262,7 @@ class LanesHost(Host[Lanes]):
                 env = self._make()
                 assert isinstance(env, VectorEnv), "the same function made lanes before"
                 self._adopt(env)
+            # Not before another one is there: otherwise calls would go to the closed one.
             self._broken = None
             # All of them are new: a reset cannot leave one as it is.
             options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}

@@ -112,6 +112,7 @@ class _Unregistered:
 
     def render(self) -> Any:
         """Return the environment's frame; None: it has none."""
+        # A simulator may have `render = None`, and the same of `close`.
         return (read_attribute(self.env, "render", None) or (lambda: None))()
 
     def close(self, **keywords: object) -> None:

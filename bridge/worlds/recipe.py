@@ -164,6 +164,7 @@ class EnvRecipe:
         # What lanes return is sent before their next step.
         vector_kwargs: dict[str, Any] = {} if stepped_together else {"copy": False}
         if self.vectorization_mode == "async":
+            # The server has threads, so its processes must not be forked.
             vector_kwargs["context"] = start_method()
         vector: Lanes = gymnasium.make_vec(
             self.spec,

@@ -26,6 +26,7 @@ class ResetOrder:
         """True if the client that waits has gone."""
         self.finished: PendingResult[None] = PendingResult()
         """Done once all were told, or nobody waits any longer."""
+        # Where there is nobody to tell, it is done at once.
         self.told()
 
     def told(self) -> None:
@@ -56,6 +57,7 @@ class ResetBook:
 
     def end(self, agent: object) -> None:
         """Note that an agent is in no sequence any more, whatever ended it."""
+        # A ResetWorld must not wait for a Step that never comes: the agent has ended, reset, left or died.
         self._running.discard(agent)
         self._cross_off(agent)
 
@@ -65,6 +67,7 @@ class ResetBook:
 
     def take(self, agent: object) -> bool:
         """True if this Step of the agent is to be answered INTERRUPTED; it is told so once."""
+        # Asked in each Step of each agent, nearly always without an order.
         if not self.orders or not self.is_due(agent):
             return False
         self._cross_off(agent)

@@ -123,6 +123,7 @@ def _decoded(settings: Settings, name: str) -> object:
     tensor = settings[name]
     if tensor.WhichOneof("payload") != "uint8s":
         raise TensorError(f"expected the setting {name!r} as uint8 bytes of the values codec")
+    # With a bound on the number of values, because it comes from a client.
     return values.decode_request(tensor.uint8s.array)
 
 

@@ -115,6 +115,7 @@ class EnvAgent(Agent):
         """End the sequence by truncation, with the last observations."""
         self._reward[...] = 0
         self._truncated[...] = True
+        # The info of the last transition was told with that.
         self._info = {}
 
     async def step(self, actions: Mapping[int, Array]) -> int:
@@ -135,6 +136,7 @@ class EnvAgent(Agent):
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
         first = self._first_flag
+        # The second stands for the discount, which is computed only for those who ask for it.
         flags = (self._reward, self._terminated, self._terminated, self._truncated)
         found: dict[int, Array] = {}
         for uid in uids:
@@ -402,6 +404,7 @@ class EnvWorld(World):
     async def close(self) -> None:
         """Close the environment; one that is in a call is closed when the call returns."""
         if not self._closed:
+            # First: those whose waits `stop` ends look at it.
             self._closed = True
             self.stop()
             await self.env.close(self._destroyed())

@@ -130,6 +130,7 @@ class Source(abc.ABC, Generic[R]):
         done = self._making = PendingResult()
         try:
             env = await self._make_env("", recipe, None, runtime)
+            # Before the check, so that `close` finds it where that fails.
             self._made = (recipe, env)
             for name, space in env.facts.named_spaces():
                 # Raises where it does not travel: each client would be refused, one after the other.
@@ -141,6 +142,7 @@ class Source(abc.ABC, Generic[R]):
             raise RequestError(Code.FAILED_PRECONDITION, text) from error
         finally:
             self._making = None
+            # Also after a failure: a client that waits for it then makes its own, or is told why it cannot.
             done.set_result(None)
 
     async def close(self) -> None:

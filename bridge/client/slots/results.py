@@ -104,7 +104,7 @@ class Results:
         stacked = self._stack_answers()
         for member, rows in self._places:
             answer, start = member.answer, rows.start
-            # Its remote is away, or it was asked for nothing.
+            # Its remote is away or not ready, or it was asked for nothing.
             if answer is None:
                 if member.error is not None:
                     self._cut_off(member, rows)

@@ -78,6 +78,7 @@ class Codec:
         lanes = facts.num_envs
         self._several = bool(facts.agents)
         pairs: Mapping[object, Spaces] = facts.agents or {None: facts.spaces}
+        # Both ends number the agents in the order of the facts.
         self._ids = list(pairs)
         self._numbers = {agent: number for number, agent in enumerate(pairs)}
         self._layouts = [
@@ -109,6 +110,8 @@ class Codec:
             observation = observations.get(agent)
             rows.append(
                 [
+                    # An agent may be missing in any part: PettingZoo has only those that were alive before the step, or
+                    # came in by it.
                     self._pack_observation(layout, observation) if agent in observations else None,
                     self._rewards.read(rewards[agent], self._notes) if agent in rewards else None,
                     self._read_flag(terminations[agent]) if agent in terminations else None,

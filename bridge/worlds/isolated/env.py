@@ -96,6 +96,7 @@ class IsolatedEnv:
 
 
 def _leaf(key: str, kind: str, text: str, live: bool, value: object) -> Property:
+    # Read once, in the environment's process; what is `live` is asked of it again each time.
     return Property(key, kind, text, lambda: value, in_environment=live)
 
 

@@ -53,6 +53,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
 
     def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeAgent:
         self.refuse_if_over()
+        # Two players would overwrite each other's actions; of spectators there may be any number.
         if player and self.has_players:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
@@ -65,8 +66,12 @@ class RealtimeWorld(ClockedWorld[Transition]):
         """Give up an agent's episodes, and where it is the player have the lanes begin new ones."""
         self.refuse_if_over()
         for index in np.flatnonzero(asked.mask).tolist():
+            # A spectator's Reset, too, leaves the episode: its next Step enters the one that runs then, and nobody else
+            # notices.
             loop_agent.buffers[index].abandon()
             lane, seed = self.loop.lanes[index], asked.seeds[index]
+            # D-14: a reset that is under way, or that `start` asks for below, serves for this one as well, unless it
+            # was to have another seed or other options.
             plain = seed is None and not asked.options
             under_way = lane.phase in (Phase.RESETTING, Phase.IDLE) or not asked.restart
             if not loop_agent.player or (plain and under_way):
@@ -81,6 +86,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
             observation, info = await self.env.reset(seed=job.seed, options=job.options, lane=lane)
             return Transition(kept(observation), info=kept(info))
         result = await self.env.step(job.action, lane)
+        # What the environment returned may be no five results.
         with failures_in("step"):
             observation, reward, terminated, truncated, info = result
             return Transition(kept(observation), float(reward), bool(terminated), bool(truncated), kept(info))
