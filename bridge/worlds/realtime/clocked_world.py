@@ -292,7 +292,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
                 try:
                     await pending
                 finally:
-                    # The scheduler takes the callback of a timer that it has run.
+                    # The scheduler clears the callback of a timer when it runs it.
                     expired = timer.callback is None
                     timer.cancel()
                 self.refuse_if_over()
