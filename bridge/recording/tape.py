@@ -51,7 +51,7 @@ class Tape:
         self._fits = True
         self._ended = False
         self.options = journal.options
-        """What is recorded."""
+        """The options of the recording: which of observations, infos and frames it has."""
         self.on = True
         """True if resets and steps are recorded; calls are in any case, for what follows depends on them."""
 
