@@ -447,7 +447,7 @@ class Calls:
         if not call.over:
             client, limit = call.client, self._limits.max_message_bytes
             size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-            # An error takes its place, so that the stream and the episode go on.
+            # An error takes its place, so that the stream goes on.
             if size > limit:
                 text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
                 parts = [call.refuse(RequestError(Code.RESOURCE_EXHAUSTED, text))]

@@ -187,7 +187,7 @@ class World(abc.ABC):
         Args:
             settings: The settings.
             join: Lets it in; None: `self.join`.
-            ours: Whether the client is of this package: one that does not say so by the setting `gymnasium` gets the
+            ours: True if the client is of this package: one that does not say so by the setting `gymnasium` gets the
                 observations that only Gymnasium knows.
 
         Raises:

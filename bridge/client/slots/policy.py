@@ -282,6 +282,7 @@ class SlotPolicy:
         # `allowance` is looked up only here: the check is frequent, and nearly no answer is late.
         if now > member.deadline:
             return now > member.deadline + member.remote.allowance
+        # A black hole never says anything. A server that has spoken gets all of `timeout`: to make a world may be slow.
         silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
         return silent and self.placement is not None and self.placement.any_well(member.kind, member.endpoint)
 
@@ -313,6 +314,7 @@ class SlotPolicy:
             elsewhere: Whether only a spare will do whose server does not drain.
         """
         for spare in self.spares:
+            # `single` counts, because a world of one lane, unlike an environment, begins its next episodes by itself.
             alike = (spare.lanes, spare.single, spare.kind) == (member.lanes, member.single, member.kind)
             # Of a list, a world that a slot is to go back to may be of another kind than that of other slots.
             free = self.placement is not None or spare.relieves in (None, _relieved_by(member))
@@ -333,6 +335,8 @@ class SlotPolicy:
         leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
         for member in leaving:
             self.saw(member, EndpointEvent.DRAINS, now)
+        # A single environment leaves at the end of its episode. The episodes of lanes have no common end: they leave
+        # after a step, in the middle of some.
         self.lanes_leave = any(not member.single for member in leaving)
         for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
             # The user asked for this spare, so it stays, and waits for the next server at its URL.

@@ -144,6 +144,7 @@ class Results:
         for member, rows in self._places:
             answer = member.answer
             if answer is not None and member.single and type(message := answer.message) is StepAnswer:
+                # Worlds whose tensors have equal UIDs, types and shapes share one template.
                 if message.template not in alike:
                     alike[message.template] = answer.reader, [], []
                 _, places, answers = alike[message.template]

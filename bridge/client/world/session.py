@@ -545,6 +545,7 @@ class ClientSession:
         answers = world.answers
         if answers is None or (error is None and message.WhichOneof("payload") != "step"):
             return self._break("it answered a Step by something else")
+        # Before the error is looked at: a refused Step is in flight no more, either.
         answers.in_flight -= 1
         current = request.number == self._episode
         if error is not None:
@@ -561,6 +562,7 @@ class ClientSession:
                 world.dropped()
         except _UNREADABLE as problem:
             return self._break(f"its answer cannot be read: {problem}")
+        # One for each that was answered, so that as many as a round trip has frames are on their way.
         self._send_ahead(world, answers, now, answers.may_send)
         return self.due(now)
 

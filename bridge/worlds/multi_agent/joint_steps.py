@@ -71,7 +71,7 @@ class Participant:
 
     name: str
     agent: Agent
-    """Its number in the world's `ResetBook`."""
+    """The agent, by which the world's `ResetBook` knows it."""
     sequence: int = -1
     """The sequence that it last took part in."""
     playing: bool = False
@@ -185,7 +185,7 @@ class JointStepTable:
         Args:
             participant: Whose Step.
             now: The time.
-            begins: Whether it is the first of a sequence, which waits for the next one, or enters the running one.
+            begins: True if it is the first of a sequence, which waits for the next one, or enters the running one.
                 Else it waits until the environment has stepped with the actions of all.
             action: Its action.
         """

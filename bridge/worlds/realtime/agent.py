@@ -42,8 +42,8 @@ class RealtimeAgent(EnvAgent):
     """An agent of a real-time world: a player, or a spectator.
 
     Args:
-        world: What it is in.
-        loop_agent: What it is to be told.
+        world: The world that it is in.
+        loop_agent: Its part in the loop, with the buffers of what it is to be told.
         wait: What its Steps wait for: `now`, `next_frame` or `new_frame`.
         spaces: Of one agent of several; None: the world has one player.
     """

@@ -114,7 +114,7 @@ class JointLoop(RealtimeLoop):
         Args:
             job: The frame's.
             now: The time.
-            spent: What it took, seconds.
+            spent: Seconds that it took.
             seen: Of every agent that acted or is alive now.
             alive: The agents that go on, in the environment's order.
 
@@ -205,7 +205,7 @@ class JointLoop(RealtimeLoop):
             loop_agent: The agent.
             seed: For the next episode; None: none.
             options: For the next episode; None: none.
-            restart: Whether it wants another episode than the running one.
+            restart: True if it wants another episode than the running one.
         """
         self.give_up(loop_agent, restart)
         if not loop_agent.player:

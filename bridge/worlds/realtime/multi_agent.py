@@ -46,7 +46,7 @@ __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWor
 
 _log = SafeLog(__name__)
 Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
-"""What each agent is told of a reset or a frame, by name, and the names of those that go on."""
+"""The transition of each agent in a reset or a frame, by name, and the names of those that go on."""
 
 
 @dataclasses.dataclass(frozen=True)
