@@ -189,6 +189,7 @@ def run_demo(demo: Demo, out: TextIO | None = None) -> Outcome:
         search = CrossEntropy(envs.single_observation_space.shape[0] + 1, demo.seed)
         history = _train(envs, search, demo, screen)
         policies = np.tile(search.mean, (envs.num_envs, 1))
+        # Seeds that no generation had: a policy is not measured on episodes that it was chosen by.
         returns, _ = play(envs, policies, demo.episodes, demo.seed + demo.generations * envs.num_envs)
         seconds = time.perf_counter() - start
     picture = draw_curve(history, returns.ravel(), demo.picture)

@@ -140,7 +140,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         Raises:
             SettingError: One of Gymnasium's vector wrappers calls, which needs `make_vec_remote(…, blocking=True)`.
         """
-        # Gymnasium's vector wrappers would fail later, and say only that None has no shape.
+        # Gymnasium's vector wrappers would fail on a None later, far from the cause.
         frame = inspect.currentframe()
         _refuse_batch_wrapper(frame.f_back if frame is not None else None)
         with self._slots.conflicts:

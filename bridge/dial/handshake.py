@@ -129,11 +129,11 @@ def read_request(data: bytes) -> Asked | None:
 
 
 def refusal(error: RequestError, asked: Asked | None) -> bytes:
-    """Return the answer that lets a server not in.
+    """Return the answer to a server that is not let in.
 
     Args:
         error: Why.
-        asked: Its request; None: that is none.
+        asked: Its request; None: it cannot be read.
     """
     if asked is not None and asked.key is not None:  # it is closed at once, for browsers show scripts no HTTP status
         from bridge.transport.websocket import close_frame

@@ -174,6 +174,7 @@ class ServerGroup(Server):
         with self._asking:
             first.write("prepare")
             said = first.read(None)
+        # Another thread has called `stop`, which ended the process.
         if self._ending:
             return False
         if said is None or "error" in said:

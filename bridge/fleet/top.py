@@ -181,6 +181,7 @@ class Top:
         self._directory = directory
         self._target = " ".join(shown_url(word) for word in target.split())
         self._credentials = ClientCredentials.of() if credentials is None else credentials
+        # The URLs have addresses, and certificates have the name that was looked up.
         name = directory.server_name if isinstance(directory, DnsDirectory) else None
         if name is not None and self._credentials.tls_server_name is None:
             self._credentials = dataclasses.replace(self._credentials, tls_server_name=name)

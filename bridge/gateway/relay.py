@@ -78,7 +78,7 @@ class Relay:
             self._pending.set_result(bytes(what))
 
     def _said(self, error: RemoteError) -> RequestError:
-        """Return what the client is told of a lost connection. It is not to show its own token to another server."""
+        """Return the error for the client whose connection to the server was refused or lost."""
         if isinstance(error, RefusedError):
             code = Code(error.code) if error.code in Code.__members__.values() else Code.UNKNOWN
             # Passed on as it is, the client would take it for a refusal of the token that it has shown the gateway.

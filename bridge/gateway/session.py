@@ -85,7 +85,7 @@ class GatewaySession:
             return [error_response(error)]
 
     async def _route(self, data: Request) -> list[bytes | memoryview]:
-        """Find out whom a request is for.
+        """Send a request to the server that it is for; return the answer.
 
         What is handed on is written anew from what was parsed, but for a Step with no unknown field. Protobuf takes the
         last field of a oneof, so the bytes of a Step may be followed by those of another request, and a field that this

@@ -140,6 +140,7 @@ class Guard:
         if address in self._proven:
             self._proven.move_to_end(address)
             return self._proven[address]
+        # By host: a flood from forged ports of one host takes the place of no other one.
         peers = self._unproven.setdefault(host, {})
         self._unproven.move_to_end(host)
         if len(self._unproven) > self.config.max_addresses:

@@ -60,7 +60,7 @@ class LobbyMember:
     heard: float = -math.inf
     """When it last said something, with its token if it has one."""
     port: int | None = None
-    """Of the run that it is in, or that it missed and has not seen the end of: told on any contact."""
+    """The port of its run, also of a past one whose end it has not seen: told on any contact."""
     player: RunMember | None = None
     """Its state in that run."""
     told_at: float = -math.inf
@@ -69,7 +69,7 @@ class LobbyMember:
 
 
 _S1_BYTES = 900
-"""Of one datagram of the lobby: less than the kilobyte that an address which is not proven may be sent at once."""
+"""Bytes of a datagram of the lobby: below the kilobyte that an address which is not proven may be sent at once."""
 # Addresses whose newest registration is remembered, also of clients that left. The oldest makes room for one more.
 _MOST_NUMBERS = 4096
 _PEOPLE_COUNTDOWN = 3.0
@@ -169,6 +169,7 @@ class Lobby:
         elif client is not None:
             problem = self._hear(message, client, now)
         elif isinstance(message, packet.LobbyRequest):
+            # Nothing is kept of a stranger.
             self._inform(LobbyMember(sender), now)  # P-7
             return self._to_send()
         else:

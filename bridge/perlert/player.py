@@ -134,10 +134,10 @@ class Player:
         self.stats = PlayerRun()
         """The measurements of this run."""
         self._ports: deque[int] = deque(maxlen=16)
-        """Of the runs, the newest one last."""
+        """The ports of the runs, the newest one last."""
         self._registrations = 0
         self._owned_at = -math.inf
-        """When the server showed last that our slot, or our part in a run, is ours, or we began to ask for it."""
+        """When the server last showed that the slot, or the part in a run, is ours; or when we began to ask for it."""
         self._confirmed = self._others_play = False
         """True if the lobby lists us as ready, or not, as we want to be; whether the last run goes on for others."""
         self._next_poll = self._next_word = -math.inf

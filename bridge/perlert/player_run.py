@@ -125,6 +125,7 @@ class PlayerRun(Stats):
         self._taken += 1
         if extra is None:
             self._ret += reward  # a late step's reward, too: it is in no other one
+        # An older observation is of no use any more. Its reward was added above, or is in the return of a newer step.
         if self._newest is not None and order < (self._newest.step, self._newest.timestamp):
             self.reordered += 1
             return None

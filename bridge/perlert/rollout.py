@@ -77,7 +77,7 @@ class RunMember:
     ret_sent: Decimal = Decimal(0)
     """The return, rounded, up to the last S5 that was sent."""
     due: float = -math.inf
-    """When the next S5 would be sent at an even rate."""
+    """When the next S5 may be sent at the even rate of `max_rate`, seconds."""
     last: bytes = b""
     """The newest S5."""
     open_until: float = math.inf
@@ -91,6 +91,7 @@ class RunMember:
 
     def was_told(self, now: float) -> bool:
         """Tell whether it can have seen its end; while it goes on asking at the port, it has not."""
+        # A client that has seen no end goes on sending its action, several times a second while no step comes.
         return now >= self.open_until or (self.here and now >= self.heard + 1.0)
 
 
@@ -146,7 +147,7 @@ class Rollout:
         return self._to_send()
 
     def _take(self, message: packet.ClientMessage, sender: Address, now: float) -> str:
-        """Take a message; return why it changes nothing, or nothing."""
+        """Take a message; return why it was dropped, empty if it was not."""
         player = self.players.get(sender)
         if player is None:
             return "not in this run"

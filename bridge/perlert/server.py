@@ -176,6 +176,7 @@ async def make_world(
     """
     if isinstance(env, str | gymnasium.envs.registration.EnvSpec):
         env = partial(gymnasium.make, env)
+    # The lobby says when the next episode begins, so none begins by itself.
     realtime = RealtimeOptions(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
     source = recorded(ParallelSource(env, realtime=realtime, **settings), journal)
     return await source.make_world(name, {}, runtime)

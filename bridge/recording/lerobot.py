@@ -128,6 +128,7 @@ class _Dataset:
         columns = [self._columns(number, one) for number, one in enumerate(self._data)]
         index = 0
         for one in columns:
+            # The first argument is taken before the second one assigns.
             one["index"] = np.arange(index, index := index + len(one["index"]))
         tables = [pa.table({name: _cells(column) for name, column in one.items()}) for one in columns]
         self._save(_DATA.format(**_FIRST), pa.concat_tables(tables))
@@ -186,6 +187,7 @@ class _Dataset:
         if self._of_pictures:
             yield from one.observations[:-1]
             return
+        # The last frame belongs to no action.
         for step, _, frame in observed_rows(one.episode, frames=True):
             if step < len(one.actions) and frame is not None:
                 yield frame()
@@ -220,6 +222,7 @@ def _feature_of(space: Space[Any], what: str) -> dict[str, Any]:
 def _rows(space: Space[Any], samples: Sequence[Any]) -> Array:
     """Return samples as an array with a row for each; a number alone is a row."""
     found: Array = np.asarray(samples, space.dtype).reshape(len(samples), -1)
+    # LeRobot reads a feature of the shape (1,) as a number and not as a list.
     return found[:, 0] if found.shape[1] == 1 else found
 
 

@@ -59,6 +59,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         stream = self._episode.stream
         self.observation_space = stream.spaces[0][0]
         self.action_space = spaces.Discrete(1)
+        # A dict of its own: the class's is that of all episodes.
         self.metadata = {**self.metadata, "render_fps": stream.header.get("fps") or 30}
         self.paused = False
         """True if steps stand still."""
@@ -74,6 +75,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         self._rows: ObservedRows | None = None
         self._next = 0
         self._observation: Any = None
+        # Drawn when somebody asks for it: a seek passes over many steps.
         self._frame: Callable[[], Any] | None = None
         self._picture: Any = None
 
@@ -183,6 +185,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             self._next += 1
             self._picture = None
             if agents := self._episode.stream.agents:
+                # Once the first agent has ended, its last observation stays.
                 observation = observation.get(agents[0], self._observation)
             self._observation = observation
         self.position = position

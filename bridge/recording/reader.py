@@ -52,6 +52,7 @@ class Reset:
         return [int(given[lane]) if there[lane] and given[lane] is not None else None for lane in range(lanes)]
 
 
+# By identity: two episodes with arrays cannot be compared by `==` of their fields.
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordedEpisode:
     """An episode of one environment, of one lane, or of several agents together."""
@@ -192,6 +193,7 @@ class RecordedStream:
         if name not in self._columns:
             cells = self._table[name].combine_chunks()
             if name == "by":
+                # As numbers into a list of names, and not as an object for each row.
                 encoded = cells.cast(pa.string()).dictionary_encode()
                 self.names = [_printable(text) for text in encoded.dictionary.to_pylist()]
                 cells = encoded.indices.fill_null(-1)
@@ -238,6 +240,7 @@ class RecordedStream:
     def _given(self, part: int, name: str, leaf: Leaf) -> tuple[Array, Array]:
         """Return what `_given` does of a segment's column of samples."""
         batch, given = self._segment(part)
+        # Converted once: the episodes of a segment are read one by one.
         if name not in given:
             fixed = is_fixed(leaf.spec)
             given[name] = _given(batch[name], leaf.spec.shape, leaf.spec.dtype if fixed else np.dtype(object))
@@ -315,6 +318,7 @@ class RecordedStream:
         lanes = self.column("lane") if self.kind == "lanes" else np.zeros(len(kinds), np.int32)
         # The number 0 is of rows after lost calls, which belong to no episode that is known.
         rows = np.flatnonzero((kinds <= Kind.FAILED_STEP) & (numbers > 0))
+        # The rows of lanes are mixed, in the order of their calls.
         rows = rows[np.lexsort((rows, numbers[rows], lanes[rows]))]
         cuts = np.flatnonzero((np.diff(numbers[rows]) != 0) | (np.diff(lanes[rows]) != 0)) + 1
         # What does not begin with a reset has lost its beginning, as where the oldest file was deleted.
@@ -334,6 +338,7 @@ class RecordedStream:
             # A step that raised has no outcome: it ends the episode, and is no step of it.
             end, rows = "failed", rows[kinds[rows] < Kind.FAILED_STEP]
         elif not lacks and not (end := self._end_of(rows)):  # no row ends it
+            # Calls that are missing between its last row and the next episode may have its end.
             lacks = any(newest < at and (following is None or at < following) for at, _ in self.gaps)
             end = "reset" if following is not None else "closed" if self.closed else "running"
         if lacks and end != "failed":
@@ -350,6 +355,7 @@ class RecordedStream:
                 return ""
         if self.column("terminated")[last].any():
             return "terminated"
+        # Of several agents nobody is alive here, and nobody was terminated last.
         return "truncated" if self.agents or self.column("truncated")[last].any() else ""
 
     def seeded_call(self, call: int) -> int | None:
@@ -372,6 +378,7 @@ class RecordedStream:
 
 
 def _printable(text: str) -> str:
+    # A stranger's text is printed at a terminal, which obeys control characters.
     return "".join(part if part.isprintable() else "?" for part in text[:200])
 
 
@@ -506,6 +513,8 @@ def _columns_of(schema: pa.Schema) -> Columns:
         raise RecordingError(f"expected a recording of format version {FORMAT}, got {told!r:.40}")
     kind, lanes, agents = header.get("kind"), header.get("lanes", 1), header.get("agents", [])
     lists = isinstance(agents, list) and all(isinstance(agent, str) for agent in agents)
+    # A stranger's header: without these checks `Columns` would raise something of Python's own, or make a column for
+    # each of as many lanes as it claims.
     sound = kind in ("env", "lanes", "agents") and lists and bool(agents) == (kind == "agents")
     sound = sound and len(set(agents)) == len(agents) <= _MOST_LANES and isinstance(header.get("spaces"), list)
     sound = sound and isinstance(lanes, int) and 0 < lanes <= _MOST_LANES
@@ -526,6 +535,7 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
     )
     lanes = columns.width if columns.kind != "env" else int(columns.header.get("lane", 0)) + 1
     known = np.isin(kind, [Kind.STEP, Kind.RESET, Kind.FAILED_STEP, Kind.FAILED_RESET, Kind.CALL, Kind.END])
+    # Rows are found by binary search in `call`, and lanes are indices.
     sound = call[0] >= max(last, 0) and (np.diff(call) >= 0).all() and (lane >= -1).all() and (lane < lanes).all()
     sound = sound and ((lane >= 0) | (kind >= Kind.CALL)).all() and known.all() and (t >= 0).all()
     if not sound:

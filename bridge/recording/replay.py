@@ -57,13 +57,13 @@ class Verification:
 
     episode: str
     rows: int
-    """How many resets and steps were compared."""
+    """The number of resets and steps that were compared."""
     difference: str = ""
     """The first difference, with its step; empty: there is none."""
     step: int | None = None
     """The step of the episode at which it differs, 0 for its first observation; negative: before the episode."""
     versions: str = ""
-    """Which packages have other versions than when it was recorded."""
+    """The packages whose versions differ from those at the recording; empty: none, or nothing differs."""
 
     @property
     def ok(self) -> bool:
@@ -107,6 +107,7 @@ class Replay:
             raise SettingError(f"the environment of the recording cannot be made: {error.message}") from error
         self._allow_calls = allow_calls
         self._properties = self._host.properties()
+        # A recording knows agents by their names; the environment takes its own objects.
         self._ids = {str(agent): agent for agent in self._host.facts.agents}
 
     def calls(self, start: int, stop: int) -> Iterator[tuple[int, Row]]:
@@ -452,6 +453,7 @@ class ReplayComparison:
                 return {calls[0][0]: f"the observation is not of its space now: {problem}"}
             # A batch fails as a whole; one by one, the call that does is found.
             return next(filter(None, (self.difference([one]) for one in calls)), {})
+        # One batch, for the calls follow each other without a gap.
         (fresh,) = batches
         stream, first, last = self._stream, calls[0][0], calls[-1][0]
         rows = np.arange(*np.searchsorted(stream.column("call"), [first, last + 1]))

@@ -113,6 +113,7 @@ class Replays:
         try:
             return SteeredEnv(env, await _steer(env, {}), runtime.scheduler)
         except BaseException:
+            # Its process would go on, and no world would end it.
             await env.close()
             raise
 

@@ -99,9 +99,10 @@ class Row(NamedTuple):
 
 
 FLAT = len(Row._fields) + 2
-"""How many entries a call has in a flat list: about how many bytes of memory it takes, its number, and its fields.
+"""The entries of a call in a flat list: its size in bytes of memory (about), its number, and the fields of its `Row`.
 
-Python's garbage collector would look at each of a list of tuples; and of a flat list a slice is a column.
+Flat, since Python's garbage collector would traverse each tuple of a list of tuples, and since a slice with a stride is
+a column.
 """
 
 
@@ -457,7 +458,7 @@ class _Batch:
         )
 
     def _masks(self) -> Array:
-        """Return which lanes each call concerns: all, or those that a reset names."""
+        """Return which lanes each call concerns, bool `(calls, lanes)`: all, or those that a reset names."""
         found = np.ones(self.shape, np.bool_)
         for at in np.flatnonzero(self._resets).tolist():
             mask = mask_of(self._row(at))
@@ -466,7 +467,7 @@ class _Batch:
         return found
 
     def _given(self, name: str) -> Array:
-        """Return which lanes have an action, an observation or a reward in each call."""
+        """Return which lanes have an action, an observation or a reward in each call, bool `(calls, lanes)`."""
         found = np.zeros(self.shape, np.bool_)
         found[:] = np.array([value is not None for value in self.fields[name]])[:, None]
         for at, value in enumerate(self.fields[name] if self.columns.splits else ()):
@@ -475,7 +476,10 @@ class _Batch:
         return found
 
     def _spread(self, name: str, dtype: Any, shape: tuple[int, ...] = ()) -> Array:
-        """Return what calls have, one for each lane or the same for all, as a grid; NaN for what is no number."""
+        """Return a field of the calls as a grid, `(calls, lanes, *shape)`: by lane, or one value for all lanes.
+
+        A value that does not fit is NaN, or 0 where the dtype has no NaN; None is 0.
+        """
         found: Array = np.zeros((*self.shape, *shape), dtype)
         if not self.columns.agents:
             with contextlib.suppress(TypeError, ValueError):  # all are numbers, or all of the shape, as nearly always
@@ -536,7 +540,7 @@ class _Batch:
         return np.stack(found) if found else np.empty((0, *leaf.spec.shape), leaf.spec.dtype)
 
     def _stacked(self, group: Group, name: str) -> Array | None:
-        """Return samples that are arrays, or scalars, of one tensor as a grid of it; None: they are something else."""
+        """Return samples of one tensor as a grid, `(calls, lanes, *shape)`; None: they are not all of its dtype."""
         layout, spec = group.layouts[name], group.layouts[name].leaves[0].spec
         if not layout.single or not is_fixed(spec) or self.columns.agents:
             return None
@@ -569,7 +573,7 @@ class _Batch:
         return [values.encode_info(one, values.Notes()) if one else None for one in infos]
 
     def _events(self) -> pa.Array:
-        """Return what else there is to say of some calls, which the first lane of each says."""
+        """Return the column `event`: the arguments of resets, and what was raised, in the first row of each call."""
         told = (self._resets | np.array(list(map(bool, self.fields["error"])))) & self.masks.any(axis=1)
         rows = np.zeros_like(self.masks)
         rows[told, self.masks[told].argmax(axis=1)] = True
@@ -653,7 +657,7 @@ def mask_of(row: Row) -> Any:
 
 
 def _event(row: Row) -> str | None:
-    """Return what else there is to say of a call, as JSON: the arguments of a reset, or what was raised."""
+    """Return the event of a call as JSON: the arguments of a reset, or what was raised; None: it has none."""
     if row.kind in (Kind.FAILED_STEP, Kind.STEP):
         return json.dumps({"error": row.error})
     found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}

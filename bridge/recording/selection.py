@@ -1,4 +1,4 @@
-"""Which episodes of a recording are meant: by who acted, by their return, by their environment."""
+"""Conditions that select episodes of a recording: who acted, the return, the environment."""
 
 from __future__ import annotations
 

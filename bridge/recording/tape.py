@@ -51,7 +51,7 @@ class Tape:
         self._fits = True
         self._ended = False
         self.options = journal.options
-        """What is recorded."""
+        """The options of the recording: which of observations, infos and frames it has."""
         self.on = True
         """True if resets and steps are recorded; calls are in any case, for what follows depends on them."""
 
@@ -334,6 +334,7 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
         made_by: What the environment was made of, for the record `world`.
     """
     env, facts = world.env, world.env.facts
+    # In real time each lane is stepped and reset by itself; in lock-step one call is of all lanes.
     by_lane = isinstance(world, RealtimeWorld)
     kind = "agents" if facts.agents else "env" if by_lane or facts.num_envs is None else "lanes"
     lanes: Sequence[int | None] = range(facts.num_envs or 1) if by_lane else [None]

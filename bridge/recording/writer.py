@@ -172,6 +172,7 @@ class Journal:
                 # What comes while this is written waits for the next turn, or each turn would write a row or two: a
                 # batch costs as much as fifty rows, whatever its size.
                 self._write()
+                # Nothing more is taken from here on; what came during the last turn is still to be written.
                 while closing and (self.queued or self._ended):
                     self._write()
                 if closing:
@@ -228,7 +229,7 @@ class _Files:
 
     def __init__(self, folder: Path, run: str, most: int | None) -> None:
         self._folder, self._run, self._most = folder, run, most
-        # Whole files are deleted at the limit: as each has a quarter of it at most, most of the recording stays.
+        # Whole files are deleted at the limit: as each has about a quarter of it at most, most of the recording stays.
         self._segment_bytes = _SEGMENT_BYTES if most is None else max(1, min(_SEGMENT_BYTES, most // 4))
         self._open: dict[Encoder, Segment] = {}
         self._parts: dict[int, int] = {}

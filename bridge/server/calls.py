@@ -66,7 +66,7 @@ class Client(Protocol):
         return False
 
     def defer(self, call: Call, size: int) -> None:
-        """Make the client wait with further requests where one of this size is not served yet."""
+        """Let the client send `size` bytes less, for a request that waits, until `resume`."""
         return None
 
     def resume(self, call: Call, size: int) -> None:
@@ -110,7 +110,7 @@ class Call:
     """One stream of requests: a session.
 
     Args:
-        client: Where it comes and answers go.
+        client: The connection that it came over.
         session: What answers.
         name: For the log.
     """
@@ -227,12 +227,12 @@ class Calls:
         return call
 
     def receive(self, call: Call, request: Request | None) -> None:
-        """Have a request served once those before it were; None: no more follow."""
+        """Queue a request behind those that came before; None: the client sends no more."""
         call.client.unserved += 1
         self.ready.append((call, request))
 
     def abandon(self, call: Call, error: RequestError | None = None) -> None:
-        """End a call whose client has gone, or for a reason that it is told. A request that is served goes on."""
+        """End a call; send `error` as its status if there is one. A request that is being served goes on."""
         if call.over:
             return
         if error is not None:
@@ -264,7 +264,7 @@ class Calls:
         call.unsent = 0
 
     def _release(self, call: Call) -> None:
-        """Have the first of a call's requests served that wait; of a call that is over: drop them all."""
+        """Queue the first of a call's waiting requests. Of a call that is over, drop all of them."""
         if call.over:
             while call.requests:
                 call.client.drop(self._take_waiting(call))
@@ -447,7 +447,7 @@ class Calls:
         if not call.over:
             client, limit = call.client, self._limits.max_message_bytes
             size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-            # An error takes its place, so that the stream and the episode go on.
+            # An error takes its place, so that the stream goes on.
             if size > limit:
                 text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
                 parts = [call.refuse(RequestError(Code.RESOURCE_EXHAUSTED, text))]

@@ -99,7 +99,7 @@ class Connection:
     # The bytes that count for `max_queued_bytes`
 
     def admit(self, size: int) -> None:
-        """Count a large request that begins, or raise RequestError; negative: give it up."""
+        """Count `size` bytes of a large request, or raise RequestError; negative: give them back."""
         if size > 0:
             self._admission.check(size)
         self.hold(size)
@@ -111,7 +111,7 @@ class Connection:
             self._admission.bytes += size
 
     def drop(self, request: bytes | bytearray | None) -> None:
-        """Give back what a request counts that is not to be served, or is served from now on."""
+        """Count the bytes of a large request no longer: it is dropped, or begins to be served."""
         # Large requests are counted when memory is taken for them, small ones only where they wait.
         if type(request) is bytearray:
             self.hold(-len(request))
@@ -209,7 +209,7 @@ class Connection:
         return bool(self.unsent) or self.protocol.is_blocked(call)
 
     def defer(self, call: Call, size: int) -> None:
-        """Make the client wait with further requests where one of this size is not served yet."""
+        """Let the client send `size` bytes less, for a request that waits, until `resume`."""
         self.protocol.defer(call, size)
 
     def resume(self, call: Call, size: int) -> None:

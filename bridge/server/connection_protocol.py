@@ -56,7 +56,7 @@ class ConnectionProtocol:
         return False
 
     def defer(self, call: Call, size: int) -> None:
-        """Make the client wait with further requests where one of this size is not served yet."""
+        """Let the client send `size` bytes less, for a request that waits, until `resume`."""
 
     def resume(self, call: Call, size: int) -> None:
         """Take back a `defer`."""

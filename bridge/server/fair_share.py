@@ -22,7 +22,8 @@ REFILL = 0.05
 """Seconds that all connections together may use a second, beyond those, in equal parts."""
 SHARE = 0.1
 """The share of the time that all connections together may use which have used more than that."""
-# What a turn may take for each request, or page of a large one, without a closer look: so often the fastest request.
+# A turn may take so many times the fastest request, for each of its requests or pages of a large one, without a closer
+# look.
 _USUAL = 8
 # Seconds that any turn may take without a closer look.
 _SHORT = 2e-4

@@ -51,7 +51,7 @@ def listen_unix(path: str) -> tuple[socket.socket, Callable[[], None]]:
 
 
 def _inode(path: str) -> tuple[int, int]:
-    """Return what tells a file from another one that took its name."""
+    """Return the device and inode, which tell a file from a later one of the same name."""
     info = os.stat(path)
     return info.st_dev, info.st_ino
 

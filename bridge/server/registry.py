@@ -202,6 +202,7 @@ class Registry:
             raise
         await self._refuse_late(world)
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
+        # Nobody has joined it yet: one that `lingers` waits from here on.
         self.left(world)
         return name
 
@@ -214,7 +215,7 @@ class Registry:
         return world
 
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
-        """Let an agent into a world, as `World.admit`, where observers do not let it in."""
+        """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`."""
         join = world.join
         # The first of the sequence ends up outermost, and so is asked first.
         for observer in reversed(self._observers):
@@ -247,6 +248,7 @@ class Registry:
             world = await self._make_world(DEFAULT_WORLD, {})
             await self._refuse_late(world)
             if entry is not None:
+                # Only now that another one takes its place: until then its counts are those of a listed world.
                 self._retire(entry.world)
             self._entries[DEFAULT_WORLD] = _Entry(world, None)
             return world
@@ -270,7 +272,7 @@ class Registry:
             entry.goes_with_owner = True
 
     def left(self, world: World) -> None:
-        """The world goes on without its agent (D-16); one for those who are in it goes if nobody is for some time."""
+        """Note that an agent has left. The world goes on (D-16); one that `lingers` ends if it stays empty so long."""
 
         def close() -> None:
             entry = self._entries.get(world.name)
@@ -363,6 +365,7 @@ class Registry:
         self._closed = True
         for name, entry in list(self._entries.items()):
             if entry is not None:
+                # Ends what waits for others' Steps: a ResetWorld would else hold its session open.
                 entry.world.resets.close()
                 self._close_later(name)
         # Also those that went before, by a client that left: their environments are to be closed, too.

@@ -125,7 +125,7 @@ class Server:
         self._viewers = ConnectionCount(limits.max_viewers, "max_viewers")
         self._services = Services(self._has_room)
         self._admission = Admission(limits)
-        """The environment, or the ids, that are served."""
+        """The requests and bytes that are held, over all connections."""
         self._web = web
         try:
             self._connections = self._connect(transport, limits, security, web)
@@ -155,6 +155,7 @@ class Server:
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self._warn_of(security)
+        # For a program that ends without `stop`: environments are closed, and the file of the Unix socket goes.
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
 
@@ -369,9 +370,11 @@ class Server:
             try:
                 if error is not None:
                     raise error
+                # A signal may have come while the environment was made: the server then says nothing of having started.
                 if not self._shutdown.begun:
                     started()
             except BaseException as problem:
+                # Raised by `run`, in the thread that called it, once the server has ended.
                 problems.append(problem)
                 self._shutdown.begin(0.0)
 

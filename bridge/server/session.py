@@ -161,7 +161,7 @@ class Session:
         self._gone = False
         self._waits_for: ResetOrder | None = None
         self.last_step: tuple[World, Agent, int] | None = None
-        """Of a request that was a Step with actions: where, by whom, and the state that it led to."""
+        """World, agent and resulting state of the last request, if it was a Step with actions; else None."""
         self.last_error = 0
         """The code with which a request was refused; 0: it was not."""
         self.last_failure: str | None = None
@@ -255,7 +255,7 @@ class Session:
         return action
 
     def _is_cut_off(self, agent: Agent, world: World) -> bool:
-        """End the sequence where a ResetWorld is to be told; return whether it is. Raises in a world that has ended."""
+        """Interrupt the agent if a ResetWorld waits for that; return True if so. Raises in a world that has ended."""
         if world.resets.closed:  # D-17
             raise _destroyed(world)
         if not world.resets.take(agent):
@@ -287,8 +287,8 @@ class Session:
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
         """Make the fast reader of further Steps like this one, as our own client sends them."""
-        # A remembered request names the observations of before, and would be answered with these.
         self._wanted = wanted
+        # A remembered request names the observations of before, and would be answered with these.
         self._known.clear()
         specs = agent.observations
         self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in wanted])
@@ -429,6 +429,7 @@ class Session:
         if agent is None or world is None:
             self._require(SessionEvent.RESET)  # D-8
             return
+        # Before the state moves: settings that are refused change nothing (D-2).
         agent.reset(request.reset.settings, self._state is SessionState.RUNNING)
         self._move(SessionEvent.RESET)
         world.resets.end(agent)
@@ -438,6 +439,7 @@ class Session:
         self._require(SessionEvent.RESET_WORLD)
         name = request.reset_world.world_name
         inside = self._is_in(name)
+        # Of another world than its own, this connection's sequence goes on.
         agent = self._agent if inside else None
         try:
             await self._hub.reset_world(name, request.reset_world.settings, agent, self._wait_for)

@@ -163,9 +163,11 @@ class WatchingAgent(Agent):
         self._in_lockstep = not isinstance(world, ClockedWorld)
         self.actions = inner.actions
         self.observations = dict(inner.observations)
+        # UIDs count from 1: those of the inner agent are all below.
         self._first = len(self.observations) + 1
         if view is not None:
             extras = [
+                # The bytes of a JPEG or PNG, as many as it takes.
                 Spec.number("frame", (-1,), np.uint8),
                 Spec.number("watch", (len(WATCH),), np.float64),
             ]

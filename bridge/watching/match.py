@@ -32,7 +32,7 @@ _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs"}
 
 
 class MatchState(enum.Enum):
-    """Where a match is."""
+    """The states of a match."""
 
     GATHERING = "gathering"
     COUNTDOWN = "countdown"
@@ -41,7 +41,7 @@ class MatchState(enum.Enum):
 
 
 class MatchEvent(enum.Enum):
-    """An event of a match."""
+    """The events of a match."""
 
     COMPLETE = "everybody who has a seat is ready"
     INCOMPLETE = "somebody left, came or is no longer ready"

@@ -1,4 +1,4 @@
-"""Which arguments have an environment draw pictures."""
+"""The arguments with which an environment renders pictures."""
 
 from __future__ import annotations
 

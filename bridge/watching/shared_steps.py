@@ -30,7 +30,7 @@ class Stretch:
         self.before = before
         self.after: Stretch | None = None
         self.readers = 0
-        """How many spectators have seen what was before it, and nothing of it."""
+        """The number of spectators who have seen everything before it, and nothing of it."""
         self.transition: Result | None = None
         """Its steps as one, with the sum of rewards; None: there was none."""
 
@@ -51,7 +51,7 @@ class SharedSteps(Listener):
         self.error: RequestError | None = None
         """Why the world is over; None: it is not."""
         self.waiting: dict[object, PendingResult[None]] = {}
-        """What is to be done once something happens, by who waits for it."""
+        """The results that are set at the next change, by who waits for it."""
         self._batched = batched
         self._last = Stretch(None)
 

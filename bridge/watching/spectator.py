@@ -145,7 +145,7 @@ class Spectator(Agent):
         self._world = world
         self._agent: EnvAgent | None = None
         self._mirror: Mirror | None = None
-        """What it sees of the environment; None: the world has several agents."""
+        """Its view of the environment; None: the world has several agents."""
         self.actions, self.observations = {}, {}
         if not world.env.facts.agents:
             self._mirror = Mirror(world, watch.shared_steps, wait != "now")

@@ -128,6 +128,7 @@ class TakeoverAgent(Agent):
         self.actions = dict(enumerate(self._layout.specs, start=1))
         numbers = (("acting", np.bool_), ("steps", np.int64), ("seconds_left", np.float64))
         self.observations = {uid: Spec.number(name, (), kind) for uid, (name, kind) in enumerate(numbers, start=1)}
+        # It counts as a viewer: the watch is between the world and its environment only while there are some.
         watch.add(self)
         watch.takeovers[key] = self._takeover = Takeover(None, who, watch.now(), pace)
         self._acted_at = watch.now()

@@ -64,7 +64,7 @@ class Returns:
 
     def __init__(self) -> None:
         self.episodes = 0
-        """How many those are."""
+        """The number of those episodes."""
         self.values: deque[float] = deque(maxlen=MAX_RETURNS)
         """Those of the last ones, the oldest first; none where several agents act, whose sum says nothing."""
         self.of_agents: dict[str, deque[float]] = {}
@@ -115,7 +115,7 @@ class Watch(Listener):
         """Seconds that encoding the last picture took."""
         self._timer: Timer | None = None
         self._seen: dict[View, int] = {}
-        """How many changes there had been when a view was drawn last."""
+        """The value of `_changes` when each view was drawn last."""
         self._changes = 0
         self.steps = 0
         """Steps since it is watched; those of all lanes of a world that steps them together count as one."""
@@ -137,7 +137,7 @@ class Watch(Listener):
 
     @property
     def shared_steps(self) -> SharedSteps:
-        """What the environment returns, for spectators; made for the first one."""
+        """The results of the environment for spectators; made for the first one."""
         if self._shared_steps is None:
             self._shared_steps = SharedSteps(self._world.newest, self._world.env.facts.num_envs is not None)
         return self._shared_steps
@@ -167,7 +167,7 @@ class Watch(Listener):
 
     @property
     def viewers(self) -> int:
-        """How many watch, without those who take over: the page has a stream of its own for pictures."""
+        """The number of viewers, without those who take over: the page has a stream of its own for pictures."""
         return len(self._viewers) - len(self.takeovers)
 
     async def picture(self, viewer: object, view: View, after: int, *, now: bool = False) -> Picture | None:
@@ -216,6 +216,7 @@ class Watch(Listener):
         finally:
             timer.cancel()
             self._pending.pop(viewer, None)
+            # `_answer` has taken the list out. After PATIENCE, or a hang-up, this one is still in it.
             waiting = self._waiting.get(view, [])
             if pending in waiting:
                 waiting.remove(pending)
@@ -298,6 +299,7 @@ class Watch(Listener):
     def over(self, error: RequestError) -> None:
         """Let all who wait hear that the world is over."""
         self.ended = error
+        # Copies: whoever hears of it takes itself out at once.
         for waiting in list(self._waiting.values()):
             for pending in list(waiting):
                 pending.set_error(error)
@@ -386,6 +388,7 @@ class Watch(Listener):
                 self._encoding = result[1]
                 self._answer(view, picture)
 
+        # Not in this thread, which steps and serves the worlds meanwhile.
         self._encoder.submit(job, done)
 
     def _answer(self, view: View, picture: Picture) -> None:

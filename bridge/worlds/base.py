@@ -187,7 +187,7 @@ class World(abc.ABC):
         Args:
             settings: The settings.
             join: Lets it in; None: `self.join`.
-            ours: Whether the client is of this package: one that does not say so by the setting `gymnasium` gets the
+            ours: True if the client is of this package: one that does not say so by the setting `gymnasium` gets the
                 observations that only Gymnasium knows.
 
         Raises:
@@ -203,7 +203,7 @@ class World(abc.ABC):
             try:
                 agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
             except RequestError:
-                # It has joined already: refused without this, it would keep its place for ever.
+                # The agent has joined already, and would keep its place although its client is refused.
                 agent.leave()
                 raise
         return agent

@@ -155,7 +155,7 @@ class Host(abc.ABC, Generic[E]):
         refuse_private(name)
         with failures_in(f"looking for {name}"):
             layers = _layers(self.env)
-            # Of an environment that lives elsewhere nothing is known here: the call itself tells.
+            # Nothing is known here of lanes in other processes: there the call itself fails.
             if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
                 raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 

@@ -200,7 +200,7 @@ class LaneGroup(EnvironmentProxy):
         chosen = checked_lanes(request.lanes, len(self.lanes))
         part = bridge_pb2.CallRequest()
         part.CopyFrom(request)
-        # To itself each environment is all lanes that there are: it refuses the number that it has in this group.
+        # Each environment has one lane, number 0, and refuses the number of its lane in this group.
         del part.lanes[:]
         responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
         results = [result for response in responses for result in response.results]

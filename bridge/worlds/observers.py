@@ -121,7 +121,7 @@ class Episode:
     """An episode that ended."""
 
     lane: int
-    """Which lane's; 0 where there is one environment."""
+    """The number of its lane; 0 where there is one environment."""
     reward: float
     """Its return: the sum of its rewards, of all agents and of all objectives."""
     length: int
@@ -144,7 +144,7 @@ class Episodes(Listener):
         self._sums: Array = np.zeros(facts.num_envs or 1)
         self._lengths: Array = np.zeros(facts.num_envs or 1, np.int64)
         self._resets: Array = np.zeros(facts.num_envs or 1, np.bool_)
-        """Which lanes the next step resets: it is of no episode."""
+        """True for each lane that the next step resets, `(lanes,)`: for it, that step is of no episode."""
         self._agents: dict[str, float] = {}
 
     def began(self, lane: int | None, result: Result, mask: Array | None) -> None:

@@ -42,7 +42,7 @@ class ResetOrder:
 
 
 class ResetBook:
-    """Which agents of a world are in a sequence, and which of them still have to be told that it ends."""
+    """The agents of a world that are in a sequence, and those of them that still have to be told that it ends."""
 
     def __init__(self) -> None:
         self._running: set[object] = set()

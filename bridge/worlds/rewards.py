@@ -44,7 +44,7 @@ class Rewards:
         Raises:
             RequestError: It is no number, or not of the reward space.
         """
-        # By far the most, in each step: no more is asked of them.
+        # Nearly all rewards are floats: in each step they take the shortest way.
         if type(reward) is float and self._lanes is None:
             return reward
         if self._layout is not None:

@@ -47,7 +47,7 @@ class PendingResult(Generic[T]):
         if self.done:
             return
         self.done, self._result, self._error = True, result, error
-        # The result may be kept for long; what waited for it is let go of.
+        # A result may be kept for long, but not what its callbacks refer to.
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()

@@ -108,7 +108,7 @@ class EnvAgent(Agent):
 
     @property
     def ended_lanes(self) -> Array | None:
-        """Which lanes the next step resets in place of stepping them, bools `(lanes,)`; None: there are no lanes."""
+        """True for each lane that the next step resets in place of stepping it, `(lanes,)`; None: there are none."""
         return None if self.lanes is None else self._terminated | self._truncated
 
     def interrupt(self) -> None:

@@ -101,6 +101,8 @@ class AnswerBuffer:
     @property
     def may_send(self) -> int:
         """How many more Steps are to be sent."""
+        # The server tells each frame by a Step that it holds: as many as frames pass in a round trip have to be on
+        # their way.
         wanted = min(_MOST, math.ceil(self._round_trip / self.frame) + _SPARE)
         return 0 if self._over else max(0, wanted - self.in_flight)
 
@@ -155,6 +157,7 @@ class AnswerBuffer:
         # What follows a refusal is not told before it.
         used = [part is None or lane.push(part, number, counts=self._error is None) for lane, part in pairs]
         self._share_ends(message)
+        # Infos are decoded only where a lane has no observation, or had none.
         if number >= self._number and (self._failures or None in parts):
             self._keep_failures(message, parts)
         return number >= self._number or any(used)
@@ -295,6 +298,7 @@ class AnswerBuffer:
         if "info" in self._uids and (any(interventions) or _tells_of_intervention(answer, self._uids["info"])):
             info = with_interventions(_info(answer, self._uids["info"]), interventions, lanes=bool(self._shape))
             _fill(answer, self._uids["info"], np.frombuffer(values.encode(info), np.uint8))
+        # Last, as remarks are added to the bytes of infos that may have been written anew above.
         if self._remarks is not None:
             data = answer.step.observations[self._uids["info"]].uint8s.array
             found["info"] = np.frombuffer(values.with_remarks(data, self._remarks), np.uint8)

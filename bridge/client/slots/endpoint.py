@@ -30,7 +30,7 @@ __all__ = ["TRANSITIONS", "EndpointEvent", "EndpointRecord", "EndpointState", "e
 
 
 class EndpointState(enum.Enum):
-    """How an endpoint is, as far as this client has seen."""
+    """The state of an endpoint, as far as this client has seen."""
 
     UNTRIED = "untried"
     UP = "up"
@@ -144,11 +144,11 @@ class EndpointRecord:
     failures: int = 0
     """Attempts in a row that failed; those that were under way together count as one."""
     failed_at: float = -math.inf
-    """When the last one failed."""
+    """The time of the last failure."""
     retry_at: float = -math.inf
-    """When the next one is due."""
+    """The time from which on a world may be tried again."""
     trial_until: float = -math.inf
-    """Until when the one attempt that is under way is waited for."""
+    """The time by which the one attempt under way will have ended; until then there is no other."""
 
     def may_try(self, now: float) -> bool:
         """Tell whether a world may be tried there now."""

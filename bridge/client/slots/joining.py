@@ -62,7 +62,7 @@ class _Join:
     def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
         self._pool = pool
         self._missing = dict.fromkeys([pool.add(request) for request in requests])
-        """Those that are being connected."""
+        """The members that are being connected."""
         self._wanted = len(pool.members)
         """The number of worlds."""
 

@@ -56,7 +56,7 @@ class Connect(NamedTuple):
 
     member: Member
     endpoint: Endpoint | None
-    """Where; None: at its own URL."""
+    """The endpoint to connect to; None: the world keeps its URL."""
 
 
 class ConnectInstead(NamedTuple):
@@ -123,15 +123,15 @@ class SlotPolicy:
     connect_timeout: float = 10.0
     """Seconds within which a server has to say anything, where others may take its slots."""
     placement: Placement | None = None
-    """Where worlds may be, of a directory; None: each has a URL of its own."""
+    """Chooses among the endpoints of a directory; None: each world has a URL of its own."""
     look_at: float = math.inf
-    """When to look next for servers that drain; never, where there is nowhere else to go."""
+    """The time of the next look for servers that drain, monotonic seconds; inf if there are no other servers."""
     lanes_leave: bool = False
     """True if a world of lanes is to change over."""
     even_at: float = 0.0
-    """When to look next for an uneven spread."""
+    """The time of the next look for an uneven spread, monotonic seconds."""
     left: dict[str, EndpointRecord] = dataclasses.field(default_factory=dict)
-    """Of a list: the servers, by URL, that others have stood in for."""
+    """The records of servers of a list that slots have left, by URL."""
 
     @property
     def moves(self) -> bool:
@@ -282,6 +282,7 @@ class SlotPolicy:
         # `allowance` is looked up only here: the check is frequent, and nearly no answer is late.
         if now > member.deadline:
             return now > member.deadline + member.remote.allowance
+        # A black hole never says anything. A server that has spoken gets all of `timeout`: to make a world may be slow.
         silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
         return silent and self.placement is not None and self.placement.any_well(member.kind, member.endpoint)
 
@@ -313,6 +314,7 @@ class SlotPolicy:
             elsewhere: Whether only a spare will do whose server does not drain.
         """
         for spare in self.spares:
+            # `single` counts, because a world of one lane, unlike an environment, begins its next episodes by itself.
             alike = (spare.lanes, spare.single, spare.kind) == (member.lanes, member.single, member.kind)
             # Of a list, a world that a slot is to go back to may be of another kind than that of other slots.
             free = self.placement is not None or spare.relieves in (None, _relieved_by(member))
@@ -333,6 +335,8 @@ class SlotPolicy:
         leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
         for member in leaving:
             self.saw(member, EndpointEvent.DRAINS, now)
+        # A single environment leaves at the end of its episode. The episodes of lanes have no common end: they leave
+        # after a step, in the middle of some.
         self.lanes_leave = any(not member.single for member in leaving)
         for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
             # The user asked for this spare, so it stays, and waits for the next server at its URL.
@@ -390,12 +394,12 @@ class SlotPolicy:
                 self.spares[-1].relieves = most
 
     def _go_back(self, now: float) -> Iterator[Decision]:
-        """Of a list: connect worlds for slots that others stand in for, at their own servers, as far as these are up.
+        """Connect worlds at the own servers of slots that have left them, as far as these may be tried. For lists.
 
         Lanes never go back by themselves, because it would cut episodes.
         """
         away = Counter(_relieved_by(member) for member in self.members if member.home is not None and member.single)
-        # Each spare stands for one slot that is to go back. There are too many if the slot was lost or moved meanwhile.
+        # One spare for each slot that is to go back. There are too many where a slot has got back otherwise.
         for spare in [spare for spare in self.spares if spare.relieves is not None]:
             away[spare.relieves] -= 1
             if away[spare.relieves] < 0:
@@ -456,7 +460,7 @@ class SlotPolicy:
         return next((spare for spare in alike if placement.is_well(spare.endpoint)), None)
 
     def _change_over(self, member: Member, replacement: Member, now: float) -> Iterator[Decision]:
-        """Let a replacement take over a world's slots, and leave the server that drains."""
+        """Let a replacement take over a world's slots, and leave the server where they were."""
         before = member.remote
         before.record.moves += 1
         yield TakeOver(member, replacement)

@@ -21,10 +21,10 @@ BREAKER_REST = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class RemoteReport:
-    """How one remote is, and what its failures have cost since the vector environment was made."""
+    """The state of one remote, and the cost of its failures since the vector environment was made."""
 
     url: str
-    """Where it is."""
+    """Its URL."""
     slots: tuple[int, ...]
     """The slots that it fills; none: it is a spare."""
     state: str
@@ -32,11 +32,11 @@ class RemoteReport:
     away: float | None
     """Seconds since it went; None: it is there."""
     reason: str | None
-    """Why it went last; None: it never did."""
+    """The reason of its last loss, or of the last failed attempt to connect; None: there was none."""
     losses: int
-    """How often a connection to it was lost that had been made."""
+    """The number of connections that were made and then lost."""
     returns: int
-    """How often it came back."""
+    """The number of times that it came back."""
     seconds_away: float
     """Seconds that it was away altogether, the present absence included."""
     episodes_lost: int
@@ -48,7 +48,7 @@ class RemoteReport:
     steps_lost: int
     """Steps whose results never came: asked = received + lost + those outstanding."""
     moves: int
-    """How often its slots moved off a server that drained."""
+    """The number of moves of its slots to another server, because theirs drained, always failed, or had too many."""
     episodes_moved: int
     """Episodes of lanes that such a move truncated; none of them is in `episodes_lost`."""
 
@@ -88,7 +88,8 @@ class RemoteRecord:
         if self.away_since is None:
             self.away_since = now
         # Only connections that were made count: to a server that is not there, the growing pauses are enough. One that
-        # takes each connection and loses it would be joined again and again, as each success ends the row of failures.
+        # takes each connection and loses it would be joined again and again, as each episode that begins ends the row
+        # of failures.
         if established:
             self.losses += 1
             self._recent.append(now)

@@ -37,7 +37,7 @@ def further_seeds(seeds: Sequence[int | None], start: int, episode: int) -> list
         episode: Its number since that reset.
     """
     if all(seed is None for seed in seeds):
-        # The user wants no certain episodes: then nothing is sent.
+        # The user wants no certain episodes: nothing is added to the Reset.
         return None
     return [
         # From all three numbers: else two slots with one seed, or two episodes of a slot, would be alike.

@@ -104,7 +104,7 @@ class Results:
         stacked = self._stack_answers()
         for member, rows in self._places:
             answer, start = member.answer, rows.start
-            # Its remote is away, or it was asked for nothing.
+            # Its remote is away or not ready, or it was asked for nothing.
             if answer is None:
                 if member.error is not None:
                     self._cut_off(member, rows)
@@ -144,6 +144,7 @@ class Results:
         for member, rows in self._places:
             answer = member.answer
             if answer is not None and member.single and type(message := answer.message) is StepAnswer:
+                # Worlds whose tensors have equal UIDs, types and shapes share one template.
                 if message.template not in alike:
                     alike[message.template] = answer.reader, [], []
                 _, places, answers = alike[message.template]

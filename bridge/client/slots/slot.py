@@ -53,7 +53,7 @@ _RESET_ATTEMPTS = 3
 
 
 class SlotState(enum.IntEnum):
-    """Where a slot of a vector environment is; `infos["slot_state"]` holds these numbers."""
+    """The state of a slot, as the user is told; `infos["slot_state"]` holds these numbers."""
 
     CONNECTING = 0
     """Its remote is being connected."""
@@ -239,14 +239,14 @@ class Member:
     slots: slice = dataclasses.field(init=False)
     """Its slots in a batch."""
     relieves: str | None = None
-    """Of a spare: the key of the endpoint with too many slots, one of which is to move to it, or of a list the URL of
-    the server that a slot goes back to; None: it is for any."""
+    """The place whose slot this spare is for. In a directory, the key of the endpoint that has too many slots; of a
+    list, the URL of the server that the slot goes back to. None: it is for any slot, or this is no spare."""
     home: WorldRequest | None = None
-    """Of a list: its own world, while a world at another server stands in for that; None: nothing does."""
+    """The world that the user listed, while this one at another server stands in for it; None: this is it."""
     deadline: float = 0.0
-    """When the answer that it waits for is late; monotonic seconds."""
+    """The time from which on an outstanding answer is late; monotonic seconds."""
     silent_until: float = 0.0
-    """Until when a server that has not said anything is waited for, where there are others; monotonic seconds."""
+    """The time until which a server that is silent is waited for if there are others; monotonic seconds."""
     answer: StepAnswered | None = None
     """A Step's answer that has come and was not handed out yet."""
     last: StepAnswered | None = None
@@ -258,19 +258,19 @@ class Member:
     reseeds: bool = False
     """True if its world is another one than the one that got the seeds."""
     settings: Mapping[str, pb.Tensor] | None = None
-    """Of the Reset that its next episode begins with."""
+    """The settings of the Reset that begins its next episode; None: it needs none."""
     error: RemoteError | None = None
-    """Why it is lost, or why its episode was cut."""
+    """The reason why it was lost, or why its episode was cut; None: there is none, or an observation came since."""
     refusal: RemoteError | None = None
-    """Why its last Reset, or Step, was refused; None: it was not, or its world is another one since."""
+    """The refusal of its last Reset or Step; None: it was not refused, or it has another world since."""
     complaint: str = ""
     """The last message to the user about a world that does not fit."""
     failures: int = 0
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0
-    """When to try again; monotonic seconds."""
+    """The time of the next attempt; monotonic seconds."""
     away_since: float | None = None
-    """When its remote was lost, monotonic seconds; None: its slots have an observation, or wait for their first."""
+    """The time when its remote was lost, monotonic seconds; None: it has an observation since, or never had one."""
 
     def __post_init__(self) -> None:
         self.place(self.start, self.lanes)
@@ -316,7 +316,7 @@ class Member:
 
     @property
     def state(self) -> SlotState:
-        """Where its slots are, as the user is told."""
+        """The state of its slots, as the user is told."""
         return _STATE_OF[self.phase]
 
     @property

@@ -42,7 +42,7 @@ class _Question:
     lanes: Mapping[Member, list[int]]
     """Their lanes in each world."""
     missing: dict[Member, None]
-    """Those that have not answered."""
+    """The worlds that have not answered."""
     answers: dict[Member, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
     """The answers."""
     failure: RemoteError | None = None
@@ -87,7 +87,7 @@ class Slots:
         self._timed_out = False
         """True if it timed out, so that it may be given up."""
         self._question: _Question | None = None
-        """What the environments were asked; None: nothing whose answers were not taken."""
+        """The question whose answers were not taken yet; None: there is none."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pool": self.pool, "stepper": self.stepper}
@@ -226,7 +226,7 @@ class Slots:
         """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
         asked = range(self.pool.num_envs) if slots is None else slots
         lanes = self._lanes_of(asked)
-        # A loss that was not handled yet would let the request wait for its whole timeout.
+        # A loss that has arrived is reported before anything is sent.
         self.pool.drain()
         # All are checked before one is asked: else some environments would be called, and the caller would not know.
         for member in lanes:

@@ -47,11 +47,11 @@ class VectorPool(Pool):
     def __init__(self, timeout: float) -> None:
         super().__init__(timeout)
         self.members: list[Member] = []
-        """Those that fill slots, in the slots' order."""
+        """The members that fill slots, in the slots' order."""
         self.spares: list[Member] = []
-        """Those that stand by."""
+        """The members that stand by."""
         self.policy = policy.SlotPolicy(self.members, self.spares, timeout)
-        """Where worlds are, and when what failed is tried again."""
+        """Decides where worlds are, and when what failed is tried again."""
         self.member_at: list[Member] = []
         """The member of each slot."""
         self.member_of: dict[Remote, Member] = {}
@@ -71,9 +71,9 @@ class VectorPool(Pool):
         self.started = False
         """True if there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.polled_at = time.monotonic()
-        """When events were handled last."""
+        """The time when events were handled last, monotonic seconds."""
         self.log = LimitedLog(__name__, burst=10, rate=1 / 30)
-        """For what many slots have in common: of a server that went, nobody reads a line for each of hundreds."""
+        """Limits the lines on losses: one server may take hundreds of slots along, and nobody reads a line for each."""
         self.closed = False
         """True if the environment is closed."""
 

@@ -194,9 +194,9 @@ class ClientConnection:
         self._replies_taken = 0
         """How many replies there were when the server had taken all that was sent."""
         self._heard = time.monotonic()
-        """When something came last, or when the connection was made."""
+        """When bytes came last, or when the connection was made; monotonic seconds."""
         self._asked = -math.inf
-        """When the server was asked last for a sign of life."""
+        """When the server was sent a keepalive ping last; monotonic seconds."""
         self.silent = True
         """True if not a byte has come yet."""
         self._error: OSError | None = None

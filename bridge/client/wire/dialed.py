@@ -28,6 +28,6 @@ listeners: dict[int, Callable[[str], Dialed | None]] = {}
 
 
 def take(address: Address) -> Dialed | None:
-    """Return the connection that a server has made, for good; None: there is none."""
+    """Return a connection that the server has made, which is then the caller's; None: there is none."""
     give = listeners.get(address.port)
     return None if give is None else give(address.host)

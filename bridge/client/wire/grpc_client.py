@@ -223,6 +223,7 @@ class GrpcClient:
             if self.accepts_calls:
                 self.open(call)
             else:
+                # Also of a server that turned out not to be ours, whose calls each get a connection.
                 text = f"the server takes {self.http.max_peer_streams} streams of a connection"
                 refused.append((call, CallRefused(ConnectError(call.url, text))))
         return refused
@@ -330,6 +331,7 @@ class GrpcClient:
         """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
         reader, most = Inflater(str(self._address.compression)), self._max_message_bytes
         try:
+            # One byte more than is taken, and no more: 0.2 MB of gzip may stand for 200 MiB.
             plain = reader.take(data, most + 1)
         except Exception as error:  # each library has one of its own
             return Code.INTERNAL, f"the server sent a compressed message that cannot be read: {error}"

@@ -66,7 +66,7 @@ class Poller(Generic[T]):
         self.watches_health = False
         """True if connections ask to be told when their servers drain, because their calls may move elsewhere."""
         self.renew_every = math.inf
-        """Seconds from one look to the next between calls, because Steps are in flight; inf: none are."""
+        """Seconds between two looks of the keepalive thread, because Steps are in flight; inf: none are."""
         # Reentrant: the garbage collector runs anywhere, also where it is held, and may close a connection there.
         self.lock = threading.RLock()
         """Held by whoever is at the sockets."""
@@ -78,7 +78,7 @@ class Poller(Generic[T]):
         self._waker_lock = threading.RLock()  # as `lock`: the garbage collector may close the waker within `wake`
 
     def look_every(self, seconds: float) -> None:
-        """Have owners take what has come so often between calls; the shortest time that was asked for counts."""
+        """Have the keepalive thread take what has come between calls this often; the shortest time counts."""
         self.renew_every = min(self.renew_every, seconds)
         # The keepalive thread sleeps for as long as it was told at its last look.
         keepalive.look_soon()

@@ -124,6 +124,7 @@ class WebSocketClient:
         if call is None:
             return
         self.server_version = server_version
+        # From here on `pack` sends, and `ClientCall.send` keeps no copies to send again.
         call.stream.headers_received = True
         for request in call.unconfirmed or ():
             self.pack(call, request)
@@ -170,6 +171,7 @@ class WebSocketClient:
         for event in websocket.events_received():
             if isinstance(event, Frame):
                 came += self._receive_frame(call, event)
+            # The answer that refuses a handshake is an event too.
             elif isinstance(event, Response) and websocket.handshake_exc is None:
                 self.begin(event.headers.get(HELLO))
         self._flush()
@@ -227,6 +229,7 @@ class WebSocketClient:
         said_something = bool(websocket.reader.buffer)
         if not websocket.reader.eof:
             websocket.receive_eof()
+        # A page without a length is complete only with the end.
         if isinstance(websocket.handshake_exc, InvalidStatus):
             return f"the answer has the HTTP status {websocket.handshake_exc.response.status_code}"
         if said_something:

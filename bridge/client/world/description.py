@@ -70,6 +70,6 @@ class Description:
             self.properties["round_trip"] = self.round_trip
         else:
             self.properties[key] = property_value(message, url, key in _ENCODED)
-        # After `fps`, the last property of all worlds: by now several round trips were measured.
+        # `fps` comes after the others: by now several round trips were measured.
         if key == "fps" and self.may_wait and pays(self.round_trip, self.properties["fps"]):
             self.unread += _FAR

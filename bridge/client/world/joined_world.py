@@ -98,7 +98,7 @@ class JoinedWorld:
         return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=self._wanted)).SerializeToString()
 
     def wait_for_all(self) -> None:
-        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
         if self.realtime is not None:
             self.realtime.wait_for_all()
             if self.answers is not None:

@@ -167,7 +167,7 @@ class Remote:
     def _flush(self) -> None:
         """Send what the session has to send."""
         for data in self.session.data_to_send():
-            # Without a connection they are dropped: whoever waits hears of the loss from the transport.
+            # Without a connection they are dropped: nobody is there to answer.
             if self._call is not None:
                 self._call.send(data)
 
@@ -226,7 +226,7 @@ class Remote:
         self._expect()
 
     def _expect(self) -> None:
-        """Where Steps are in flight: have `receive` called once there is something for a call, whatever arrives."""
+        """Have `receive` called when a call has something to return, whatever arrives. For Steps in flight."""
         answers = self.answers
         if answers is None:
             return
@@ -322,7 +322,7 @@ class Remote:
     def _open_acting(self) -> None:
         """Open the stream for actions, where Steps are to be in flight."""
         world, answers = self.world, self.answers
-        # Older servers of ours have no seat: actions go behind the Steps in flight there.
+        # Where each Step waits for its own answer, it carries its action itself.
         if answers is None or world.seat is None or self.session.world_name is None:
             return
         settings = {"seat": pack_tensor(world.seat)}

@@ -42,7 +42,7 @@ _UNREADABLE = (KeyError, IndexError, OverflowError, TensorError, TypeError, Valu
 
 
 class ClientState(enum.Enum):
-    """Where a stream is."""
+    """The state of a stream."""
 
     OFFLINE = "offline"
     """There is no stream yet."""
@@ -172,7 +172,7 @@ class Answer(NamedTuple):
     error: RefusedError | None
     """Its text, if it is a refusal."""
     now: float
-    """When it arrived, seconds."""
+    """The time of its arrival, seconds."""
 
 
 class ClientSession:
@@ -195,7 +195,7 @@ class ClientSession:
         self.stale = 0
         """Answers that belonged to nothing any more."""
         self.error: RemoteError | None = None
-        """Why the stream was lost."""
+        """The reason why the stream was lost; None: it was not."""
         self._url = request.address.url
         self.info = info
         """The description of the world, also of one that was left; None: nothing is known yet."""
@@ -345,7 +345,7 @@ class ClientSession:
 
     def leave(self, now: float) -> None:
         """Leave the world, and destroy it where it was made for this session."""
-        # Without a world there is nothing to leave. The server ends what a half-made connection has made.
+        # Without a world there is nothing to leave. If one was made and not joined, a server of ours ends it.
         if self.state not in ONLINE:
             return
         self._send(RequestKind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
@@ -366,7 +366,7 @@ class ClientSession:
         self._questions_abandoned += 1
 
     def wait_for_all(self) -> None:
-        """Of a real-time world of lanes: have answers wait until every lane has an observation."""
+        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
         self._waits_for_all = True
         if self.world is not None:
             self.world.wait_for_all()
@@ -545,6 +545,7 @@ class ClientSession:
         answers = world.answers
         if answers is None or (error is None and message.WhichOneof("payload") != "step"):
             return self._break("it answered a Step by something else")
+        # Before the error is looked at: a refused Step is in flight no more, either.
         answers.in_flight -= 1
         current = request.number == self._episode
         if error is not None:
@@ -561,6 +562,7 @@ class ClientSession:
                 world.dropped()
         except _UNREADABLE as problem:
             return self._break(f"its answer cannot be read: {problem}")
+        # One for each that was answered, so that as many as a round trip has frames are on their way.
         self._send_ahead(world, answers, now, answers.may_send)
         return self.due(now)
 

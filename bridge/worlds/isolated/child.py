@@ -188,7 +188,7 @@ class _Child:
 
 
 def _value(leaf: Property) -> object:
-    # What runs code of the environment is asked for when a client wants it.
+    # A property that runs code of the environment is read when a client asks for it.
     return None if leaf.in_environment or leaf.read is None else leaf.read()
 
 

@@ -36,7 +36,7 @@ class Program(subprocess.Popen[bytes]):
         self.sentinel, held = os.pipe()
         """A file that can be read once the process has ended."""
         numbers = (sock.fileno(), held)
-        # It is to find the modules that this program finds, also those beside its script.
+        # So that it finds the modules that this program finds, also those beside its script.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         try:
             # By a file: an argument has a limit of size, and a pipe would fill before the process has begun to read.

@@ -96,6 +96,10 @@ class _Ask:
         self.answer: PendingResult[bytes] = PendingResult()
 
 
+# Whatever ends the process, `_on_exit` takes note of it: called for its sentinel, by the look for its exit code on
+# Windows, or by `abandon`. Whoever wants it to end only kills it, or asks it to close, and waits for `_gone`. `_killed`
+# keeps our reason for a kill, which the exit status does not tell. `_closing` tells an end that was asked for from one
+# that was not: then `ended` stays None. `_end` is set once, when the process is reaped, and refuses all later requests.
 class WorldProcess:
     """A process that holds an environment, and answers one message after the other.
 
@@ -233,8 +237,7 @@ class WorldProcess:
     def _on_writable(self) -> None:
         waited = bool(self._unsent)
         try:
-            # The process may be in no hurry to read: what it does not take at once is sent when the loop says that
-            # there is room.
+            # The process may read slowly: the rest is sent when the event loop says that the socket can be written.
             while self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
         except BlockingIOError:

@@ -71,7 +71,7 @@ class Participant:
 
     name: str
     agent: Agent
-    """Its number in the world's `ResetBook`."""
+    """The agent, by which the world's `ResetBook` knows it."""
     sequence: int = -1
     """The sequence that it last took part in."""
     playing: bool = False
@@ -106,6 +106,17 @@ class _Wait:
     """Its state, or why it is refused."""
 
 
+# The state is in a few fields, and `poll` looks at every Step that waits until none of them leads to a change:
+#
+# - `_playing`: a sequence runs. `began` sets it. It ends when no participant plays any more, even if the environment's
+#   agents are alive: those that nobody plays keep no sequence going.
+# - `_ending`: the sequence ends from outside, by a ResetWorld or the policy `end`. Each agent that plays hears of it by
+#   its next Step and plays no more; after the last one both are False.
+# - A participant's `sequence` and `playing`: it is in the sequence; or was in it until its own end or Reset (the same
+#   number, not playing), and waits for the next; or was in an earlier one, or none, and may enter this one.
+# - `outcome`: its end came while no Step of it waited, because a default action stood in. Its next Step tells it.
+# - `absent`: it waited for a sequence that began without it. An error tells it once, so that it may wait on.
+# - `_job`: the environment is in a call. No Step is answered meanwhile: the result may change what it is to be told.
 class JointStepTable:
     """Who plays, who waits, and what the environment does next.
 
@@ -174,7 +185,7 @@ class JointStepTable:
         Args:
             participant: Whose Step.
             now: The time.
-            begins: Whether it is the first of a sequence, which waits for the next one, or enters the running one.
+            begins: True if it is the first of a sequence, which waits for the next one, or enters the running one.
                 Else it waits until the environment has stepped with the actions of all.
             action: Its action.
         """

@@ -65,6 +65,7 @@ class MultiAgent(EnvAgent):
         self._observation, self._info = told.observation, told.info
         self._terminated[...], self._truncated[...] = told.terminated, told.truncated
         if cut_off:
+            # The world ended the sequence, not the environment: it is truncated, with the last observation.
             super().interrupt()
         # After `interrupt`, which sets the reward to 0: what was earned until the end is still told.
         self._reward[...], self.participant.reward = self.participant.reward, 0.0
@@ -182,6 +183,7 @@ class MultiAgentWorld(EnvWorld):
         if job.kind == "reset":
             self.table.began(seen)
             return
+        # An episode of the environment ends with its last agent.
         self.episodes += not living
         self.table.stepped(seen, living)
 

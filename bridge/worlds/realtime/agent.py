@@ -42,8 +42,8 @@ class RealtimeAgent(EnvAgent):
     """An agent of a real-time world: a player, or a spectator.
 
     Args:
-        world: What it is in.
-        loop_agent: What it is to be told.
+        world: The world that it is in.
+        loop_agent: Its part in the loop, with the buffers of what it is to be told.
         wait: What its Steps wait for: `now`, `next_frame` or `new_frame`.
         spaces: Of one agent of several; None: the world has one player.
     """
@@ -198,11 +198,13 @@ class RealtimeAgent(EnvAgent):
 
     def interrupt(self) -> None:
         """Report the last observations of the episodes that a ResetWorld ends."""
+        # By the first agent that is told; for the others this does nothing.
         self.world.carry_out_reset()
         # The Step that ends the sequence must not enter an episode that began meanwhile.
         self._collect(self._take(enters=False), self.world.now())
         self._truncated[...] = True
         self._ended = True
+        # The episode may go on for others, or another one has begun: this agent is in neither.
         self.abandon()
         self.world.start()
 

@@ -122,7 +122,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
     Args:
         name: The world's name.
-        env: What is stepped; owned by the world from here on.
+        env: The environment that is stepped; owned by the world from here on.
         scheduler: Runs the frames.
         options: How it runs.
         loop: Says what is due.
@@ -146,11 +146,11 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         self._unsubscribe: Callable[[], None] | None = None
         self._timer: Timer | None = None
         self._stepping = 0
-        """The environments that are in a frame's step."""
+        """How many environments are in a frame's step."""
         self._turning: PendingResult[None] | None = None
         """Done once the frames are run for which a virtual clock was turned."""
         self._waiters: dict[Agent, tuple[Callable[[], bool], PendingResult[None]]] = {}
-        """Of each agent that waits, whether it need not wait any longer, and what it waits for."""
+        """For each agent that waits: a function that is True once it need not, and the result that ends its wait."""
         self._ordered: ResetRequest | None = None
 
     @property
@@ -270,7 +270,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
 
         Args:
             agent: Who waits.
-            ready: Whether it need not wait any longer.
+            ready: Returns True once it need not wait any longer.
             seconds: The deadline.
             reason: Asked at the deadline: why it takes so long; None: for a good reason, so wait as long again.
 
@@ -292,7 +292,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
                 try:
                     await pending
                 finally:
-                    # The scheduler takes the callback of a timer that it has run.
+                    # The scheduler clears the callback of a timer when it runs it.
                     expired = timer.callback is None
                     timer.cancel()
                 self.refuse_if_over()

@@ -72,7 +72,7 @@ class JointLoop(RealtimeLoop):
             # This takes the mark of a fresh action away, which is read before.
             action = super()._choose(part, now)
             # The last move of a turn-based game is often forbidden in the next turn, and PettingZoo's classic games end
-            # the episode for an illegal one. A fresh action is its agent's own affair.
+            # the episode for an illegal one. A fresh action is passed on as it is, since its agent has just chosen it.
             if action is not DEFAULT and not fresh and not self._may_repeat(name, part.observation, action):
                 self.default_frames += 1
                 part.applied_by = ""
@@ -114,7 +114,7 @@ class JointLoop(RealtimeLoop):
         Args:
             job: The frame's.
             now: The time.
-            spent: What it took, seconds.
+            spent: Seconds that it took.
             seen: Of every agent that acted or is alive now.
             alive: The agents that go on, in the environment's order.
 
@@ -205,7 +205,7 @@ class JointLoop(RealtimeLoop):
             loop_agent: The agent.
             seed: For the next episode; None: none.
             options: For the next episode; None: none.
-            restart: Whether it wants another episode than the running one.
+            restart: True if it wants another episode than the running one.
         """
         self.give_up(loop_agent, restart)
         if not loop_agent.player:
@@ -218,7 +218,7 @@ class JointLoop(RealtimeLoop):
             # One vote for each player: the others go on with their episode until the last of them asks too.
             over = restart and not any(self._holds(other) for other in self.loop_agents if other is not loop_agent)
         else:  # a reset that is under way is for another seed
-            # One that is not given out yet will take its seed from the lane.
+            # A reset that is not given out yet takes its seed from the lane.
             over = lane.phase is Phase.FAILED or (seeded and not lane.asked)
         if over:
             self.ask_reset(0, lane.seed, lane.options)

@@ -70,6 +70,11 @@ class Taken:
     """Why the episode was cut off."""
 
 
+# An agent is in no episode of its lane (`reading` is 0: its next Step enters one), in the running one (`reading` is its
+# number), or in one that is over and of which it was not told (`closing`). In the last case the lane may be several
+# episodes further. The next Step tells the end, with the rewards of that episode alone; the one after it enters the
+# episode that runs by then, and the next one tells its rewards from its beginning. Ends of the episodes between are
+# told by their records.
 class LaneBuffer:
     """The news of one lane that one agent has not been told yet.
 

@@ -113,14 +113,14 @@ class LoopLane:
     action_delay: float = 0.0
     """Seconds from the arrival of the last applied action to the frame that applied it."""
     buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
-    """The news of it for those who watch."""
+    """A buffer for each agent that sees the lane."""
 
     def move(self, event: LaneEvent) -> None:
         """Follow the table."""
         self.phase = TRANSITIONS[self.phase, event]
 
     def begin(self, now: float, first: Transition) -> None:
-        """An episode begins with what its reset returned."""
+        """Begin an episode with what its reset returned at `now`, seconds."""
         self.move(LaneEvent.BEGAN)
         self.observation, self.info, self.observed_at = first.observation, first.info, now
         self.reward, self.length = 0.0, 0
@@ -129,7 +129,7 @@ class LoopLane:
             buffer.began()
 
     def add(self, now: float, seen: Transition) -> None:
-        """Add a frame to the episode, and end that where the frame did."""
+        """Add a frame that returned at `now`, seconds, to the episode, and end that where the frame did."""
         # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
         # it apart.
         self.info, intervention = split_intervention(seen.info)
@@ -148,9 +148,9 @@ class LoopLane:
 
         Args:
             episode: Its number in its environment.
-            last: Says whether it was terminated, or truncated.
+            last: Has the flags: terminated, or truncated.
             error: Why it was cut off, where the environment raised; None: a new episode was asked for.
-            finished: Whether it counts as one that came to its end.
+            finished: True if it counts as one that came to its end.
         """
         info = self.info if error is None else {}
         flags = last.terminated, last.truncated
@@ -163,9 +163,9 @@ class LoopAgent:
     """An agent that watches, or plays.
 
     Args:
-        lanes: What it sees of the world.
-        player: Whether its actions and resets count.
-        follows: Whether it is in every episode from its beginning, and is told nothing by its buffers.
+        lanes: The lanes that it sees.
+        player: True if its actions and resets count.
+        follows: True if it is in every episode from its beginning, and is told nothing by its buffers.
     """
 
     def __init__(self, lanes: Sequence[LoopLane], player: bool, *, follows: bool = False) -> None:
@@ -192,8 +192,8 @@ class RealtimeLoop:
         default_action: Applied where there is no action of the agent.
         max_action_age: Seconds that an action goes on at most; None: until the next one (U-13).
         catch_up: Seconds.
-        autoreset: Whether a lane begins its next episode by itself (U-4); else `ask_reset` begins each.
-        rest_when_empty: Whether the clock stands while no agent is in: a page that nobody looks at would play on for
+        autoreset: True if a lane begins its next episode by itself (U-4); else `ask_reset` begins each.
+        rest_when_empty: True if the clock stands while no agent is in: a page that nobody looks at would play on for
             nobody.
 
     Raises:
@@ -465,7 +465,7 @@ class RealtimeLoop:
         Args:
             loop_agent: The agent.
             index: Which of its lanes.
-            repeats: Whether it is told its newest observation alone, where it is in an episode.
+            repeats: True if it is told its newest observation alone, where it is in an episode.
         """
         buffer = loop_agent.buffers[index]
         if buffer.reading:

@@ -46,7 +46,7 @@ __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWor
 
 _log = SafeLog(__name__)
 Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
-"""What each agent is told of a reset or a frame, by name, and the names of those that go on."""
+"""The transition of each agent in a reset or a frame, by name, and the names of those that go on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +247,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
     def dismiss(self, loop_agent: LoopAgent) -> None:
         """Take note that an agent has left; a default action stands in."""
         self.loop.leave(loop_agent)
-        # Else those who wait for the next episode would wait for one that only default actions play.
+        # Else those who wait for the next episode would wait for the end of one that only default actions play.
         if self.loop.end_deserted():
             self._changed()
             self.start()

@@ -28,7 +28,7 @@ _KEY_BYTES = 16
 
 
 class Seats(dict[str, "RealtimeAgent"]):
-    """The agents of a world that were asked for a key, by that."""
+    """The agents of a world whose property `world.seat` was read, by the key that it gave."""
 
     def key_of(self, agent: RealtimeAgent) -> str:
         """Return the key of an agent, always the same, which nobody can guess."""

@@ -24,7 +24,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
 
     Args:
         name: The world's name.
-        env: What is stepped; owned by the world from here on.
+        env: The environment that is stepped; owned by the world from here on.
         scheduler: Runs the frames.
         options: How it runs.
 
