@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
@@ -223,10 +224,20 @@ class Session:
         parts = codec.write_response(state, values, info)
         if parts is not None:
             return parts
-        # An integer beyond 127, for example, takes more bytes than the codec has left for it.
+        # An integer beyond 127, for example, takes more bytes than the codec has left for it. The agent is not asked
+        # again: it has told the notes and the form that are in the info, which it does once.
+        if codec.has_info:
+            values.append(info)
         message = pb.EnvironmentResponse()
         message.step.state = state  # type: ignore[assignment]
-        fill_observations(message.step, agent.observe(wanted))
+        specs = agent.observations
+        fill_observations(
+            message.step,
+            {
+                uid: np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value, specs[uid].dtype)
+                for uid, value in zip(wanted, values, strict=True)
+            },
+        )
         return [message.SerializeToString()]
 
     async def _handle_message(self, data: bytes | bytearray) -> list[bytes | memoryview]:
