@@ -409,7 +409,11 @@ class Session:
             if uid not in observations:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
+        # The agent and the codec learn at once what is asked for: where the Step is refused, the next one is read by what
+        # the agent is prepared for, or prepares it anew.
         agent.prepare(wanted)
+        if self._wanted != tuple(wanted):
+            self._remember(agent, tuple(wanted))
         if self._state is SessionState.RUNNING:
             action = agent.decode(self._read_actions(agent, step.actions))
             state = pb.INTERRUPTED if self._is_cut_off(agent, world) else await agent.apply(action)
@@ -420,8 +424,6 @@ class Session:
             state = await self._begin_sequence(agent, world)  # D-9: whatever actions it came with
         response.step.state = state  # type: ignore[assignment]
         fill_observations(response.step, agent.observe(wanted))
-        if self._wanted != tuple(wanted):
-            self._remember(agent, tuple(wanted))
 
     def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
         read: dict[int, Array] = {}
