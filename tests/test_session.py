@@ -9,6 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge import Observer
 from bridge.encoding import values
 from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
@@ -25,7 +26,7 @@ KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_wo
 class Server:
     """The worlds of a server without a network; `envs` are those that were made, in order."""
 
-    def __init__(self, make=CountingEnv, **kwargs):
+    def __init__(self, make=CountingEnv, observers=(), **kwargs):
         self.envs = []
 
         def factory(**settings):
@@ -33,7 +34,7 @@ class Server:
             self.envs.append(env)
             return env
 
-        self.registry = direct_registry(gym_source(factory, **kwargs))
+        self.registry = direct_registry(gym_source(factory, **kwargs), observers=observers)
 
     def connect(self):
         return Peer(direct_session(self.registry))
@@ -945,3 +946,30 @@ def test_a_fault_of_the_server_itself_is_answered_with_its_traceback():
     assert "ZeroDivisionError('oops')" in response.error.message
     assert "in broken" in response.error.message
     assert peer.ask(leave_world={}).WhichOneof("payload") == "leave_world"
+
+
+class Stubborn(Observer):
+    """Makes agents that raise in one of their methods."""
+
+    def __init__(self, method):
+        self.method = method
+
+    def join(self, world, settings, join):
+        agent = join(settings)
+
+        def broken():
+            raise ZeroDivisionError("oops")
+
+        setattr(agent, self.method, broken)
+        return agent
+
+
+def test_an_agent_that_raises_while_it_leaves_is_out_of_the_world():
+    # D-1, D-8, D-16: requests that need a world are refused, and another one can be joined
+    peer = Server(observers=[Stubborn("leave")]).connect()
+    peer.join()
+    assert "ZeroDivisionError('oops')" in peer.ask(leave_world={}).error.message
+    assert peer.state is SessionState.UNJOINED
+    for kind in ("step", "reset"):
+        peer.refused(Code.FAILED_PRECONDITION, "send JoinWorld first", **{kind: {}})
+    peer.join(peer.ask(create_world={}).create_world.world_name)

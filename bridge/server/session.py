@@ -473,8 +473,9 @@ class Session:
         return self._world is not None and self._world.name == name and not self._world.resets.closed
 
     async def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        self._leave()
+        # First: an agent that raises while it leaves is out of the world all the same.
         self._move(SessionEvent.LEAVE_WORLD)
+        self._leave()
         response.leave_world.SetInParent()
 
     def _leave(self, lost: bool = False) -> None:
