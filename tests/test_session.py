@@ -973,3 +973,12 @@ def test_an_agent_that_raises_while_it_leaves_is_out_of_the_world():
     for kind in ("step", "reset"):
         peer.refused(Code.FAILED_PRECONDITION, "send JoinWorld first", **{kind: {}})
     peer.join(peer.ask(create_world={}).create_world.world_name)
+
+
+def test_no_reset_of_the_world_waits_for_a_sequence_whose_begin_failed():
+    # D-2, D-15: whatever it failed by
+    server = Server(observers=[Stubborn("begin")])
+    peer, other = server.connect(), server.connect()
+    peer.join()
+    assert "ZeroDivisionError('oops')" in peer.ask(step={}).error.message
+    assert other.ask(reset_world={}).WhichOneof("payload") == "reset_world"

@@ -282,13 +282,11 @@ class Session:
         world.resets.start(agent)
         try:
             state = await agent.begin()
-        # The sequence did not begin (D-2): no ResetWorld is to wait for a Step of it.
-        except RequestError:
+        # The sequence did not begin (D-2), whatever went wrong: no ResetWorld is to wait for a Step of it.
+        except BaseException:
             world.resets.end(agent)
             raise
         self._move(SessionEvent.STEP_BEGAN)
-        if state != pb.RUNNING:
-            world.resets.end(agent)
         return state
 
     def _end_sequence(self, agent: Agent, world: World, state: int) -> None:
