@@ -420,6 +420,42 @@ def test_an_environment_that_returns_nonsense_is_told_so_and_the_stream_goes_on(
     assert peer.play(0, ["reward"]) == ("TERMINATED", 1.0)
 
 
+class BadEnd(CountingEnv):
+    """Its last observation is not of its space."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return (np.zeros(3) if terminated or truncated else observation), reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(("truncates", "state"), [(False, "TERMINATED"), (True, "INTERRUPTED")])
+def test_an_end_whose_observation_cannot_be_sent_is_told_by_the_next_step_that_can_be_answered(truncates, state):
+    # D-1, D-13: and nothing is stepped meanwhile
+    server = Server(lambda: BadEnd(2, truncates=truncates))
+    peer = server.connect()
+    peer.join()
+    peer.play()
+    peer.play()
+    for _ in range(3):
+        response = peer.step(0)
+        assert response.error.code == Code.INTERNAL
+        assert "the environment's observation is not of its observation_space" in response.error.message
+    assert peer.play(0, ["reward"]) == (state, 2.0)
+    assert server.envs[0].steps == 2
+    assert peer.play() == ("RUNNING", [2, 0], 0.0, 1.0)
+
+
+@pytest.mark.parametrize("request_of_the_client", [{"reset": {}}, {"reset_world": {}}])
+def test_an_end_that_could_not_be_told_is_not_told_after_a_reset(request_of_the_client):
+    # D-13, D-14, D-15: the client has asked for the end itself
+    peer = Server(lambda: BadEnd(1)).connect()
+    peer.join()
+    peer.play()
+    assert peer.step(0).error.code == Code.INTERNAL
+    assert peer.ask(**request_of_the_client).WhichOneof("payload") != "error"
+    assert peer.play() == ("RUNNING", [2, 0], 0.0, 1.0)
+
+
 # D-3, D-4, D-5: worlds
 
 

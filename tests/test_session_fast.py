@@ -94,6 +94,32 @@ def test_fast_steps_are_refused_as_others_are(server, peer, monkeypatch):
     assert fast.play() == ("RUNNING", [1, 3], 3.0, False, False)
 
 
+class BadEnd(CountingEnv):
+    """Its last observation is not of its space until it is mended."""
+
+    mended = False
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return np.zeros(3) if rest[1] and not self.mended else observation, *rest
+
+
+def test_an_end_whose_observation_cannot_be_sent_is_told_by_a_later_fast_step():
+    # D-1, D-13: the fast path goes on with the next sequence
+    server = Server(lambda: BadEnd(2))
+    fast = Fast(server.connect())
+    for _ in range(2):
+        data = fast.codec.write_request([np.asarray(0)])
+        response = pb.EnvironmentResponse.FromString(fast.peer.session.handle(data))
+        assert response.error.code == Code.INTERNAL
+    assert fast.peer.play(0, ["reward"]) == ("TERMINATED", 2.0)
+    assert server.envs[0].steps == 2
+    server.envs[0].mended = True
+    assert fast.peer.play(None, fast.wanted[:4])[0] == "RUNNING"
+    assert fast.peer.step(0, fast.wanted).step.state == pb.RUNNING
+    assert fast.play() == ("TERMINATED", [2, 2], 2.0, True, False)
+
+
 def test_fast_steps_hear_of_a_reset_and_of_the_end_of_their_world(server, peer):
     # D-15, D-17: interrupted once, with the observation of before; then an error
     other = server.connect()

@@ -160,6 +160,7 @@ class Session:
         self._wanted: tuple[int, ...] | None = None
         self._known: dict[bytes, Any] = {}
         self._gone = False
+        self._untold = 0
         self._waits_for: ResetOrder | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         """World, agent and resulting state of the last request, if it was a Step with actions; else None."""
@@ -242,13 +243,14 @@ class Session:
 
     async def _handle_message(self, data: bytes | bytearray) -> list[bytes | memoryview]:
         """Answer a request that protobuf reads."""
+        self.last_step = None
         try:
             request = pb.EnvironmentRequest.FromString(bytes(data))
         except (DecodeError, ValueError) as error:
             problem = RequestError(
                 Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
             )
-            return [_error(problem).SerializeToString()]
+            return [self._refused("request", problem).SerializeToString()]
         return [(await self.answer(request)).SerializeToString()]
 
     def _decode(self, agent: Agent, data: bytes | bytearray, arrays: list[Array]) -> Any:
@@ -328,6 +330,7 @@ class Session:
 
     def _refused(self, kind: str, problem: Exception) -> pb.EnvironmentResponse:
         """Return the answer to a request of this kind that raised."""
+        self.answer_lost()
         if isinstance(problem, RequestError):
             error = problem
         elif isinstance(problem, TensorError):
@@ -340,6 +343,17 @@ class Session:
         self.last_error = int(error.code)
         self.last_failure = error.message if error.code is Code.INTERNAL else None
         return _error(error)
+
+    def answer_lost(self) -> None:
+        """Take note that an error is sent in place of the last answer: the next Step tells the end that it told.
+
+        The environment has stepped, which no error can undo. Else the client would take the first observation of the
+        next episode for one of the episode that has ended (D-13).
+        """
+        if self.last_step is not None and self.last_step[2] != pb.RUNNING:
+            self._untold = self.last_step[2]
+            # The fast path would begin the next sequence.
+            self._codec = self._wanted = None
 
     def hang_up(self) -> None:
         """End what the request at hand waits for: the client is gone. It is answered with CANCELLED."""
@@ -371,6 +385,7 @@ class Session:
 
     def _move(self, event: SessionEvent) -> None:
         self._require(event)
+        self._untold = 0
         self._state = TRANSITIONS[self._state, event]
 
     async def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
@@ -407,12 +422,16 @@ class Session:
             if uid not in observations:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
-        # The agent and the codec learn at once what is asked for: where the Step is refused, the next one is read by what
-        # the agent is prepared for, or prepares it anew.
+        # Both learn it before anything is refused: else the fast path would answer the next Step, for what the codec
+        # knows, from an agent that is prepared for this one (D-2).
         agent.prepare(wanted)
         if self._wanted != tuple(wanted):
             self._remember(agent, tuple(wanted))
-        if self._state is SessionState.RUNNING:
+        if self._untold:
+            # Its action was for the sequence that has ended; the next Step begins another.
+            state, self._untold = self._untold, 0
+            self.last_step = world, agent, state
+        elif self._state is SessionState.RUNNING:
             action = agent.decode(self._read_actions(agent, step.actions))
             state = pb.INTERRUPTED if self._is_cut_off(agent, world) else await agent.apply(action)
             self.last_step = world, agent, state
