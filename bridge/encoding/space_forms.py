@@ -52,7 +52,7 @@ def apply_form(space: Space[Any], sample: Any, form: Any) -> Any:
         if isinstance(space, spaces.Tuple):
             return tuple(map(apply_form, space.spaces, sample, parts))
         keys = list(space.spaces)  # type: ignore[attr-defined]
-        # The form comes from the network.
+        # The form comes from the network, and may name keys twice or not at all.
         if sorted(order) != list(range(len(keys))) or len(parts) != len(keys):
             raise ValueError("it is of other keys")
         return {keys[i]: apply_form(space[keys[i]], sample[keys[i]], parts[i]) for i in order}  # type: ignore[index]

@@ -61,7 +61,7 @@ def make_certificates(
     there = [str(path) for path in paths.values() if path.exists()]
     if there:
         raise SettingError(f"{', '.join(there)} already exists; delete it, or choose another folder")
-    # Clocks of other machines may be behind this one.
+    # Allow for clocks of other machines that are behind this one.
     begin = now or datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=5)
     authority = _Authority(begin, begin + datetime.timedelta(days=days))
     Path(folder).mkdir(parents=True, exist_ok=True)
