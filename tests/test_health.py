@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import hpack
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bridge import TLS, Limits, make_remote, serve_gym
 from bridge.cli import main
-from bridge.errors import ConnectError, ConnectionLostError, RefusedError, RemoteTimeoutError
+from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteTimeoutError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
 from bridge.testing import make_certificates
 from bridge.transport.address import parse_address
@@ -108,6 +109,14 @@ def test_a_peer_that_is_silent_goes_or_speaks_another_protocol_is_an_error() -> 
         pytest.raises(ConnectionLostError, match="without an answer"),
     ):
         check(url)
+
+
+def test_a_status_that_is_no_number_of_ascii_is_a_refusal() -> None:
+    fields = hpack.Encoder().encode([(b":status", b"200"), (b"grpc-status", "²".encode("latin-1"))])
+    headers = len(fields).to_bytes(3, "big") + bytes([1, 5, 0, 0, 0, 1]) + fields  # the end of headers and of stream 1
+    with peer(bytes.fromhex("000000040000000000") + headers) as url, pytest.raises(RefusedError) as caught:
+        check(url)
+    assert caught.value.code == Code.UNKNOWN
 
 
 def test_tls_is_verified_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

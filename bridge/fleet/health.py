@@ -158,7 +158,7 @@ def _read(url: str, event: Any) -> str | None:
             text = f"it has no health service; servers of this package have it with: {install_command('ops')}"
             raise RefusedError(url, text, Code.UNIMPLEMENTED)
         if event.end_stream or code != "0":
-            number = int(code) if code.isdigit() and len(code) < 3 else int(Code.UNKNOWN)
+            number = int(code) if code.isascii() and code.isdigit() and len(code) < 3 else int(Code.UNKNOWN)
             raise RefusedError(url, event.fields.get("grpc-message", "") or Code.named(number), number)
         return None
     if isinstance(event, (StreamReset, StreamEnded)):
