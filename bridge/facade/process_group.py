@@ -36,7 +36,8 @@ __all__ = ["ServerGroup", "registered_specs"]
 
 START_TIMEOUT = 120.0
 """Seconds that all servers together have to start."""
-_ASK_TIMEOUT = 10.0
+ASK_TIMEOUT = 10.0
+"""Seconds that all servers together have to say how they are."""
 # Seconds that a process has to end once it was told to.
 _END_TIMEOUT = 15.0
 _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.facade.process_group import run_child; run_child()"
@@ -61,6 +62,7 @@ class ServerGroup(Server):
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self._asking = threading.Lock()
+        self._asked = 0
         self._draining = False
         self._drain_timeout = (arguments.get("limits") or Limits()).drain_timeout
         self._title = getattr(env, "__name__", str(env))
@@ -170,7 +172,7 @@ class ServerGroup(Server):
         """
         self._begin("run()")
         first, *others = self._children
-        # Answers have no numbers: who asks meanwhile, such as `status`, would take this one.
+        # Who reads meanwhile for `status` would drop this answer, which is to another question.
         with self._asking:
             first.write("prepare")
             said = first.read(None)
@@ -265,9 +267,10 @@ class ServerGroup(Server):
         with self._asking:
             if self._stopped.is_set():
                 return []
-            asked = [child for child in self._children if child.write("count")]
-            deadline = time.monotonic() + _ASK_TIMEOUT
-            return [said for child in asked if (said := child.read(deadline)) is not None]
+            self._asked += 1
+            asked = [child for child in self._children if child.write(f"count {self._asked}")]
+            deadline = time.monotonic() + ASK_TIMEOUT
+            return [said for child in asked if (said := child.read(deadline, self._asked)) is not None]
 
     def stop(self, grace: float = 0.0) -> None:
         """Stop all servers, at the same time, and wait for their processes. May be called twice.
@@ -339,24 +342,29 @@ class _ServerProcess:
                 os.dup2(null, pipe.fileno(), inheritable=False)
         os.close(null)
 
-    def read(self, deadline: float | None) -> dict[str, Any] | None:
-        """Return what it says next; None: it ended, or has said nothing by the deadline, where there is one."""
-        line: bytes | None = None
+    def read(self, deadline: float | None, count: int = 0) -> dict[str, Any] | None:
+        """Return what it says next; None: it ended, or has said nothing by the deadline, where there is one.
+
+        Args:
+            deadline: In monotonic seconds.
+            count: The number of the `count` whose answer this is to be. Another's may come after that one's deadline.
+        """
         while True:
             # A wait without a timeout would keep Python from running signal handlers on some platforms.
             wait = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 line = self._lines.get(timeout=wait)
-                break
             except queue.Empty:
                 if deadline is not None:
                     return None
-        if line is None:
-            # Put back: whoever reads next is told of the end, too.
-            self._lines.put(None)
-            return None
-        said: dict[str, Any] = json.loads(line)
-        return said
+                continue
+            if line is None:
+                # Put back: whoever reads next is told of the end, too.
+                self._lines.put(None)
+                return None
+            said: dict[str, Any] = json.loads(line)
+            if said.get("count", 0) == count:
+                return said
 
     def write(self, command: str) -> bool:
         """Tell it something; False: it is gone."""
@@ -454,7 +462,8 @@ def run_child() -> None:
         for line in stdin:
             command = line.decode().split()
             if command[:1] == ["count"]:
-                say(connections=server.connections, worlds=server.worlds, status=server.status())
+                count = int(command[1])
+                say(count=count, connections=server.connections, worlds=server.worlds, status=server.status())
             elif command[:1] == ["drain"]:
                 server.drain(float(command[1]))
             else:
