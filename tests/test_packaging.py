@@ -194,7 +194,7 @@ def test_a_package_imports_its_names_when_they_are_asked_for(name):
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
 BASE = {"clock", "errors", "extras", "forks", "keywords", "lazy", "logs", "pb", "progress", "samples", "version"}
-BASE |= {"gymnasium_versions", "signals"}
+BASE |= {"back_off", "gymnasium_versions", "signals"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,

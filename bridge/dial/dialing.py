@@ -13,7 +13,7 @@ from email.message import Message
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from bridge.client.slots.back_off import pause
+from bridge.back_off import pause
 from bridge.dial.handshake import PATH, PROTOCOL, pack_head, problem_of_name, read_head
 from bridge.errors import AddressError, BridgeError, SettingError
 from bridge.extras import install_command, is_installed

@@ -23,6 +23,7 @@ import gymnasium
 import ray
 import ray.util
 
+from bridge.back_off import doubling_pause
 from bridge.client.endpoints import Endpoint
 from bridge.errors import BridgeError
 from bridge.facade.serve import serve_gym
@@ -50,7 +51,8 @@ _STOP_TIMEOUT = 15.0
 _DRAIN_MARGIN = 10.0
 # Seconds that a supervisor that came back waits for the servers' memory.
 _RECOVERY_TIMEOUT = 30.0
-_MOST_PAUSE = 30.0
+# Seconds until servers are started in the place of one that is gone: at first, and at most, doubling.
+_RETRY = (1.0, 30.0)
 
 
 def server_prefix(fleet: str) -> str:
@@ -352,8 +354,7 @@ class Supervisor:
                 return
             self._failures += 1
             self._problem = _cause(error)
-            pause = min(_MOST_PAUSE, 2.0 ** (self._failures - 1))
-            self._start_after = now + pause
+            self._start_after = now + doubling_pause(self._failures, *_RETRY)
         _log.error("fleet %s: %s is gone: %s", self._settings.name, server.name, self._problem)
 
     def _answered(self, server: _FleetServer, said: dict[str, Any], now: float) -> None:

@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from bridge.back_off import doubling_pause
 from bridge.errors import SettingError
 
 __all__ = ["TRANSITIONS", "Match", "MatchEvent", "MatchOptions", "MatchState", "Order", "Seat", "display_name"]
@@ -268,11 +269,9 @@ class Match:
 
     def failed(self, error: str, now: float) -> None:
         """The environment raised, which ends the round or its start."""
-        least, most = RETRY
         # Programs are ready at once: without a pause an environment that fails in reset() would be reset without end.
-        # The exponent is bounded because 2.0 ** 1024 overflows.
-        self._not_before = now + min(most, least * 2.0 ** min(self._failures, 10))
         self._failures += 1
+        self._not_before = now + doubling_pause(self._failures, *RETRY)
         self._follow(MatchEvent.START_FAILED if self.state is MatchState.STARTING else MatchEvent.ROUND_ENDED)
         self._gather()
         self.result = {"round": self.round, "seats": [], "winners": [], "error": error}

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bridge.back_off import pause
 from bridge.client.endpoints import Endpoint, EndpointWatch, Kind
-from bridge.client.slots.back_off import pause
 from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState
 from bridge.client.slots.slot import Member
 from bridge.client.world.world_request import WorldRequest

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
+from bridge.back_off import pause
 from bridge.client.endpoints import Endpoint
-from bridge.client.slots.back_off import pause
 from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase

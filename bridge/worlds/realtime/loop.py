@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bridge.back_off import doubling_pause
 from bridge.encoding.interventions import split_intervention
 from bridge.errors import SettingError
 from bridge.samples import Samples
@@ -365,9 +366,7 @@ class RealtimeLoop:
             return False
         lane.move(LaneEvent.FAILED)
         lane.failures += 1
-        least, most = RETRY
-        # Without the bound of 10 the power would raise OverflowError after some 1000 failures.
-        lane.retry_at = now + min(most, least * 2.0 ** min(lane.failures - 1, 10))
+        lane.retry_at = now + doubling_pause(lane.failures, *RETRY)
         self._cut_off(lane, error, job.kind == "step")
         return True
 
