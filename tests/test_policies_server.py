@@ -23,6 +23,7 @@ from bridge.errors import Code, RefusedError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, by_rows, serve_policy
 from bridge.transport.credentials import TLS
 from tests.policy_peers import array, numbers
+from tests.support import until
 
 
 def double(batch):
@@ -290,6 +291,33 @@ def test_a_function_that_does_not_return_does_not_hold_up_stop():
         go.set()
         with pytest.raises(RemoteError):
             answer.result(10)
+
+
+def test_a_batch_without_rows_is_refused_and_the_connection_goes_on():
+    with serve_policy(double) as server, connect(server.url) as client:
+        client.recv()
+        client.send(msgpack.packb({"bridge/batch": 1, "observation": 3.0}))
+        assert client.recv() == "expected 1 rows in every part of the observation, got {-1}"
+        client.send(msgpack.packb({"observation": 3.0}))
+        assert isinstance(client.recv(), bytes)
+
+
+def test_a_connection_whose_request_breaks_its_thread_gives_its_place_back():
+    nested = 3.0
+    for _ in range(508):
+        nested = {"a": nested}
+    with serve_policy(double, max_connections=1) as server:
+        with connect(server.url) as client:
+            client.recv()
+            client.send(msgpack.packb(nested))
+            with contextlib.suppress(ConnectionClosed):
+                client.recv()
+        until(lambda: policy_answers(server.url))
+
+
+def policy_answers(url):
+    with connect(url) as client:
+        return isinstance(client.recv(), bytes)
 
 
 def test_settings_out_of_their_range_are_refused():

@@ -176,7 +176,7 @@ class PolicyServer:
         with self._changed:
             self._connections.add(connection)
             is_full = len(self._connections) > self._max_connections
-        with contextlib.suppress(CancelledError, ConnectionClosed):
+        try:
             if is_full:
                 connection.send(f"expected at most max_connections={self._max_connections} clients: close one")
             elif not self._stopped.is_set():  # `stop` may have come during its handshake
@@ -186,8 +186,11 @@ class PolicyServer:
                         connection.send(self._answer(data))
                     except ValueError as error:  # a WireError, or NumPy's where something is no array
                         connection.send(str(error))  # a text is an error on this wire; the connection goes on
-        with self._changed:
-            self._connections.discard(connection)
+        except (CancelledError, ConnectionClosed):
+            pass
+        finally:
+            with self._changed:
+                self._connections.discard(connection)
 
     def _answer(self, data: Any) -> bytes:
         message = wire.unpack(data)
@@ -196,7 +199,7 @@ class PolicyServer:
         # By the exact type: true is an integer for Python.
         if type(rows) is not int or not 1 <= rows <= self._max_batch:
             raise wire.WireError(f"expected {wire.BATCH} to be 1 to max_batch={self._max_batch}, got {rows!r:.40}")
-        batch = take(message, None if count is None else slice(None))
+        batch = take(message, None if count is None else ...)
         if row_count(batch) != {rows}:
             raise wire.WireError(f"expected {rows} rows in every part of the observation, got {row_count(batch)}")
         batch = batch[wire.OBSERVATION] if set(batch) == {wire.OBSERVATION} else batch
