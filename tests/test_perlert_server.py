@@ -166,6 +166,16 @@ def test_a_second_thread_gets_an_error_and_not_a_race():
         assert ended.is_set()
 
 
+def test_a_run_that_was_left_is_not_taken_for_the_next_one_after_a_timeout():
+    with serve_perlert(lambda: Counter(9000), name="count", fps=100) as server:
+        env = PerlertEnv(server.url, start_timeout=2.0)
+        env.reset()
+        for _ in range(2):
+            with pytest.raises(RemoteTimeoutError, match="the run that was left did not end"):
+                env.reset()
+        env.close()
+
+
 def test_an_environment_is_pickled_as_its_url_and_connects_again():
     with serve_perlert(Counter, name="count", instances=2, fps=100) as server:
         env = PerlertEnv(server.urls[0], tag="one")

@@ -162,7 +162,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         self.url = url
         self._timeout, self._start_timeout = timeout, start_timeout
         self._conflicts = ConflictDetector("environment")
-        self._closed = self.in_episode = False
+        self._closed = self._leaving = self.in_episode = False
         """True if `step` may be called."""
         self._newest: Stepped | None = None
         self._came = 0
@@ -273,8 +273,10 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             raise SettingError(f"expected no options, because PERLERT carries none, got {options!r}")
         with self._exclusive() as me:
             deadline = time.monotonic() + self._start_timeout
-            left, self.in_episode = self.in_episode, False
-            self._wait_while(lambda: left and me.in_run, deadline, "the run that was left did not end")
+            # Where the wait fails, the next call waits on: the run that was left must not be taken for the next one.
+            self._leaving, self.in_episode = self._leaving or self.in_episode, False
+            self._wait_while(lambda: self._leaving and me.in_run, deadline, "the run that was left did not end")
+            self._leaving = False
             self._take_events()
             # What was rewarded before the first observation, or a run that is over already, is the first step's.
             self._came, self._told = 0, Decimal(0)
