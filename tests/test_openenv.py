@@ -560,6 +560,19 @@ def test_a_lost_connection_is_a_truncated_episode_and_reset_connects_again() -> 
         env.close()
 
 
+def test_the_last_observation_is_given_again_as_it_came_whatever_was_done_to_it() -> None:
+    with serve_gym("CartPole-v1", web=True, openenv=True) as server:
+        env = make_remote(openenv(server))
+        env.reset(seed=0)
+        last = env.step(0)[0]
+        came = last.copy()
+        last[:] = 0.0
+    lost = env.step(0)[0]
+    assert lost.tolist() == came.tolist()
+    lost[:] = 0.0
+    env.close()
+
+
 def test_slots_play_on_openenv_servers_and_come_back_after_a_loss() -> None:
     local = gymnasium.make("CartPole-v1")
     with serve_gym("CartPole-v1", web=True, openenv=True) as one:

@@ -17,6 +17,7 @@ from bridge.client.options import TIMEOUT, checked_timeout
 from bridge.client.vector_env import OwningVectorEnv, checked_urls
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array
 from bridge.errors import (
     AddressError,
     Code,
@@ -94,7 +95,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         self._socket = MessageSocket(
             address, "/ws", url=self.url, timeout=timeout, max_message_bytes=max_message_bytes, proxied=True
         )
-        self._last: Any = None
+        self._last: list[Array] | None = None
 
     def _schema(self, address: Address, max_bytes: int) -> Any:
         """Return the server's description of its actions and observations."""
@@ -139,11 +140,13 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                 raise EnvironmentFailedError(self.url, str(answer["data"].get("message", answer)), Code.INTERNAL)
             fields, reward = dict(answer["data"]["observation"]), float(answer["data"].get("reward") or 0.0)
             value = from_json(self.observation_space, fields.pop(field, None) if field else fields)
-            self._last = self._observations.unpack(self._observations.pack(value, rounding=True))
+            arrays = self._observations.pack(value, rounding=True)
+            # A copy: who gets the observation may change it.
+            self._last, seen = [array.copy() for array in arrays], self._observations.unpack(arrays)
             if field == "observation" and "terminated" in fields:  # a server of this package
-                return self._last, reward, bool(fields["terminated"]), bool(fields["truncated"]), fields["info"]
-            info = {name: value for name, value in fields.items() if field or name not in self._last}
-            return self._last, reward, bool(answer["data"].get("done")), False, info
+                return seen, reward, bool(fields["terminated"]), bool(fields["truncated"]), fields["info"]
+            info = {name: value for name, value in fields.items() if field or name not in seen}
+            return seen, reward, bool(answer["data"].get("done")), False, info
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, after connecting where there is no connection.
@@ -169,14 +172,15 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             ResetNeededError: There is no connection, as before the first `reset`.
             EnvironmentFailedError: The server answered with an error.
         """
-        if not self._socket.connected:
+        if self._last is None or not self._socket.connected:
             raise ResetNeededError("expected reset() before step()")
         self._actions.pack_action(action)  # raises where it is not in the space
         data = to_json(self.action_space, action)
         try:
             return self._ask("step", {self._action_field: data} if self._action_field else data, 0.0)
         except ConnectionLostError as error:
-            return self._last, 0.0, False, True, {"error": f"the connection to {self.url} was lost: {error.reason}"}
+            seen = self._observations.unpack(self._last)
+            return seen, 0.0, False, True, {"error": f"the connection to {self.url} was lost: {error.reason}"}
 
     def close(self) -> None:
         """End the session. May be called twice."""
