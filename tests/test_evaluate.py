@@ -72,6 +72,31 @@ def test_lanes_give_the_same_as_worlds(lanes, num_envs, expected):
     assert found.returns.tolist() == expected
 
 
+class FailsWithOneSeed(gymnasium.Wrapper):
+    """A CartPole whose episodes of the seed 6 raise in their first step."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def reset(self, *, seed=None, options=None):
+        self.fails = seed == 6
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.fails:
+            raise RuntimeError("the cart has lost a wheel")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_an_episode_that_fails_again_and_again_ends_the_evaluation(num_envs):
+    with (
+        serve_gym(FailsWithOneSeed) as server,
+        pytest.raises(RemoteError, match=r"(?s)episode 1 \(seed 6\): .*it was begun 5 times"),
+    ):
+        evaluate(server.url, worse, episodes=3, seed=5, num_envs=num_envs)
+
+
 def test_a_served_policy_gives_the_same_actions_as_a_local_loop():
     asked = []
 

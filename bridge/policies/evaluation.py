@@ -229,6 +229,8 @@ class _Work:
         """Calls the policy."""
         self.queue = deque(EvaluatedEpisode(number, seed + number) for number in range(episodes))
         self.result = Evaluation()
+        self.error: RemoteError | None = None
+        """Why no part can play on."""
 
     def call_policy(self, batch: Any, slots: Array) -> Any:
         """Return the policy's actions for a batch of observations, of these slots."""
@@ -241,7 +243,8 @@ class _Work:
         """Let an episode be begun again before all others; raise RemoteError where that was done too often."""
         text = f"episode {episode.number} (seed {episode.seed}): {why}"
         if episode.attempts >= _ATTEMPTS:
-            raise RemoteError("evaluation", f"{text}; it was begun {_ATTEMPTS} times. Look at the server's log")
+            self.error = RemoteError("evaluation", f"{text}; it was begun {_ATTEMPTS} times. Look at the server's log")
+            raise self.error
         self.result.lost.append(text)
         # With its own seed again: which seeds are played must not depend on which servers were lost.
         self.queue.appendleft(EvaluatedEpisode(episode.number, episode.seed, attempts=episode.attempts + 1))
@@ -262,8 +265,8 @@ class _Work:
                 try:
                     part.step()
                 except RemoteError as error:
-                    # No other part is left that could play the rest.
-                    if len(parts) == 1:
+                    # No other part is left that could play the rest, or an episode cannot be played at all.
+                    if len(parts) == 1 or error is self.error:
                         raise
                     parts.remove(part)
                     for episode in part.episodes.values():
