@@ -21,7 +21,8 @@ from gymnasium import spaces
 import bridge
 from bridge import TLS, make_remote, make_vec_remote
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError
-from bridge.testing import EVERY_SPACE, check_server, make_certificates, make_info
+from bridge.standalone import serve_env
+from bridge.testing import EVERY_SPACE, CountingEnv, check_server, make_certificates, make_info
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.standalone_envs import Numbered, Remarkable, every_space
@@ -179,6 +180,33 @@ def test_reset_complies(method, space, client):
 def test_reset_world_complies(method, client):
     """D-15."""
     run(compliance.ResetWorld, method, connection=client, world_name=create(client, "nested"))
+
+
+def test_a_reset_world_that_gave_up_takes_no_seed_from_one_that_still_waits():
+    seeds = []
+
+    class Seeded(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    server = serve_env.StandaloneServer(serve_env.maker_of(Seeded, False))
+    player, one, other = (serve_env.StandaloneSession(server, True) for _ in range(3))
+
+    def ask(session, **payload):
+        return session.answer(public.EnvironmentRequest(**payload).SerializeToString())
+
+    def reset_world(session, seed):
+        return ask(session, reset_world={"settings": {"seed": tensor_utils.pack_tensor(seed)}})
+
+    ask(player, join_world={})
+    ask(player, step={})
+    gives_up, waits = reset_world(one, 1), reset_world(other, 2)
+    assert public.EnvironmentResponse.FromString(one.answer_late(gives_up)).HasField("error")
+    ask(player, step={})
+    assert public.EnvironmentResponse.FromString(other.answer_late(waits)).HasField("reset_world")
+    ask(player, step={})
+    assert seeds == [None, 2]
 
 
 @pytest.mark.parametrize(

@@ -786,8 +786,8 @@ class StandaloneWorld:
         self.observations = {uid: spec for uid, spec in self.published.items() if spec.name not in hidden}
         self.player, self.notes, self.told, self.form, self.idle_since = player, {}, 0, None, time.monotonic()
         if player is None:
-            self.pending = NOTHING
             self.answer_waiting()
+            self.pending = NOTHING
 
     def specs(self):
         """Return the specs as they travel."""
@@ -883,6 +883,7 @@ class StandaloneWorld:
         """Let the ResetWorld requests be answered that have waited for the player."""
         waiting, self.waiting = self.waiting, []
         for order in waiting:
+            self.pending = order.pending
             order.set_result(was_reset)
 
     def close(self):
@@ -1065,32 +1066,32 @@ class StandaloneSession:
         """End the sequence; the next Step resets the environment, with these settings."""
         world, settings = self.require_world(), settings_of(request)
         pending = world.read_settings(settings)
+        world.answer_waiting()
         # Without settings and between sequences, an earlier Reset's seed still waits for its Step.
         if settings or self.running:
             world.pending = pending
         self.running = False
-        world.answer_waiting()
         response.specs.CopyFrom(world.specs())
 
     def on_reset_world(self, request, response):
         """End the sequence of whoever plays in a world; another connection waits until the player was told."""
         world = self.server.find(request.world_name)
-        before, world.pending = world.pending, world.read_settings(settings_of(request))
+        pending = world.read_settings(settings_of(request))
+        if world.player not in (None, self) and world.player.running:
+            order = futures.Future()
+            order.world, order.pending = world, pending
+            world.waiting.append(order)
+            return order
         if world.player is self:
             self.running = False
             world.answer_waiting()
-        elif world.player is not None and world.player.running:
-            order = futures.Future()
-            order.world, order.before = world, before
-            world.waiting.append(order)
-            return order
+        world.pending = pending
 
     def answer_late(self, order):
         """Return the answer to a ResetWorld that has waited."""
         world = order.world
         if not order.done():
             world.waiting.remove(order)
-            world.pending = order.before
             text = f"ResetWorld of {world.name!r}: its agent did not Step in time, so nothing was reset"
             return refusal(Refusal(f"{text}; let it Step once, or leave", DEADLINE_EXCEEDED))
         if not order.result():
