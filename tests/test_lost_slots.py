@@ -13,13 +13,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, make_vec_remote, serve_gym
+from bridge import Limits, SlotState, make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import pool_of
-from tests.support import server_process
+from tests.support import server_process, until
 
 DEADLINE = 30.0
 
@@ -204,6 +204,61 @@ def test_a_world_of_another_number_of_lanes_does_not_take_the_slots_of_the_lost_
             while not envs.step(np.zeros(3, np.int64))[4]["valid"].all():
                 assert time.monotonic() < end + DEADLINE
         envs.close()
+
+
+class Seeded(CountingEnv):
+    """Its first observation is the seed; -1: it got none."""
+
+    fails = 0
+    """The resets that fail yet."""
+
+    def __init__(self):
+        super().__init__(1000)
+        self.observation_space = gymnasium.spaces.Box(-1.0, 2.0**32, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Seeded.fails -= 1
+        if Seeded.fails >= 0:
+            raise RuntimeError("the simulator is starting")
+        return np.array([-1.0 if seed is None else seed], np.float64), {}
+
+    def step(self, action):
+        return np.zeros(1), *super().step(action)[1:]
+
+
+def next_observations(envs):
+    found = []
+
+    def came():
+        found[:] = envs.step(np.zeros(envs.num_envs, np.int64))[0]
+        return found[0] is not None
+
+    until(came, DEADLINE)
+    return found
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_next_episode_of_a_lost_slot_is_seeded_alike_however_soon_its_server_is_back(lanes):
+    seeds = []
+    for soon, fails in (True, 0), (False, 0), (True, 1):
+        server = serve_gym(Seeded, num_envs=lanes)
+        envs = make_vec_remote(server.url, timeout=DEADLINE)
+        envs.reset(seed=5)
+        next_observations(envs)
+        server.stop()
+        if soon:  # its world is joined again before a step tells of the loss
+            server = serve_gym(Seeded, num_envs=lanes, port=server.port)
+            until(lambda envs=envs: (envs.slot_states == SlotState.RESETTING).all())
+        assert envs.step(np.zeros(lanes, np.int64))[3].all()
+        if not soon:
+            server = serve_gym(Seeded, num_envs=lanes, port=server.port)
+        Seeded.fails = fails
+        seeds.append([observation.item() for observation in next_observations(envs)])
+        envs.close()
+        server.stop()
+    assert seeds[0] == seeds[1]
+    assert -1.0 not in seeds[0] + seeds[2]
 
 
 def test_continue_waits_where_every_slot_is_lost():
