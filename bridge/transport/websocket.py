@@ -48,7 +48,7 @@ LOGGER = logging.getLogger("bridge.websockets")
 """The logger of the package `websockets`: its debug lines would show the token."""
 LOGGER.setLevel(logging.WARNING)
 
-# WebSocket's own codes: proxies and other servers send them, and ours if a client breaks WebSocket's rules.
+# WebSocket's own codes: proxies and other servers send them, and ours sends NORMAL_CLOSURE for OK.
 _BY_CLOSE_CODE = {
     CloseCode.NORMAL_CLOSURE: Code.OK,
     CloseCode.GOING_AWAY: Code.UNAVAILABLE,

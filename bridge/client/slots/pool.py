@@ -83,12 +83,13 @@ class Pool:
 
         Raises:
             RemoteTimeoutError: Some did not come within `timeout` seconds; it names their URLs.
-            RemoteError: A remote refused, or was lost.
+            RemoteError: A remote was lost, or one has refused and all others have answered.
         """
         # A dict keeps the order, so that errors name the URLs in the order of the remotes.
         missing = dict.fromkeys(remotes)
         deadline = time.monotonic() + self.timeout
         extra = None
+        refused: RemoteError | None = None
         found: dict[Remote, _Awaited] = {}
         count = len(missing)
         while missing:
@@ -108,7 +109,7 @@ class Pool:
                         continue
                 urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
                 reason = next(iter(missing)).late(purpose, self.timeout).reason
-                raise RemoteTimeoutError(urls, reason) from None
+                raise RemoteTimeoutError(urls, reason) from refused
             # Also for a remote that nobody waits for: its session matches answers to requests by their order.
             event = source.receive(number, what, arrived)
             if event is None or source not in missing:
@@ -120,9 +121,14 @@ class Pool:
                 if kind is Joined and self.in_flight:  # then what comes is taken also between calls
                     keepalive.add(self)
             elif isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
-                if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
+                if isinstance(event, Lost):
                     raise event.error
                 del missing[source]
+                if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
+                    refused = refused or event.error
+        # Only now: what the others answer to this request would be taken for the answers to their next ones.
+        if refused is not None:
+            raise refused
         return found
 
     # Between calls
