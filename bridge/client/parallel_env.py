@@ -20,8 +20,6 @@ from bridge.errors import (
     Code,
     InvalidActionError,
     RefusedError,
-    RemoteError,
-    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
 )
@@ -78,7 +76,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         try:
             with self._conflicts:  # else the thread that works between calls takes answers
                 self._connect()
-        except RemoteError:
+        except BaseException:  # KeyboardInterrupt too: without an object there is nobody to close the connections
             self._disconnect(0.5)
             raise
         world_info = {name: remote.known_info() for name, remote in self._remotes.items()}
@@ -101,7 +99,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         try:
             name = self._read_property(first, "world.agent", "to a question", encoded=False)
             names = self._read_property(first, "world.agents", "to a question", encoded=True)
-        except RemoteError as error:
+        except BaseException as error:
             first.close(0.5)
             unknown = (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED)
             # A world of one agent has no such property, and another server none at all: the user took the wrong
@@ -130,8 +128,8 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     def _reply(self, remote: Remote, purpose: str) -> pb.EnvironmentResponse:
         try:
             return super()._reply(remote, purpose)
-        except RemoteTimeoutError:
-            self._disconnect(0.0)
+        except BaseException:
+            self._started = self._started and remote.connected
             raise
 
     def _gather(
@@ -140,11 +138,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         """Wait for an answer from each of some agents' remotes; one refused with the code `tolerate` is left out."""
         try:
             found = self._pool.wait_for_all(remotes.values(), kind, purpose, tolerate=tolerate)
-        except RemoteTimeoutError:
-            # Answers that still come would be taken for those to the next Steps. New connections have none.
-            self._disconnect(0.0)
-            raise
-        except RemoteError:
+        except BaseException:
             # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not.
             self._started = self._started and all(remote.connected for remote in remotes.values())
             raise

@@ -52,9 +52,6 @@ class Pool:
         """
         try:
             return self.wait_for_all((remote,), kind, purpose)[remote]
-        except RemoteTimeoutError as late:
-            remote.give_up(late)  # an answer that comes yet belongs to nothing any more
-            raise
         except ConnectionLostError as lost:
             # Slots of a vector environment are connected again by themselves; a single environment waits for `reset`.
             if kind is Joined:
@@ -66,7 +63,7 @@ class Pool:
         remote.open()
         try:
             self.wait(remote, Joined, "to join a world")
-        except RemoteError:
+        except BaseException:  # KeyboardInterrupt too: the caller has no remote to close then
             remote.close(0.5)
             raise
 
@@ -74,6 +71,9 @@ class Pool:
         self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
     ) -> dict[Remote, _Awaited]:
         """Wait for an answer from each of some remotes, whichever comes first.
+
+        After a refusal the others are waited for all the same. After a timeout or a loss, the remotes that have not
+        answered are given up: an answer that comes yet belongs to nothing any more.
 
         Args:
             remotes: Whose answers.
@@ -90,39 +90,49 @@ class Pool:
         deadline = time.monotonic() + self.timeout
         extra = None
         found: dict[Remote, _Awaited] = {}
+        refused: RemoteError | None = None
         count = len(missing)
-        while missing:
-            left = deadline - time.monotonic()
-            try:
-                source, number, what, arrived = self.poller.get(min(left, LOOK) if kind is Joined else left)
-            except queue.Empty:
-                if kind is Joined and left > LOOK:
-                    # Of one, the time that is left says more than a count.
-                    more = f"; {len(found)} of {count} answered" if count > 1 else f", at most {left - LOOK:.0f} s more"
-                    tell(f"waiting for {next(iter(missing)).url}{more}")
-                    continue
-                if extra is None:  # looked up here alone: nearly all waits end before
-                    extra = max(remote.allowance for remote in missing)
-                    if extra > 0.0:
-                        deadline += extra
+        try:
+            while missing:
+                left = deadline - time.monotonic()
+                try:
+                    source, number, what, arrived = self.poller.get(min(left, LOOK) if kind is Joined else left)
+                except queue.Empty:
+                    if kind is Joined and left > LOOK:
+                        # Of one, the time that is left says more than a count.
+                        more = f"{len(found)} of {count} answered" if count > 1 else f"at most {left - LOOK:.0f} s more"
+                        tell(f"waiting for {next(iter(missing)).url}{'; ' if count > 1 else ', '}{more}")
                         continue
-                urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
-                reason = next(iter(missing)).late(purpose, self.timeout).reason
-                raise RemoteTimeoutError(urls, reason) from None
-            # Also for a remote that nobody waits for: its session matches answers to requests by their order.
-            event = source.receive(number, what, arrived)
-            if event is None or source not in missing:
-                continue
-            # A refused question is a `Replied` too: its error is raised below.
-            if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
-                del missing[source]
-                found[source] = event
-                if kind is Joined and self.in_flight:  # then what comes is taken also between calls
-                    keepalive.add(self)
-            elif isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
-                if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
+                    if extra is None:  # looked up here alone: nearly all waits end before
+                        extra = max(remote.allowance for remote in missing)
+                        if extra > 0.0:
+                            deadline += extra
+                            continue
+                    urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
+                    reason = next(iter(missing)).late(purpose, self.timeout).reason
+                    raise RemoteTimeoutError(urls, reason) from refused
+                # Also for a remote that nobody waits for: its session matches answers to requests by their order.
+                event = source.receive(number, what, arrived)
+                if event is None or source not in missing:
+                    continue
+                # A refused question is a `Replied` too: its error is raised below.
+                if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
+                    del missing[source]
+                    found[source] = event
+                    if kind is Joined and self.in_flight:  # then what comes is taken also between calls
+                        keepalive.add(self)
+                elif isinstance(event, Lost):
                     raise event.error
-                del missing[source]
+                elif isinstance(event, (Refused, Replied)) and event.error is not None:
+                    del missing[source]
+                    if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
+                        refused = refused or event.error
+        except RemoteError as error:
+            for remote in missing:
+                remote.give_up(error)
+            raise
+        if refused is not None:
+            raise refused
         return found
 
     # Between calls
