@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from bridge import Limits, Server, SlotState, errors, make_remote, make_vec_remote, serve_gym
-from bridge.testing import CountingEnv, FailingEnv
+from bridge.testing import CountingEnv, FailingEnv, LocalRuntime, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.inside import registry_of
-from tests.support import assert_identical, until, world_of
-from tests.trick_envs import TrickEnv, gone, pid_of
+from tests.support import assert_identical, direct_world, parallel_source, until, world_of
+from tests.trick_envs import TrickEnv, TrickRelay, gone, pid_of
 
 
 def processes_of(server: Server) -> list[int]:
@@ -62,6 +62,28 @@ def test_each_world_has_its_process_which_ends_with_it(isolated: Any) -> None:
     one.close()
     two.close()
     until(lambda: all(gone(pid) for pid in pids))
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("ends_by", ["close", "crash"])
+def test_nothing_is_killed_once_a_process_is_gone(monkeypatch: pytest.MonkeyPatch, ends_by: str) -> None:
+    """Its number may be another program's by then."""
+    kill_group, killed = os.killpg, []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: (killed.append(pid), kill_group(pid, number)))
+    clock = VirtualClock()
+    runtime = LocalRuntime(clock.now)
+    world = direct_world(parallel_source(TrickRelay, isolation="process"), runtime=runtime)
+    pid = pid_of(world)
+    if ends_by == "crash":
+        os.kill(pid, signal.SIGKILL)
+        runtime.run_until(lambda: not world.alive)
+    world.close()
+    assert set(killed) <= {pid}
+    killed.clear()
+    assert runtime.scheduler.next_due() is None
+    clock.advance(3600.0)
+    runtime.scheduler.run()
+    assert killed == []
 
 
 @pytest.mark.parametrize(

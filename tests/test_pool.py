@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.client.slots.pool import Pool
-from bridge.client.world.events import Event, Joined, Lost, Refused, Replied
+from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.errors import Code, ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -91,6 +91,32 @@ def test_wait_for_all_leaves_out_what_it_tolerates_and_raises_the_rest(pool: Poo
     with pytest.raises(RefusedError) as raised:
         pool.wait_for_all(remotes[:2], Replied, "to reset", tolerate=Code.FAILED_PRECONDITION)
     assert raised.value is other
+
+
+def test_wait_for_all_takes_all_answers_before_it_raises_a_refusal(pool: Pool, remotes: Any) -> None:
+    refusals = [RefusedError(remote.url, "no", Code.INTERNAL) for remote in remotes]
+    for remote, refused in zip(remotes, refusals, strict=True):
+        remote.deliver(Refused(refused))
+    with pytest.raises(RefusedError) as raised:
+        pool.wait_for_all(remotes, StepAnswered, "to a step")
+    assert raised.value is refusals[0]
+    assert not pool.poller.items
+
+
+def test_wait_for_all_tells_a_refusal_also_where_others_are_late(pool: Pool, remotes: Any) -> None:
+    refused = RefusedError(remotes[0].url, "no", Code.INTERNAL)
+    remotes[0].deliver(Refused(refused))
+    with pytest.raises(RemoteTimeoutError) as raised:
+        pool.wait_for_all(remotes, StepAnswered, "to a step")
+    assert raised.value.__cause__ is refused
+
+
+def test_wait_for_all_does_not_wait_on_where_a_remote_was_lost(pool: Pool, remotes: Any) -> None:
+    lost = ConnectionLostError(remotes[0].url, "it is gone")
+    remotes[0].deliver(Lost(lost, True))
+    with pytest.raises(ConnectionLostError) as raised:
+        pool.wait_for_all(remotes, StepAnswered, "to a step")
+    assert raised.value is lost
 
 
 def test_wait_for_all_names_those_that_are_late(pool: Pool, remotes: Any) -> None:

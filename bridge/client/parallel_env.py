@@ -20,6 +20,8 @@ from bridge.errors import (
     Code,
     InvalidActionError,
     RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
 )
@@ -128,8 +130,8 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     def _reply(self, remote: Remote, purpose: str) -> pb.EnvironmentResponse:
         try:
             return super()._reply(remote, purpose)
-        except BaseException:
-            self._started = self._started and remote.connected
+        except RemoteTimeoutError:
+            self._disconnect(0.0)
             raise
 
     def _gather(
@@ -138,7 +140,11 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         """Wait for an answer from each of some agents' remotes; one refused with the code `tolerate` is left out."""
         try:
             found = self._pool.wait_for_all(remotes.values(), kind, purpose, tolerate=tolerate)
-        except BaseException:
+        except RemoteTimeoutError:
+            # Answers that still come would be taken for those to the next Steps. New connections have none.
+            self._disconnect(0.0)
+            raise
+        except RemoteError:
             # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not.
             self._started = self._started and all(remote.connected for remote in remotes.values())
             raise

@@ -23,7 +23,7 @@ def is_text(space: Space[Any]) -> bool:
 def to_plain(space: Space[Any], sample: Any) -> Any:
     """Return a sample as a value that the values codec can encode."""
     if isinstance(space, spaces.Dict):
-        # Without the keys, which both ends know by the space, and which may be of types that the codec does not carry.
+        # Leave out the keys: both ends know them from the space, and the codec may not carry their types.
         return [to_plain(item, sample[key]) for key, item in space.spaces.items()]
     if isinstance(space, spaces.Tuple):
         return [to_plain(item, part) for item, part in zip(space.spaces, sample, strict=True)]
@@ -52,7 +52,7 @@ def from_plain(space: Space[Any], plain: Any) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(from_plain(item, part) for item, part in zip(space.spaces, plain, strict=True))
     if isinstance(space, spaces.OneOf):
-        # The index is a NumPy integer, as in samples of Gymnasium's.
+        # The index is a NumPy integer, as in Gymnasium's samples.
         return np.int64(plain[0]), from_plain(space.spaces[plain[0]], plain[1])
     if isinstance(space, spaces.Graph):
         nodes, edges, links = plain

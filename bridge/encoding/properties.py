@@ -115,7 +115,7 @@ class PropertyTree:
             response.read_property.value.CopyFrom(self.read(request.read_property.key))
         elif kind == "write_property":
             self.write(request.write_property.key, request.write_property.value)
-            # The answer is empty, but the member must be set: it tells what was answered.
+            # An empty answer must still set its member, which tells what was answered.
             response.write_property.SetInParent()
         elif kind == "list_property":
             response.list_property.SetInParent()
@@ -134,7 +134,7 @@ class PropertyTree:
         if member is not None or key in self._leaves:
             raise RequestError(Code.PERMISSION_DENIED, f"the property {key!r} has no children to list; read it")
         prefix = f"{key}." if key else ""
-        # A dict keeps the order, and each child once, of however many leaves it is the parent.
+        # A dict keeps the order and holds each child once, however many leaves are below it.
         names: dict[str, None] = {}
         for path in (*self._leaves, *self._families):
             if path.startswith(prefix):
@@ -194,7 +194,7 @@ class PropertyTree:
     def _find(self, key: str) -> Property:
         if (leaf := self._leaf(key)) is not None:
             return leaf
-        # An inner node is known, but can be neither read nor written: PERMISSION_DENIED rather than NOT_FOUND (D-18).
+        # Inner nodes exist but can be neither read nor written: the answer is PERMISSION_DENIED, not NOT_FOUND (D-18).
         if any(path == key or path.startswith(f"{key}.") for path in (*self._leaves, *self._families)) or not key:
             return Property(key, TEXT, "")
         raise self._unknown(key)

@@ -29,14 +29,14 @@ def pack_seed(seed: int | Sequence[int | None]) -> pb.Tensor:
     Raises:
         SeedError: A seed is no integer, or negative.
     """
-    # A str is a sequence too: of its characters.
+    # A str is a sequence too.
     if isinstance(seed, str) or not isinstance(seed, Sequence):
         found = _checked(seed)
         return pack_tensor(found if found < _INT64 else str(found))
     numbers = [NO_SEED if item is None else _checked(item) for item in seed]
     if all(number < _INT64 for number in numbers):
         return pack_tensor(np.array(numbers, np.int64))
-    # All as text where one is too large, as a tensor has one type.
+    # If one is too large, all travel as text: a tensor has one type.
     return pack_tensor(np.array([str(number) for number in numbers], object))
 
 
@@ -88,7 +88,7 @@ def _integers(array: Array) -> list[int] | None:
     if array.dtype.kind != "O":
         return None
     texts = [item if isinstance(item, str) else "" for item in array.ravel()]
-    # `isdecimal` alone takes digits of other scripts. A minus is for NO_SEED among large seeds.
+    # `isdecimal` alone accepts digits of other scripts. The minus is for NO_SEED.
     if not all(text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= MAX_DIGITS for text in texts):
         return None
     return [int(text) for text in texts]

@@ -129,7 +129,7 @@ def check_space_bytes(arrays: Iterable[tuple[Sequence[int], Any]]) -> None:
 
 def _arrays(data: Any) -> Iterator[tuple[Sequence[int], Any]]:
     """Give the shape and dtype of all arrays that a space as JSON stands for, before any is made."""
-    # A list rather than a recursion: the depth is not checked yet.
+    # A stack instead of recursion: the depth was not checked yet.
     waiting = [data]
     while waiting:
         item = waiting.pop()
@@ -141,7 +141,8 @@ def _arrays(data: Any) -> Iterator[tuple[Sequence[int], Any]]:
             elif item.get("type") == "MultiBinary":
                 yield (item["n"],) if isinstance(item["n"], int) else _shape(item["n"]), np.int8
             else:
-                waiting += item.values()
+                # The attributes of a custom class may look like spaces.
+                waiting += (value for name, value in item.items() if name != "attributes")
 
 
 def _read_text(text: str, readers: Mapping[str, SpaceReader] | None) -> Space[Any]:
@@ -174,7 +175,7 @@ def _attributes(space: Space[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in vars(space).items():
         try:
-            # The attribute is sent as it is read back: a tuple as a list, and nothing that refers to the space itself.
+            # What JSON cannot hold is left out. Of the rest, the copy that JSON makes is told.
             text = json.dumps(value, default=_named, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
             continue
@@ -191,7 +192,7 @@ def _named(value: Any) -> dict[str, str]:
 
 def _write_plain(space: Space[Any], where: str) -> dict[str, Any]:
     if isinstance(space, spaces.Box):
-        # JSON's numbers are read as float64 and would lose digits.
+        # JSON numbers are read as float64, which would lose digits.
         if space.dtype.itemsize > 8:
             raise UnsupportedSpaceError(f"expected a Box of at most 64 bits an element, got {space}; use float64")
         return {
@@ -268,7 +269,8 @@ def _read(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceReader] |
     try:
         exact = readers[name](data.get("attributes", {}), plain)
         problem = "" if isinstance(exact, Space) else f"returned {exact!r:.80}, where a gymnasium.Space was expected"
-        # The server sends samples of the plain space: another dtype or range would show only when they are read.
+        # The server sends samples of the plain space. A space with another dtype or range would fail only when one is
+        # read.
         if not problem and _without_class(_write(exact)) != _without_class(data):
             problem = f"returned {exact!r:.80}, whose samples differ from those of {plain}"
     except Exception as error:  # whatever a user's function raises
@@ -289,7 +291,8 @@ def _read_plain(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceRea
     if kind == "Box":
         shape, dtype = _shape(data["shape"]), np.dtype(data["dtype"])
         box = spaces.Box(_array(data["low"], shape, dtype), _array(data["high"], shape, dtype), shape, dtype.type)
-        # `Box` derives the flags from the bounds. A space that was made of integers with infinite bounds has others.
+        # `Box` derives the flags from these bounds, which are finite in an integer space that was made with infinite
+        # ones.
         box.bounded_below = _array(data["bounded_below"], shape, np.dtype(bool))
         box.bounded_above = _array(data["bounded_above"], shape, np.dtype(bool))
         return box
@@ -346,13 +349,13 @@ def _write_key(key: Any) -> Any:
         return str(key)
     if isinstance(key, tuple):
         return {"tuple": [_write_key(item) for item in key]}
-    # Before int, of which bool is a subclass.
+    # Check bool before int, of which it is a subclass.
     if key is None or isinstance(key, bool):
         return {"constant": key}
     if isinstance(key, (int, np.integer)):
         return {"int": int(key)}
     if isinstance(key, (float, np.floating)):
-        # Exact, also for infinities and NaN.
+        # The hexadecimal form is exact, also for infinities and NaN.
         return {"float": float(key).hex()}
     raise UnsupportedSpaceError(
         f"expected Dict keys of type str, int, float, bool, None or tuples of them, got {key!r} of type "

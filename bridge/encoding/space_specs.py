@@ -85,7 +85,7 @@ def _space_of_spec(spec: Spec) -> Space[Any]:
         limits = np.iinfo(spec.dtype)
         low = np.asarray(limits.min if spec.minimum is None else spec.minimum)
         high = np.asarray(limits.max if spec.maximum is None else spec.maximum)
-        # The number of values, one more than the difference, must be in the dtype's range too.
+        # The number of values, the difference plus one, must also fit the dtype.
         if not spec.shape and int(high) - int(low) < min(_MAX_DISCRETE, limits.max):
             return discrete_space(int(high) - int(low) + 1, int(low), spec.dtype)
     else:

@@ -87,7 +87,7 @@ class Leaf:
                 raise TensorError(f"{self.name!r}: expected the shape {self.space.shape}, got {array.shape}")
             return _widen(array, self.spec)
         if self.kind == "scalar":
-            # Not rounded even where the caller allows it: an integer is exact or an error.
+            # Integers are never rounded, even if the caller allows rounding.
             array = self._cast(part, self.space.dtype, False)
             if array.shape != ():
                 raise TensorError(f"{self.name!r}: expected a single integer, got the shape {array.shape}")
@@ -105,7 +105,7 @@ class Leaf:
         if is_text(feature):
             return _texts(list(part), (len(part),), self.name)
         array = to_array(part)
-        # NumPy takes an empty list for float64 of shape (0,), which says nothing of the items.
+        # NumPy makes float64 of shape (0,) of an empty list, whatever its items would be.
         if not array.size:
             array = np.empty((len(part), *feature.shape), feature.dtype)
         array = self._cast(array, feature.dtype, rounding)
@@ -155,7 +155,8 @@ class Leaf:
             return array
         if isinstance(feature, spaces.Discrete):
             return tuple(feature.dtype.type(item) for item in array)
-        # Copies, so that a part that is kept does not keep the whole. `[i, ...]` is an array where `[i]` is a scalar.
+        # Copy each part: one that is kept must not keep the whole array. `[i, ...]` is an array where `[i]` is a
+        # scalar.
         return tuple(
             item.copy() if item.ndim else np.asarray(item) for item in (array[i, ...] for i in range(len(array)))
         )
@@ -179,7 +180,7 @@ class Leaf:
 
     def items(self, part: Any, count: int) -> list[Any]:
         """Return this part of a batch as a list of `count` items; raises as `pack`."""
-        # A text would count as a list of its characters; an array of shape () has no length.
+        # A str would count as a list of characters, and an array of shape () has no length.
         if not isinstance(part, (tuple, list, np.ndarray)) or not np.iterable(part):
             raise TensorError(f"{self.name!r}: expected a tuple of {count} items, got {part!r:.80}")
         if len(part) != count:
@@ -202,7 +203,7 @@ class Leaf:
         """Return the tensor's array of a batch whose lane i is lane i of the batch in `arrays[i]`."""
         if self.kind in ("array", "scalar", "text"):
             return np.stack([array[lane] for lane, array in enumerate(arrays)])
-        # By identity: many lanes are of the same batch, which is decoded once.
+        # Many lanes share one batch: decode each batch once.
         decoded = {id(array): values.decode(array.tobytes()) for array in arrays}
         items = [decoded[id(array)][lane] for lane, array in enumerate(arrays)]
         return np.frombuffer(values.encode(items), _BYTES)
@@ -231,7 +232,7 @@ class Layout:
         self.leaves = tuple(leaves)
         self.specs = tuple(leaf.lane_spec or leaf.spec for leaf in self.leaves)
         self.single = len(self.leaves) == 1 and not self.leaves[0].path
-        # Batches have none: Gymnasium's vector environments give the space's order of keys and its dtypes, too.
+        # Batches have no forms: Gymnasium's vector environments, too, use the space's order of keys and its dtypes.
         self.has_forms = lanes is None and any(leaf.kind == "scalar" or leaf.path for leaf in self.leaves)
         first = self.leaves[0] if self.single else None
         self.is_array = first is not None and first.kind == "array" and first.spec.dtype == first.space.dtype
@@ -260,14 +261,14 @@ class Layout:
         """
         columns: list[Column] = []
         try:
-            # Keys that are missing are found below, but not those that are too many.
+            # Missing keys are found below, but not extra ones.
             if not self.single:
                 _check_structure(self.space, batch, self.name)
             for leaf in self.leaves:
                 part = _part(batch, leaf) if leaf.path else batch
                 if leaf.kind in ("array", "scalar"):
                     spec = leaf.spec
-                    # A subclass, such as a masked array, goes the longer way.
+                    # Subclasses, such as masked arrays, take the slower path.
                     exact = type(part) is np.ndarray and part.dtype == leaf.space.dtype == spec.dtype
                     if exact and part.shape == (num_envs, *spec.shape):  # as nearly always: there is nothing to cast
                         array = part
@@ -391,8 +392,7 @@ class Layout:
             array = _narrow(array, column.dtype)
             if self.lanes == len(column) and leaf.kind == "array":
                 flags = array.flags
-                # Elements at odd addresses, as they are wherever the bytes before them end, would slow down all that
-                # reads them.
+                # An unaligned array, which begins wherever the bytes before it end, would be slower to read each time.
                 if flags.writeable and flags.aligned:  # the memory of a large message, which is read but once
                     columns[index] = array
                     return
@@ -425,7 +425,7 @@ class Layout:
         """
         if self.single:
             column = columns[0]
-            # Of a column with one dimension the rows would be scalars, where samples are arrays of shape ().
+            # In a column of one dimension rows would be scalars, but samples are arrays of shape ().
             small = isinstance(column, np.ndarray) and column.ndim > 1 and column[0].nbytes <= _SMALL_ROW
             if small or self.leaves[0].kind == "scalar":
                 return tuple(column)
@@ -445,7 +445,7 @@ def _refuse_fractions(part: Any, leaf: Leaf) -> None:
 def _row(leaf: Leaf, column: Column, slot: int) -> Any:
     if not isinstance(column, np.ndarray):
         return column[slot]
-    # A scalar is a copy already; an array would change with the next step.
+    # A scalar is a copy already. An array would change with the next step.
     return column[slot] if leaf.kind == "scalar" else np.array(column[slot])
 
 
@@ -474,7 +474,7 @@ def _check_structure(space: Space[Any], sample: Any, name: str) -> None:
 
 
 def _texts(value: Any, shape: tuple[int, ...], name: str) -> Array:
-    # Of objects: NumPy's own type of text would cut off NULs at the end.
+    # dtype=object, as NumPy's own text dtype would cut off trailing NULs.
     array = np.empty(shape, dtype=object)
     array[...] = value
     for item in array.ravel():
@@ -495,7 +495,7 @@ def _part(sample: Any, leaf: Leaf) -> Any:
 
 def _assemble(space: Space[Any], parts: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        # In the order in which `_leaves` came upon the parts.
+        # The parts come in the order in which `_leaves` found them.
         return {key: _assemble(item, parts) for key, item in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_assemble(item, parts) for item in space.spaces)
@@ -517,7 +517,7 @@ def _leaves(space: Space[Any], name: str, path: tuple[Any, ...], lanes: int | No
     elif kind in ("array", "scalar", "text"):
         yield Leaf(name, space, path, kind, spec, spec.batched(lanes))
     else:
-        # All lanes in one tensor, as a list of the codec: its length varies anyway.
+        # All lanes are one encoded list: no fixed shape would hold them.
         encoded = Spec.number(name, (-1,), _BYTES)
         yield Leaf(name, space, path, "encoded", encoded, encoded)
 
@@ -535,7 +535,7 @@ def _leaf_spec(space: Space[Any], name: str) -> tuple[str, Spec]:
         feature = space.feature_space
         if is_text(feature) and not space.stack:
             return "sequence", Spec.text(name, (-1,))
-        # Items without elements could not be counted: the length of the tensor is found by dividing.
+        # Items without elements could not be counted: their number is inferred from the number of elements.
         if isinstance(feature, (*_ARRAYS, spaces.Discrete)) and 0 not in (feature.shape or ()):
             # Only scalar ranges are allowed beside a variable dimension (D-20).
             bounds = [b if (b == b.flat[0]).all() else None for b in map(np.asarray, bounds_of(feature))]
@@ -548,10 +548,10 @@ def bounds_of(space: Space[Any]) -> tuple[Array, Array]:
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.MultiDiscrete):
-        # In parentheses, as `start + nvec` may be one more than the dtype holds.
+        # The parentheses matter: `start + nvec` may be one more than the dtype holds.
         return space.start, space.start + (space.nvec - 1)
     if isinstance(space, spaces.Discrete):
-        # By Python's integers, which do not overflow.
+        # Python's integers do not overflow.
         return np.asarray(int(space.start)), np.asarray(int(space.start) + int(space.n) - 1)
     return np.zeros(space.shape or (), np.int8), np.ones(space.shape or (), np.int8)
 
@@ -562,7 +562,7 @@ def is_picture(space: Space[Any]) -> bool:
 
 
 def _key_name(key: Any, index: int) -> str:
-    # By its place, as keys such as 1 and "1" must have different names.
+    # Named by position, as keys such as 1 and "1" need different names.
     if not isinstance(key, str):
         return f"%[{index}]"
     return key.replace("%", "%25").replace(".", "%2E") or "%_"

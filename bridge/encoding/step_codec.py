@@ -27,7 +27,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 __all__ = ["StepAnswer", "StepCodec"]
 
 # Payload member and the bytes of each element; 0: an integer from 0 to 127 as a varint of one byte.
-# An integer from 128 on takes two bytes or more, and moves all that follows: such a message is protobuf's to write.
+# An integer of 128 or more takes several bytes, and moves everything behind it: protobuf then writes the message.
 _MEMBERS: Mapping[str, tuple[int, int]] = {
     "f4": (1, 4),
     "f8": (2, 8),
@@ -80,7 +80,7 @@ class _Hole:
 
 
 # Scalars that are written from Python's own float or bool, and read as such.
-# The reward and the flags are such, of which no arrays are made.
+# The reward and the flags are such scalars: no arrays are made for them.
 _SCALARS: Mapping[str, str] = {np.dtype("<f8").str: "d", np.dtype(np.bool_).str: "?"}
 
 
@@ -91,9 +91,9 @@ class _Template:
         holes: list[_Hole] = []
         before, offset = b"", 0
         for uid, spec in specs:
-            # An entry is `entry`, its length, the key (08, the UID), the value (12, its length). The value is a Tensor:
-            # the payload's member (its length; 0A, the length, the elements), and the shape unless it is (). Protobuf
-            # writes fields in this order.
+            # An entry is: `entry`, its length; the key (08, the UID); the value (12, its length), a Tensor. The tensor
+            # has the payload (tag, length; 0A, length, elements) and, unless it is (), the shape. Protobuf writes this
+            # order.
             field, width = _MEMBERS[spec.dtype.str[1:]]
             count = math.prod(spec.shape)
             size = count * (width or 1)
@@ -128,14 +128,14 @@ class _Template:
         # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
         self.many = [hole for hole in holes if hole.one_byte and hole.count > _MANY]  # looked at in another way
         elements = (b"[\\x00-\\x%02x]" % hole.most if hole.one_byte and hole.count <= _MANY else b"." for hole in holes)
-        # One call of C compares all constants and looks at all small integers.
+        # One call into C compares all constants and checks all small integers.
         self.pattern = re.compile(
             b"".join(
                 re.escape(hole.before) + element + b"{%d}" % hole.size
                 for hole, element in zip(holes, elements, strict=True)
             )
             + re.escape(self.tail),
-            # Elements may be any byte, a line feed too.
+            # Elements may be any byte, including a line feed.
             re.DOTALL,
         )
 
@@ -148,7 +148,7 @@ class _Template:
             # Without elements a payload has no field `array`.
             and all(size > 0 for size in spec.shape)
             and 0 < uid < 1 << 63
-            and math.prod(spec.shape) < 1 << 28  # of eight bytes: the 2 GiB of protobuf's largest message
+            and math.prod(spec.shape) < 1 << 28  # times eight bytes is 2 GiB, protobuf's largest message
             for uid, spec in specs
         )
 
@@ -182,7 +182,7 @@ class _Template:
         """True if all elements in the holes that `pattern` does not check are encoded in one byte."""
         for hole in self.many:
             stored = data[start + hole.offset : start + hole.offset + hole.size]
-            # `isascii` is "all below 128"; `translate` leaves what is neither 0 nor 1.
+            # `isascii` means that all bytes are below 128. `translate` returns those that are neither 0 nor 1.
             if not stored.isascii() or (hole.dtype.kind == "b" and stored.translate(None, b"\0\1")):
                 return False
         return True
@@ -197,7 +197,7 @@ class _Template:
     def read_many(self, answers: Sequence[StepAnswer]) -> list[Array]:
         """Return the tensors of matches of this template, stacked along a new first dimension."""
         size = self.size
-        # One table of bytes, cut by columns: NumPy is called once for each tensor, and not for each answer.
+        # Join the answers to one table of bytes: NumPy is then called once for each tensor, not for each answer.
         stacked = b"".join([answer.data[answer.start : answer.start + size] for answer in answers])
         table: Array = np.frombuffer(stacked, _BYTE).reshape(len(answers), size)
         found: list[Array] = []
@@ -267,7 +267,7 @@ def _pieces(holes: Sequence[_Hole], tail: bytes) -> list[_Piece]:
     return pieces
 
 
-# One template for all slots of like worlds: answers are stacked where their template is the same object.
+# Slots of like worlds share one template: answers are stacked if their template is the same object.
 @functools.lru_cache(maxsize=256)
 def _template_of(entry: bytes, forms: tuple[tuple[int, str, tuple[int, ...]], ...]) -> _Template:
     return _Template(entry, [(uid, Spec.number("", shape, np.dtype(dtype))) for uid, dtype, shape in forms])
@@ -323,9 +323,8 @@ class StepCodec:
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
         wants = pb.StepRequest(requested_observations=wanted).SerializeToString()
-        # Fields may come in any order (here `requested_observations`, 2, before `actions`, 1): so all that is constant
-        # is one piece. And it is one message: protobuf would merge two in a row, where other readers take the second
-        # alone.
+        # Fields may come in any order: with `requested_observations` before `actions`, all constants are one piece. It
+        # must be one message: protobuf merges two in a row, but other readers keep the second only.
         self._request_head = b"\x1a" + pack_varint(len(wants) + self._actions.size) + wants
         self._request_size = len(self._request_head) + self._actions.size
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
@@ -333,7 +332,7 @@ class StepCodec:
         """A key that is equal for codecs whose requests are written in the same way."""
         entry = self._write_info(b"") if self.has_info else b""
         # Of the response that was written last: its info, the bytes of that, and what stands before the state.
-        # `self` is equal to no info, so that the first one is written.
+        # `self` equals no info, so the first info is always written.
         self._last_written: tuple[object, bytes, bytes] = (self, b"", b"")
         # Of the last answer: its size, its bytes up to the state, its info, and the bytes of that.
         self._last_answer: tuple[int, bytes, bytes | None, bytes] = (-1, b"", b"" if self.has_info else None, entry)
@@ -375,11 +374,11 @@ class StepCodec:
             arrays: The observations; those of one element may be Python's float or bool.
             info: The info's bytes.
         """
-        # Bytes can be compared with those of the last step.
+        # As bytes it can be compared with the last info.
         if info is not None and not isinstance(info, bytes):
             info = info.tobytes()
         known, entry, head = self._last_written
-        # Infos are empty in most steps, and their entry is the same then.
+        # Most infos are empty, and so equal to the last one, whose entry is used again.
         if info != known:
             entry = self._write_info(info or b"") if self.has_info else b""
             size = 2 + self._observations.size + len(entry)
@@ -407,10 +406,10 @@ class StepCodec:
             size, head, known, entry = self._last_answer
         start, template = len(head) + 1, self._observations
         state = data[start - 1]
-        # RUNNING, TERMINATED, INTERRUPTED; what has no meaning is left to the reader that says so.
+        # RUNNING, TERMINATED or INTERRUPTED. Other states are left to the reader of protobuf messages.
         if not 1 <= state <= 3 or template.pattern.match(data, start) is None:
             return None
-        # As `matches` does, without its call in every step.
+        # This is `matches`, without its call in every step.
         if template.many and not template.many_match(data, start):
             return None
         return StepAnswer(data, start, state, known, template)
@@ -439,9 +438,9 @@ class StepCodec:
             observations = pb.StepResponse.FromString(rest).observations
         except (DecodeError, ValueError):
             return None
-        # A second entry could hold another tensor under a UID that was read already: protobuf takes the last one.
+        # A second entry could replace a tensor that was read already: protobuf takes the last one of a UID.
         if len(observations) != 1 or self._info_uid not in observations:
             return None
         info = observations[self._info_uid].uint8s.array
-        # Written again, as the next response is compared with these bytes and taken for this info.
+        # Compared with our own encoding: the next response with these bytes is taken to have this info.
         return info if self._write_info(info) == rest else None

@@ -94,5 +94,5 @@ class TensorSpace(Space[Any]):
         return f"TensorSpace({self.spec.describe()})"
 
     def __eq__(self, other: object) -> bool:
-        # By the messages: specs with arrays as bounds have no single truth value when they are compared.
+        # Compare messages: comparing specs whose bounds are arrays gives no single truth value.
         return isinstance(other, TensorSpace) and self.spec.to_proto() == other.spec.to_proto()

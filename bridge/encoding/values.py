@@ -44,8 +44,8 @@ EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
 _PLAIN_KINDS = "biufcUSMm"
 # What `numpy.dtype.str` gives for them; NumPy would evaluate other text.
 _DTYPE = re.compile(r"[<>|]?[biufcUSMm]\d{1,9}(\[\d*[a-zμ]+\])?", re.IGNORECASE)
-# Protobuf reads a hundred messages within each other, and a level of lists takes two. Structures that hold themselves
-# end here too.
+# Protobuf refuses more than a hundred nested messages, and each level takes two. A structure that contains itself ends
+# here too.
 _MAX_DEPTH = 32
 _INT64 = 1 << 63
 # Python itself reads no integer of more than 4300 digits.
@@ -53,7 +53,7 @@ MAX_DIGITS = 4000
 _MAX_BITS = int(MAX_DIGITS * math.log2(10))
 # Elements of an array that takes no bytes on the wire.
 _MAX_WITHOUT_BYTES = 1 << 16
-# Else an environment whose infos have ever new keys would have all of them remembered.
+# Limited, as an environment may have ever new keys in its infos, and each note is remembered.
 _MAX_NOTES = 100
 _MOST_VALUES = 10_000
 # Kinds of fields on the wire.
@@ -104,7 +104,7 @@ def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], notes: Notes,
         notes: Grows by what is left out; those that were not sent yet go along.
         form: What `Layout.form` says of the observations from here on.
     """
-    # As in most steps: nothing is built or parsed for it, here nor at the other end.
+    # Most steps have nothing to tell: both ends then skip building and parsing.
     if not info and not notes and form is UNCHANGED:
         return EMPTY_DICT
     message = pb.Value()
@@ -181,12 +181,12 @@ def check_count(data: bytes, kind: type[Message]) -> None:
     """
     if len(data) <= _MOST_VALUES:  # a value takes more than a byte
         return
-    # A list rather than a recursion, whose depth the client would choose.
+    # A stack instead of recursion: the client would choose its depth.
     waiting, values, fields = [(0, len(data), kind.DESCRIPTOR)], 1, 0
     while waiting:
         at, end, descriptor = waiting.pop()
         while at < end:
-            # Five bytes hold 32 bits: protobuf has no longer tags, and refuses longer lengths.
+            # Five bytes hold 32 bits. Protobuf has no longer tags, and refuses longer lengths.
             tag, at = read_varint(data, at, 5)
             if tag & 7 == _WITH_LENGTH:
                 length, at = read_varint(data, at, 5)
@@ -195,7 +195,7 @@ def check_count(data: bytes, kind: type[Message]) -> None:
                 field = descriptor.fields_by_number.get(tag >> 3)
                 if field is not None and field.message_type is not None:
                     waiting.append((at, at + length, field.message_type))
-                    # Lists, dicts and arrays are messages too, but no values.
+                    # Lists, dicts and arrays are messages too, but not values.
                     values += field.message_type is pb.Value.DESCRIPTOR
                 at += length
             elif tag & 7 == _VARINT:
@@ -243,10 +243,10 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
         raise TensorError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
     if value is None:
         message.none.SetInParent()
-    # Before Python's own types: `np.float64` is a float, and `np.str_` a str.
+    # Check NumPy's types before Python's: `np.float64` is a float, and `np.str_` a str.
     elif isinstance(value, (np.ndarray, np.generic)):
         _fill_array(message.array, value, where, depth, notes)
-    # Before int, of which bool is a subclass.
+    # Check bool before int, of which it is a subclass.
     elif isinstance(value, bool):
         message.boolean = value
     elif isinstance(value, int) and -_INT64 <= value < _INT64:
@@ -280,7 +280,7 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
     elif isinstance(value, enum.Enum):
         _fill(message, value.value, where, depth, notes)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # Not by `asdict`, which copies all values deeply, and fails for those that cannot be copied.
+        # `asdict` would copy all values deeply, which fails for those that cannot be copied.
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         _fill(message, fields, where, depth, notes)
     else:
@@ -298,13 +298,13 @@ def _fill_item(message: pb.Value, value: Any, where: str, depth: int, notes: Not
         if notes is None:
             raise
         notes.add(where, f"None stands for what does not travel: {error}")
-        # Of a list, what came before the item that failed.
+        # Remove what was filled in before the error, such as the first items of a list.
         message.Clear()
         message.none.SetInParent()
 
 
 def _fill_member(items: pb.Value.List, value: Any, where: str, depth: int, notes: Notes | None) -> None:
-    # Apart, and added when it is complete: what fails in the middle must leave nothing behind.
+    # Fill a separate message, so that a member that fails halfway leaves nothing behind.
     entry = pb.Value()
     try:
         _fill_hashable(entry, value, where, depth)
@@ -324,11 +324,11 @@ def _fill_hashable(message: pb.Value, value: Any, where: str, depth: int) -> Non
 def _fill_dict(
     message: pb.Value.Dict, value: Mapping[Any, Any], where: str, depth: int, notes: Notes | None = None
 ) -> None:
-    # As nearly all dicts are: a key is a string on the wire then, and no message of its own.
+    # Nearly all dicts have keys of text only. Such a key is a string on the wire instead of a message of its own.
     texts = all(isinstance(key, str) for key in value)
     for key, item in value.items():
         path = f"{where}[{key!r}]"
-        # Apart, as in `_fill_member`: the lists of keys and values must stay of one length.
+        # Fill separate messages, as `_fill_member` does: there must be as many keys as values.
         entry, other = pb.Value(), pb.Value()
         try:
             if texts:
@@ -350,7 +350,7 @@ def _fill_dict(
 
 def _check_text(text: str, where: str) -> None:
     try:
-        # File names that Python could not decode hold lone surrogates.
+        # This fails for lone surrogates, as in file names that Python could not decode.
         text.encode()
     except UnicodeEncodeError as error:
         raise TensorError(f"{where} is text that UTF-8 cannot encode: {error}") from error
@@ -358,7 +358,7 @@ def _check_text(text: str, where: str) -> None:
 
 def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int, notes: Notes | None = None) -> None:
     if isinstance(value, np.ma.MaskedArray):
-        # `asarray` would drop the mask without a word.
+        # `asarray` would silently drop the mask.
         raise TensorError(f"{where} is a masked array, whose mask cannot be sent; send data and mask as two arrays")
     array = np.asarray(value)
     message.is_scalar = isinstance(value, np.generic)
@@ -368,7 +368,7 @@ def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int, not
         for index, item in enumerate(array.ravel().tolist()):
             _fill_item(message.items.add(), item, f"{where}[{index}]", depth + 1, notes)
     elif array.dtype.kind in _PLAIN_KINDS:
-        # One byte order on the wire, whichever machine writes.
+        # The wire has one byte order, whichever machine writes.
         plain = array.astype(array.dtype.newbyteorder("<"), copy=False)
         message.dtype = plain.dtype.str
         message.data = plain.tobytes()
@@ -400,7 +400,7 @@ def from_value(message: pb.Value, depth: int = 0) -> Any:
         return complex(message.complex.real, message.complex.imaginary)
     if kind == "big_integer":
         text = message.big_integer
-        # `int` itself takes blanks, underscores and digits of other scripts.
+        # `int` also accepts blanks, underscores and digits of other scripts.
         if len(text) > MAX_DIGITS + 1 or not re.fullmatch("-?[0-9]+", text):
             raise TensorError(f"expected an integer in decimal, got {text:.40}")
         return int(text)
@@ -432,7 +432,7 @@ def _read_array(message: pb.Value.Array, depth: int) -> Any:
                 array[index] = from_value(item, depth + 1)
         else:
             array = _read_plain(message, shape)
-        # `reshape` would take -1 for a dimension to be inferred.
+        # `reshape` would infer a dimension of -1.
         if min(shape, default=0) < 0:
             raise ValueError("a dimension is negative")
         array = array.reshape(shape)
@@ -447,14 +447,14 @@ def _read_plain(message: pb.Value.Array, shape: tuple[int, ...]) -> Any:
     if not _DTYPE.fullmatch(message.dtype):
         raise ValueError("this dtype is not allowed")
     dtype = np.dtype(message.dtype)
-    # Texts of no length: the shape alone, which may be of any size, says how many there are.
+    # Texts of length 0 take no bytes: the shape alone, which may be of any size, says how many there are.
     if dtype.itemsize == 0:
         if math.prod(shape) > _MAX_WITHOUT_BYTES:
             raise ValueError(f"it has more than {_MAX_WITHOUT_BYTES} elements without any bytes")
         return np.empty(math.prod(shape), dtype)
-    # A copy, as an array over bytes is read-only.
+    # Copied, as an array over bytes is read-only.
     array = np.frombuffer(message.data, dtype).copy() if message.data else np.empty(0, dtype)
-    # NumPy would raise a SystemError later, when somebody looks at the text.
+    # Otherwise NumPy raises SystemError later, when the text is read.
     if dtype.kind == "U" and (array.view(dtype.str[0] + "u4") > 0x10FFFF).any():
         raise ValueError("it holds numbers that are no characters")
     if dtype.kind == "b" and (array.view(np.uint8) > 1).any():

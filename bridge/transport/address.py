@@ -97,7 +97,7 @@ class Address:
         """The server's name in gRPC's header fields: the name of its certificate, if one was given, and the port."""
         name = self.credentials.tls_server_name
         if self.path:
-            # As gRPC's own clients call the server behind a Unix socket.
+            # gRPC's own clients send this for a Unix socket.
             return "localhost"
         return self.target if name is None else f"{name.encode('idna').decode()}:{self.port}"
 
@@ -132,14 +132,15 @@ def parse_address(url: str) -> Address:
     url = shown_url(url)
     if not text:
         raise AddressError(url, "it is empty")
-    # The query may hold a URL of its own.
+    # Only before the query, which may hold a URL of its own.
     if "://" not in text.partition("?")[0]:
         text = f"grpc://{text}"
     try:
         parts = urlsplit(text)
         if "@" in parts.netloc:  # looked at first: no other message may show a password
-            raise AddressError(url.replace(parts.netloc.rpartition("@")[0], "…"), "it holds a user name or password")
-        # `urlsplit` reads the port now, and raises ValueError where it is none.
+            user = f"{parts.netloc.rpartition('@')[0]}@"
+            raise AddressError(url.replace(user, "…@"), "it holds a user name or password")
+        # `port` is parsed here, and raises ValueError if it is no number.
         port = _DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
     except AddressError:
         raise
@@ -190,8 +191,6 @@ def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
         raise AddressError(url, f"the host {parts.hostname!r} is no name: {error}") from error
     if port == 0:
         raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
-    if parts.username is not None:
-        raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
 
 
 def _read_query(url: str, query: str) -> dict[str, str]:

@@ -64,7 +64,7 @@ class Token:
 
     def matches(self, shown: str | None) -> bool:
         """Tell whether a token that somebody showed is this one, in a time that does not depend on how it differs."""
-        # As bytes: of text `compare_digest` takes ASCII only, and anybody may show anything.
+        # Compare bytes: `compare_digest` accepts only ASCII text, and a client may send anything.
         return hmac.compare_digest(self._value.encode(), (shown or "").encode(errors="replace"))
 
     def __eq__(self, other: object) -> bool:
@@ -159,7 +159,7 @@ def write_secret(path: str | os.PathLike[str], data: bytes) -> None:
         SettingError: It exists already, or cannot be written.
     """
     try:
-        # The mode from the first moment on: between writing a file and `chmod`, others could open it.
+        # Create it with this mode: between writing a file and `chmod`, others could open it.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
     except FileExistsError:

@@ -20,9 +20,9 @@ __all__ = [
 
 def has_preface(data: bytes) -> bool:
     """Return whether a client's connection preface is there as a whole. Raises Http2Error where it is another one."""
-    # Compared as far as it came: a client of another protocol may send less than 24 bytes, and wait for an answer.
+    # Compare what has arrived: a client of another protocol may send less than 24 bytes and then wait for an answer.
     if not PREFACE.startswith(data[: len(PREFACE)]):
-        # A record of TLS's handshake (0x16), of a version 3.x; the second byte may not be here yet.
+        # 0x16 0x03 begins a TLS handshake. The second byte may not have arrived yet.
         if data[0] == 0x16 and data[1:2] in (b"\x03", b""):
             raise Http2Error("the client speaks TLS, and this port does not")
         raise Http2Error(f"expected HTTP/2's connection preface, got {data[:24]!r}")
@@ -40,10 +40,10 @@ def check_greeting(data: bytes, kind: int | None, flags: int) -> None:
     Raises:
         Http2Error: It is something else.
     """
-    # Read as a frame's header, `HTT` announces a frame of 4.7 MB, for which a client would wait.
+    # Read as a frame's header, `HTT` announces a frame of 4.7 MB, for which the client would wait.
     if data.startswith(b"HTTP/"):
         raise Http2Error("an HTTP server is there, but it does not speak HTTP/2")
-    # An alert of TLS, by which a server that expects TLS answers the preface.
+    # 0x15 0x03 begins a TLS alert, with which a server that expects TLS answers the preface.
     if data[0] == 0x15 and data[1:2] in (b"\x03", b""):
         raise Http2Error("the port speaks TLS")
     if kind is not None and (kind != FrameType.SETTINGS or flags & Flag.ACK):
@@ -94,7 +94,7 @@ def header_fragment(flags: int, payload: bytes) -> bytes:
     """Return the fragment of a header block in a HEADERS frame. Raises Http2Error where the frame is too short."""
     start, stop = 0, len(payload)
     if flags & Flag.PADDED:
-        # An empty frame has no byte that says how much is padding: `start > stop` then, too.
+        # An empty frame lacks even the byte with the length of its padding: `start > stop` is true then too.
         start, stop = 1, stop - (payload[0] if payload else stop)
     start += 5 if flags & Flag.PRIORITY else 0
     if start > stop:
@@ -115,6 +115,6 @@ def read_goaway(payload: bytes) -> tuple[int, str]:
         raise Http2Error(f"a GOAWAY frame of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
     last, number = struct.unpack_from(">II", payload)
     debug = payload[8:].decode("utf-8", "replace")
-    # gRPC servers say why, as by `too_many_pings`.
+    # gRPC servers give the reason here, such as `too_many_pings`.
     reason = f"the server takes no further calls (HTTP/2's error {number})" + (f": {debug}" if debug else "")
     return last & MAX_WINDOW, reason

@@ -98,8 +98,8 @@ MAX_WINDOW = (1 << 31) - 1
 MIN_FRAME_SIZE = 16384
 """Bytes that every peer takes in a frame."""
 
-# Streams that have ended, of which it is remembered how: frames may still come that were sent before the peer knew.
-# There must be a bound, as a connection may open streams without end.
+# The number of closed streams that are remembered: frames that the peer sent before it knew may still come. It is
+# limited because a connection may open any number of streams.
 _MAX_REMEMBERED = 1000
 
 Fields: TypeAlias = "Iterable[tuple[str, str]]"
@@ -238,11 +238,11 @@ class Stream:
             reader.close()
 
 
-# A stream is idle until HEADERS open it. It ends once both ends have said that they send nothing more (`remote_closed`
-# and `local_closed`), or at once when either end resets it. Then it leaves the table, and only how it ended is kept:
-# frames that come for a stream that this end has reset were on their way and are dropped, whereas those that come after
-# the peer's own end break the rules (RFC 9113, 5.1). Where the peer answers our reset by its own, it knows, and the
-# first becomes the second.
+# A stream is idle until HEADERS open it. It closes when both ends have said that they send nothing more
+# (`remote_closed` and `local_closed`), or at once when either end resets it. It then leaves the table, and only how it
+# closed is kept. Frames for a stream that this end has reset were sent before the peer knew, and are dropped. Frames
+# after the peer's own end or reset break the rules (RFC 9113, 5.1). If the peer answers our reset by its own, it knows,
+# and further frames break the rules too.
 class StreamTable(dict[int, Stream]):
     """The open streams of a connection, by number. It remembers those that were closed lately (RFC 9113, section 5.1).
 
@@ -253,7 +253,7 @@ class StreamTable(dict[int, Stream]):
 
     def __init__(self, *, client: bool, max_open: int) -> None:
         super().__init__()
-        # A client's streams have the odd numbers, from 1 on: each is the last one and 2.
+        # A client numbers its streams 1, 3, 5, …: each is the last one plus 2.
         self.last = -1 if client else 0
         """The largest number of a stream that was opened."""
         self._max_open = max_open
@@ -262,7 +262,7 @@ class StreamTable(dict[int, Stream]):
 
     def is_idle(self, number: int) -> bool:
         """Return whether a number is of a stream that was never opened."""
-        # Even numbers are of streams that a server would open by PUSH_PROMISE, which is switched off.
+        # Even numbers belong to streams that a server opens by PUSH_PROMISE, which is switched off.
         return number > self.last or not number & 1
 
     def check_new(self, number: int) -> None:

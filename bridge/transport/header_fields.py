@@ -19,7 +19,8 @@ logging.getLogger("hpack").setLevel(logging.INFO)  # it would log every header f
 # Frames that go on a block. A server's account of processor time would bound them too, but clients, which read what
 # servers send by the same code, have no account: empty frames would keep them busy without end.
 _MAX_CONTINUATIONS = 64
-# HPACK's own default, at both ends: a larger table, which peers may offer, is memory that each connection keeps.
+# HPACK's default, which `hpack` itself keeps to where it decodes. Peers may offer larger tables, but each takes memory
+# for as long as its connection lasts.
 _MAX_TABLE = 4096
 _NAME = re.compile(r":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(r"[\0\r\n]|^[ \t]|[ \t]$")
@@ -53,7 +54,6 @@ class HeaderReader:
         self._block = bytearray()
         self._continuations = 0
         self._decoder = hpack.Decoder(max_header_list_size=max_bytes)
-        self._decoder.max_allowed_table_size = _MAX_TABLE
 
     def begin(self, number: int, fragment: bytes, *, end_stream: bool) -> None:
         """Take the first fragment of a block. Raises Http2Error where it is too large."""
@@ -82,8 +82,7 @@ class HeaderReader:
         block, self._block, self.number = bytes(self._block), bytearray(), None
         try:
             fields = self._decoder.decode(block, raw=True)
-            # Values are bytes of any kind: Latin-1 reads all of them, whereas UTF-8 would fail with an error that is
-            # not HPACK's.
+            # Values may hold any bytes. Latin-1 reads all of them; UTF-8 would raise an error that is none of HPACK's.
             return [(str(name, "latin-1"), str(value, "latin-1")) for name, value in fields]
         except hpack.OversizedHeaderListError as error:
             raise Http2Error(
@@ -102,8 +101,8 @@ class HeaderWriter:
 
     def __init__(self) -> None:
         self._encoder = hpack.Encoder()
-        # The next block must begin with both (RFC 7541, 4.2). They are kept here, as `hpack` would keep every change
-        # until then: a peer that sends settings without end would fill the memory.
+        # The next block must begin with both (RFC 7541, 4.2). `hpack` itself would keep every change until then, so a
+        # peer that sends settings without end would fill the memory.
         self._table: tuple[int, int] | None = None
         """The smallest size of the table that the peer has asked for since the last block, and the last."""
 
@@ -121,8 +120,8 @@ class HeaderWriter:
                     self._encoder.header_table_size = size
             self._table = None
         items = [
-            # No proxy may put secrets into its table either: how well others compress beside them tells what they are
-            # (RFC 7541, 7.1).
+            # Never indexed, so that proxies do not compress secrets either: the size of compressed fields can reveal
+            # them (RFC 7541, 7.1).
             (hpack.NeverIndexedHeaderTuple if name in _SECRET else hpack.HeaderTuple)(
                 name.encode("latin-1"), value.encode("latin-1")
             )
@@ -152,12 +151,12 @@ def check_fields(fields: list[tuple[str, str]], *, request: bool, trailers: bool
         if bad_value.search(value):
             raise MalformedHeadersError(f"the header field {name!r:.80} has a line end, NUL or blank where none may be")
         if name[0] == ":":
-            # They come first, and once (RFC 9113, 8.3).
+            # Pseudo-header fields come first, and once each (RFC 9113, 8.3).
             if regular or name in found or name not in allowed:
                 raise MalformedHeadersError(f"the pseudo-header field {name!r:.80} stands where it may not")
         else:
             regular = True
-            # HTTP/2 must not have them (RFC 9113, 8.2.2): handed on to HTTP/1.1, they could say where a request ends.
+            # HTTP/2 forbids them (RFC 9113, 8.2.2): passed on to HTTP/1.1, they would change where a request ends.
             if name in _OF_A_CONNECTION or (name == "te" and value.lower() != "trailers"):
                 raise MalformedHeadersError(f"the header field {name!r} is not for HTTP/2")
         if name not in found:
@@ -165,10 +164,10 @@ def check_fields(fields: list[tuple[str, str]], *, request: bool, trailers: bool
         elif name in _ONCE and found[name] != value:
             raise MalformedHeadersError(f"the header field {name!r} came twice, with different values")
         elif name not in _ONCE:
-            # HTTP/2 cuts cookies into a field each, to compress them (RFC 9113, 8.2.3).
+            # HTTP/2 splits a cookie into several fields, to compress them (RFC 9113, 8.2.3).
             found[name] += ("; " if name == "cookie" else ", ") + value
     length = found.get("content-length", "0")
-    # `isdigit` alone takes digits of other scripts; and of more than 4300 digits `int` makes no number.
+    # `isdigit` alone accepts digits of other scripts, and `int` refuses more than 4300 digits.
     if not (length.isascii() and length.isdigit() and len(length) < 19):
         raise MalformedHeadersError(f"expected content-length to be a number, got {length!r:.40}")
     if not trailers:
@@ -193,6 +192,6 @@ def _check_pseudo_fields(found: dict[str, str], request: bool) -> None:
     # `*` is for OPTIONS (RFC 9113, 8.3.1).
     elif found[":path"][0] != "/" and found[":path"] != "*":
         raise MalformedHeadersError(f"expected a :path that begins with a slash, got {found[':path']!r:.80}")
-    # A proxy might have checked one of them, and this server look at the other (RFC 9113, 8.3.1).
+    # A proxy may have checked one of them, and a server may use the other (RFC 9113, 8.3.1).
     if "host" in found and found.get(":authority", found["host"]) != found["host"]:
         raise MalformedHeadersError("host and :authority differ")

@@ -75,7 +75,7 @@ class Http2(Http2Receiver):
     def open_stream(self, fields: Fields) -> Stream:
         """Open a stream by its header fields. Raises ValueError where they are too many."""
         stream = Stream(self.streams.last + 2, self._stream_window)
-        # First, as it raises where the fields are too many: the table must not hold the stream then.
+        # Sent before the stream is added: it raises ValueError if the fields are too many.
         self._sender.send_headers(stream, fields)
         return self.streams.open(stream)
 
@@ -93,14 +93,14 @@ class Http2(Http2Receiver):
     def go_away(self, code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Send GOAWAY: no further streams are accepted, and those that are open go on."""
         self.goaway_sent = True
-        # A server, which opens no streams, has none for a client to name: 0.
+        # A server opens no streams, so a client names stream 0 as the last one.
         payload = struct.pack(">II", self.streams.last if not self._client else 0, code) + reason.encode()[:1000]
         self._sender.frame(FrameType.GOAWAY, 0, 0, payload)
 
     def acknowledge_data(self, stream: Stream, size: int) -> None:
         """Give the peer the window again for bytes that were `deferred`."""
         stream.deferred -= size
-        # A window below 0 is an error for `receive_data` to raise. Here the caller has served a request, and cannot
+        # `receive_data` raises the error for a window below 0. The caller here has served a request, and could not
         # handle it.
         if stream.reader is not None and 0 <= stream.recv_window < self._stream_window >> 1 and self._recv_window >= 0:
             self._send_window_update(stream)
@@ -109,7 +109,7 @@ class Http2(Http2Receiver):
         """Free what the streams hold, at once and without the garbage collector."""
         for stream in list(self.streams.values()):
             self._forget(stream, reset=True)
-            # A call and its stream refer to each other: both would stay until the garbage collector runs, although
+            # A call and its stream refer to each other. Both would stay until the garbage collector runs, although
             # their memory is no longer counted.
             stream.owner = None
         self.frame = None

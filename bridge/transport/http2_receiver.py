@@ -40,11 +40,11 @@ __all__ = ["MAX_FRAME_SIZE", "Http2Receiver"]
 # one, and a large message needs fewer headers.
 MAX_FRAME_SIZE = (1 << 24) - 1
 """Bytes that the peer may send in a DATA frame."""
-# The windows of streams bound what a peer may send. A narrow one of the connection would let one call whose requests
-# wait stop all other calls of it.
+# The windows of streams limit what a peer may send. With a narrow window of the connection, one call whose requests
+# wait would stop all other calls.
 _CONNECTION_WINDOW = MAX_WINDOW
 _DATA = FrameType.DATA  # which each frame is compared with
-# No bytes have the length -1, so that the comparison fails without a check for None.
+# No data has the length -1: the comparison in `receive_data` fails without a check for None.
 _OTHER = (-1, b"", Stream(0, 0))
 
 
@@ -63,7 +63,7 @@ class _DataFrame:
         if stream.reader is not None and stop > at:
             stream.reader.receive_data(stream, data, at, stop, events)
         self.left -= stop - at
-        # Padding follows the data, and may come in later pieces than its end.
+        # Padding follows the data, and its rest may come in later pieces.
         skipped = 0 if self.left else min(self.padding, len(data) - stop)
         self.padding -= skipped
         return stop + skipped
@@ -127,7 +127,7 @@ class Http2Receiver:
 
     def _forget(self, stream: Stream, *, reset: bool) -> None:
         self.streams.close(stream.number, reset=reset)
-        # Else it would keep a stream that is over, and its call, in memory until another frame comes.
+        # Otherwise `_last_frame` would keep the closed stream, and its call, in memory until the next frame.
         self._last_frame = _OTHER
         self._sender.discard_pending(stream)
         stream.remote_closed = stream.local_closed = True
@@ -156,7 +156,7 @@ class Http2Receiver:
         Whoever gets it must release it before anything else is called.
         """
         frame = self.frame
-        if frame is None or not frame.left or frame.stream.reader is None or self._rest:
+        if frame is None or not frame.left or frame.stream.reader is None:
             return None
         buffer = frame.stream.reader.get_buffer()
         # What follows the frame is the header of the next one, which must not end up in the message's memory.
@@ -189,9 +189,9 @@ class Http2Receiver:
         self.paused = False
         size, head, stream = self._last_frame
         try:
-            # This path makes a step cheaper by 120 of some 1,500 bytecodes at each end. What `_read` checks need not be
-            # checked again: `_read` alone sets `_last_frame`, for a frame that it checked and that left nothing
-            # incomplete, and takes it back first for any other bytes.
+            # This path saves each end 120 of some 1,500 bytecodes a step. It may skip the checks of `_read`: only
+            # `_read` sets `_last_frame`, after it checked a frame that left nothing incomplete, and it clears it before
+            # it reads other bytes.
             if len(data) == size and data.startswith(head) and stream.reader is not None:
                 # One frame with the header of the one before, as nearly always where a step follows the other.
                 self._recv_window -= size - 9
@@ -201,7 +201,8 @@ class Http2Receiver:
                     self._send_window_update(stream)
                 return events
             if self._rest:
-                # The rest is short: a header of DATA, or as much of another frame as `check_size` allows.
+                # Joining is cheap: the rest is at most the header of a DATA frame, or another frame within
+                # `check_size`.
                 data, self._rest = self._rest + data, b""
             if self._preface and has_preface(data):
                 self._preface, data = False, data[len(PREFACE) :]
@@ -210,13 +211,13 @@ class Http2Receiver:
             elif data:
                 self._read(data, events)
         except Http2Error as error:
-            # What came before the mistake was complete. It is handled first: else it would depend on how TCP has cut
-            # the bytes whether requests in front of a mistake are served.
+            # Requests before the mistake are complete, and are served first. Otherwise it would depend on how TCP cuts
+            # the bytes whether they are served.
             if not events:
                 raise
             self.error = error
-        # Once for all frames of a read. A client that sends SETTINGS frame after SETTINGS frame, each of which widens
-        # the windows, would have all waiting streams tried for each of them.
+        # This is done once a read, not once a frame: a client that sends many SETTINGS frames, each with a wider
+        # window, would otherwise have all waiting streams tried for each of them.
         if self._sender.widened:
             for stream in self._sender.take_widened():
                 self._send_pending(stream)
@@ -235,8 +236,8 @@ class Http2Receiver:
             length = high << 16 | low
             start = at + 9
             stop = start + length
-            # Each condition below leaves a rarer case to the slower path, which counts it or finds the error: a stream
-            # that has ended, data before the header fields, content-length, and a frame within a header block.
+            # Each condition sends a rarer case to the slower path below, which counts it or finds the error: a closed
+            # stream, data before the header fields, a content-length, a frame within a header block.
             if kind == _DATA and not flags and stop <= size:  # as nearly all frames are
                 stream = streams.get(number)
                 if (
@@ -260,7 +261,8 @@ class Http2Receiver:
             if not self.settings_received:
                 check_greeting(data[at:], kind, flags)
                 self.settings_received = True
-            # Other frames are read once they are complete: one that is too long is refused before its bytes are kept.
+            # Frames of other types are kept until they are complete, so a frame that is too long is refused by its
+            # header.
             if kind != _DATA:
                 check_size(kind, length, self._headers.max_bytes)
             self._check_order(kind, number)
@@ -272,13 +274,13 @@ class Http2Receiver:
                     continue
                 if stop > size:
                     break
-                # Before the frame is handled: after a StreamError the loop goes on with the next frame.
+                # Set before the frame is handled, so that after a StreamError the loop goes on with the next frame.
                 at = stop
                 self._on_frame(kind, flags, number, data[start:stop], events)
             except StreamError as error:
                 self._on_stream_error(error, events)
         self._rest = data[at:]
-        # A TLS alert has 7 bytes, less than a frame's header: without this look the client would wait for more in vain.
+        # A TLS alert has 7 bytes, less than a frame's header. Without this check the client would wait for more.
         if self._rest and not self.settings_received and self._client:
             check_greeting(self._rest, None, 0)
 
@@ -300,14 +302,14 @@ class Http2Receiver:
 
     def _on_stream_error(self, error: StreamError, events: list[tuple[Stream, Event]]) -> None:
         """Reset the stream on which the peer has broken a rule."""
-        # Counted as if the peer had reset it: frames that make a server reset its streams ("MadeYouReset") cost it as
-        # much as streams that the client resets at once ("rapid reset").
+        # Count it like a reset by the peer: streams that the client has the server reset ("MadeYouReset") are limited
+        # like streams that it resets itself ("rapid reset").
         self.resets += 1
         self.replies += 1
         self._sender.reset_stream(error.number, error.code)
         stream = self.streams.get(error.number)
         if stream is None:
-            # Further frames on it, sent before the peer knows, are ignored rather than answered one by one.
+            # The peer may send more frames on it before it knows: they are ignored, not answered one by one.
             self.streams.note_closed(error.number, reset=True)
         else:
             self._forget(stream, reset=True)
@@ -317,7 +319,7 @@ class Http2Receiver:
 
     def _begin_data(self, data: bytes, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
         """Begin a DATA frame whose header ends at `start`; return where what was taken of it ends."""
-        # Padding, and data that is dropped, count too (RFC 9113, 6.9.1): the peer has counted them.
+        # Padding and dropped data count for flow control too (RFC 9113, 6.9.1).
         self._recv_window -= length
         padding = padding_of(data, start, length) if flags & Flag.PADDED else 0
         start += bool(padding)
@@ -333,7 +335,7 @@ class Http2Receiver:
         elif stream.expected_bytes is not None:
             stream.expected_bytes -= length - padding
         stream.recv_window -= length
-        # The first byte of the padding is its length, which was read already.
+        # `padding` counts its length byte, which was read already.
         frame = self.frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & Flag.END_STREAM))
         stop = frame.receive_data(data, start, events)
         self._on_data_taken(frame, events)
@@ -342,7 +344,7 @@ class Http2Receiver:
     def _on_data_taken(self, frame: _DataFrame, events: list[Any]) -> None:
         """Note that bytes of a DATA frame were taken; with the last of them its stream may end."""
         stream = frame.stream
-        # At half of a window: else each frame with data would be answered by a WINDOW_UPDATE.
+        # Wait until half of a window is used: otherwise each frame with data would be answered by a WINDOW_UPDATE.
         if stream.recv_window < self._stream_window >> 1 or self._recv_window < _CONNECTION_WINDOW >> 1:
             self._send_window_update(stream)
         if frame.left or frame.padding:
@@ -350,7 +352,7 @@ class Http2Receiver:
         self.frame = None
         if (stream.expected_bytes or 0) < 0:
             self._on_stream_error(StreamError(stream.number, "more data came than content-length says"), events)
-        # Closed: it was reset between two pieces of the frame, or it is the stand-in that `_begin_data` makes.
+        # It is closed if it was reset between two pieces of the frame, or if it is the stand-in of `_begin_data`.
         elif frame.end_stream and not stream.remote_closed:
             self._end_remote(stream, events)
 
@@ -369,7 +371,7 @@ class Http2Receiver:
 
     def _send_window_update(self, stream: Stream) -> None:
         """Give the peer windows for what was taken."""
-        # Here alone, as a window below 0 is below its half too: so frames need no check of their own.
+        # This is the only check: a window below 0 is also below its half, so every overrun gets here.
         if stream.recv_window < 0 or self._recv_window < 0:
             raise Http2Error("more data came than the flow-control window allows", ErrorCode.FLOW_CONTROL_ERROR)
         if self._recv_window < _CONNECTION_WINDOW >> 1:
@@ -377,8 +379,8 @@ class Http2Receiver:
             self._recv_window += more
             self._sender.update_window(0, more)
         more = self._stream_window - stream.recv_window - stream.deferred
-        # Where most of the window is deferred, what is left would be given back in a small piece for each frame. A
-        # stream that nobody reads from needs no window.
+        # If most of the window is deferred, the rest would be given back in small pieces, frame by frame. A stream
+        # without a reader needs no window.
         if more >= self._stream_window >> 2 and stream.reader is not None:
             stream.recv_window += more
             self._sender.update_window(stream.number, more)
@@ -422,7 +424,7 @@ class Http2Receiver:
         settings = check_settings(payload, self._client)
         self.max_peer_streams = settings.get(Setting.MAX_CONCURRENT_STREAMS, self.max_peer_streams)
         self.replies += 1
-        self._sender.on_settings(payload)
+        self._sender.on_settings(payload, self.streams.values())
 
     def _on_window_update(self, number: int, payload: bytes) -> None:
         check_length("WINDOW_UPDATE", payload, 4)
@@ -446,13 +448,14 @@ class Http2Receiver:
             self._forget(stream, reset=False)
             events.append((stream, StreamReset(int.from_bytes(payload, "big"))))
         else:
-            # What comes after the peer's own reset was not on its way, but breaks the rules.
+            # The peer sends nothing after its own reset: frames that follow were not on their way, they break the
+            # rules.
             self.streams.note_peer_reset(number)
 
     def _on_goaway(self, payload: bytes, events: list[Any]) -> None:
         last, self.goaway_received = read_goaway(payload)
         if self._client:
-            # The server has not looked at these and never will: their calls may be sent to another server.
+            # The server has not processed these and will not (RFC 9113, 6.8): their calls may go to another server.
             for stream in [stream for at, stream in self.streams.items() if at > last]:
                 self._forget(stream, reset=False)
                 events.append((stream, StreamReset(ErrorCode.REFUSED_STREAM)))
@@ -466,7 +469,7 @@ class Http2Receiver:
         else:
             headers.begin(number, header_fragment(flags, payload), end_stream=bool(flags & Flag.END_STREAM))
         if flags & Flag.END_HEADERS:
-            # Also where the stream has ended: the fields change the compression's table, which all streams share.
+            # The block is decompressed even if its stream has ended: it changes the table that all streams share.
             self._on_fields(number, headers.finish(), headers.end_stream, events)
 
     def _on_fields(self, number: int, fields: list[tuple[str, str]], last: bool, events: list[Any]) -> None:
@@ -482,7 +485,7 @@ class Http2Receiver:
             raise StreamError(
                 number, f"header fields came on stream {number}, which has ended", ErrorCode.STREAM_CLOSED
             )
-        # On a stream that this end has reset they can only be trailers, sent before the client knew.
+        # On a stream that this end has reset, they can only be trailers that were sent before the client knew.
         trailers = was_reset or (stream is not None and stream.headers_received)
         if trailers and not last:
             raise Http2Error("a second header block that does not end the stream")
@@ -490,15 +493,14 @@ class Http2Receiver:
             found = check_fields(fields, request=not self._client, trailers=trailers)
         except MalformedHeadersError as error:
             raise StreamError(number, str(error)) from error
-        # Fields of a stream that was reset, which were on their way; and informational ones (103), after which the
-        # answer's own still come.
+        # Ignore trailers of a stream that was reset, and informational answers (1xx), which the final one follows.
         if stream is None or (self._client and not last and found[":status"][0] == "1"):
             return
         if "content-length" in found and not trailers:
             stream.expected_bytes = int(found["content-length"])
         stream.headers_received = True
-        # The stream gets its reader when the server handles this event. Data in the same bytes would be dropped until
-        # then.
+        # The stream gets its reader when the server handles this event. Data that came in the same bytes would be
+        # dropped before that.
         self.paused = not self._client and not trailers
         if last:
             self._end_remote(stream, events, HeadersReceived(found, True))

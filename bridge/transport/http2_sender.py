@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 
 from bridge.transport.frames import (
     FRAME,
@@ -24,7 +25,7 @@ from bridge.transport.header_fields import HeaderWriter
 __all__ = ["SMALL", "Http2Sender"]
 
 _DATA = FrameType.DATA  # which nearly each frame is
-# Every peer takes as much in one frame. Up to 256 KiB was tried: the copy saved nothing.
+# Every peer accepts a frame of this size. A limit of 256 KiB was tried: the copy saved nothing.
 SMALL = 16384
 """Bytes that are sent from one piece of memory: the parts of what is larger must not change before they are sent."""
 
@@ -45,8 +46,8 @@ class Http2Sender:
         self._waiting: set[Stream] = set()
         self.widened = False
         """True if streams that wait may go on: `take_widened` returns them."""
-        # How far any stream, an ended one too, was widened beyond the initial window. By it `on_settings` finds a
-        # window that is too wide without a loop over the streams, which SETTINGS without end would repeat.
+        # No stream is wider than this beyond the initial window. With it `on_settings` seldom needs a loop over all
+        # streams: a peer may send many SETTINGS frames.
         self._widest = 0
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
@@ -56,9 +57,8 @@ class Http2Sender:
     def send_headers(self, stream: Stream, fields: Fields, *, end_stream: bool = False) -> None:
         """Send header fields. Raises ValueError where they are too many for a frame; nothing is sent then."""
         fields = list(fields)
-        # Without Huffman codes, a field takes at most 12 bytes beside its text. It is summed up before the encoder is
-        # called, as a block that is written and not sent would leave the peer's table behind. Blocks of several frames
-        # are not written.
+        # Without Huffman codes a field takes at most 12 bytes beside its text. The size is checked before the encoder
+        # runs: a block that is encoded but not sent would leave the peer's compression table behind.
         size = sum(len(name) + len(value) + 12 for name, value in fields)
         if size > self._max_frame_size:
             raise ValueError(f"expected metadata of less than {self._max_frame_size} bytes, got {size}")
@@ -70,14 +70,13 @@ class Http2Sender:
         if stream.local_closed:
             return
         if size <= SMALL:  # which every peer takes in a frame
-            # One piece of memory for a frame: the socket then gets small answers by one `send`, without a list of
-            # parts.
+            # A small frame is joined to one piece of memory, which the socket takes by one `send`.
             if size <= self._window and size <= self._initial_window + stream.send_window and not stream.pending:
                 self._window -= size
                 stream.send_window -= size
                 self.outgoing.append(b"".join((FRAME.pack(0, size, _DATA, 0, stream.number), *parts)))
                 return
-            # A copy: the caller may change its arrays before the peer has a window again.
+            # Copied, as the caller may change its arrays before the peer gives a window again.
             parts = [b"".join(parts)]
         stream.pending.extend(memoryview(part) for part in parts if len(part))
         self._waiting.add(stream)
@@ -88,7 +87,7 @@ class Http2Sender:
         pending = stream.pending
         while pending:
             window = min(self._window, self._initial_window + stream.send_window, self._max_frame_size)
-            # Below 0 where the peer's settings have made the windows smaller since (RFC 9113, 6.9.2).
+            # It is below 0 if the peer's settings have made windows smaller since (RFC 9113, 6.9.2).
             if window <= 0:
                 return False
             parts, size = [], 0
@@ -96,7 +95,7 @@ class Http2Sender:
                 first = pending[0]
                 if len(first) > window - size:
                     parts.append(first[: window - size])
-                    # Slices of a memoryview, so that nothing is copied however small the windows are.
+                    # Slices of a memoryview copy nothing, however small the windows are.
                     pending[0] = first[window - size :]
                     size = window
                 else:
@@ -113,7 +112,7 @@ class Http2Sender:
         if trailers:
             self.send_headers(stream, trailers, end_stream=True)
         else:
-            # The data before it is sent already, without the flag. An empty frame needs no window.
+            # All data was sent already, without the flag. An empty frame needs no window.
             self.frame(FrameType.DATA, Flag.END_STREAM, stream.number)
         return True
 
@@ -132,14 +131,17 @@ class Http2Sender:
 
     # The peer's windows
 
-    def on_settings(self, payload: bytes) -> None:
-        """Note the peer's settings, of valid values, and acknowledge them."""
+    def on_settings(self, payload: bytes, streams: Collection[Stream]) -> None:
+        """Note the peer's settings, of valid values, and acknowledge them. `streams`: all that are open."""
         for key, value in struct.iter_unpack(">HI", payload):
             if key == Setting.INITIAL_WINDOW_SIZE:
                 # A stream's window is relative to this one, so that no loop over all streams is needed.
                 if value + self._widest > MAX_WINDOW:
+                    # Streams that were widened may have ended, or have used their windows, since.
+                    self._widest = max((stream.send_window for stream in streams), default=0)
+                if value + self._widest > MAX_WINDOW:
                     raise Http2Error("a stream's window is wider than HTTP/2 allows", ErrorCode.FLOW_CONTROL_ERROR)
-                # Streams go on once all frames that came are read: see `Http2Receiver.receive_data`.
+                # Waiting streams are tried once all received frames are read: see `Http2Receiver.receive_data`.
                 self.widened = self.widened or value > self._initial_window
                 self._initial_window = value
             elif key == Setting.MAX_FRAME_SIZE:
@@ -164,5 +166,5 @@ class Http2Sender:
     def take_widened(self) -> list[Stream]:
         """Return the streams with pending data, to try again now that a window that they share is wider."""
         self.widened = False
-        # A copy, as sending takes streams out of the set. Without a window of the connection none can send.
+        # Copied, as sending removes streams from the set. Without a window of the connection none can send.
         return list(self._waiting) if self._window > 0 else []

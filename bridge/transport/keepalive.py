@@ -38,7 +38,7 @@ class _Keeper:
         # Its lock is reentrant: the garbage collector may close a connection, which calls `remove`, in a thread that
         # holds it.
         self._change = threading.Condition()
-        # Weak, so that an environment that nobody holds any more is collected, and closed.
+        # Weak references, so that an environment that nobody else holds is collected, and closed.
         self._all: weakref.WeakSet[_Pollable] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._added = False
@@ -66,11 +66,11 @@ class _Keeper:
             self._all.discard(poller)
             thread = self._thread
             self._change.notify_all()
-            # The collector may run in the thread itself, which cannot wait for its own end; and when Python ends, the
-            # thread is frozen.
+            # The garbage collector may call this in the thread itself, which cannot wait for its own end. When Python
+            # ends, the thread is frozen.
             if self._all or thread is None or thread is threading.current_thread() or sys.is_finalizing():
                 return
-            # Somebody else may need the thread meanwhile: it then goes on, and nobody waits for it.
+            # If another poller is added meanwhile, the thread goes on for it, and nobody waits for its end.
             self._change.wait_for(lambda: self._all or self._thread is not thread, 2 * period())
             if self._thread is thread:
                 return
@@ -83,7 +83,7 @@ class _Keeper:
                 self._change.wait_for(lambda: not self._all or self._added, wait)
                 self._added = False
                 if not self._all:
-                    # Under the lock: an `add` before this finds the thread, one after it starts another.
+                    # Cleared under the lock: an `add` before this still has a thread, and one after it starts another.
                     self._thread = None
                     self._change.notify_all()
                     return
@@ -92,7 +92,7 @@ class _Keeper:
     def _look(self) -> float:
         with self._change:
             everybody = tuple(self._all)
-        # Without the lock: `add` and `remove` must not wait for a poller that is busy.
+        # Poll without the lock: `add` and `remove` must not wait for a poller that is busy.
         return min((poller.poll_nowait() for poller in everybody), default=period())
 
     def after_fork(self) -> None:

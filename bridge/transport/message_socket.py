@@ -110,11 +110,10 @@ class MessageSocket:
             if status in (502, 504):  # a gateway's: the server behind it is away
                 return ConnectError(self._url, f"no {self._server}: a gateway answered with the HTTP status {status}")
             return RefusedError(self._url, f"the answer has the HTTP status {status}", Code.UNAVAILABLE)
-        # Before OSError, of which it is a subclass.
+        # Checked before OSError, of which it is a subclass.
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s")
-        # For a server that closes within the handshake, `websockets` raises an InvalidMessage whose cause is an
-        # EOFError.
+        # If the server closes during the handshake, `websockets` raises an InvalidMessage whose cause is an EOFError.
         if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, EOFError):
             return ConnectError(self._url, f"no {self._server}: {error}{self._hint}")
         if isinstance(error, (WebSocketException, ValueError)):
@@ -155,8 +154,9 @@ class MessageSocket:
             raise self._lost(error) from None
 
     def _lost(self, error: ConnectionClosed) -> RemoteError:
+        self.close()  # the next request connects again, whatever ended this connection
         received, sent = error.rcvd, error.sent
-        # A close frame is answered by one with the same code. So only the first of both tells who got too much.
+        # A close frame is answered by one with the same code, so only the first of the two says who got too much.
         if received is not None and received.code == CloseCode.MESSAGE_TOO_BIG and error.rcvd_then_sent is not False:
             return RefusedError(self._url, "the request is larger than the server takes", Code.RESOURCE_EXHAUSTED)
         if sent is not None and sent.code == CloseCode.MESSAGE_TOO_BIG:
@@ -175,7 +175,6 @@ class MessageSocket:
             try:
                 return call()
             except (ConnectError, ConnectionLostError):
-                self.close()
                 if time.monotonic() + pause > end:
                     raise
                 time.sleep(pause)

@@ -120,7 +120,7 @@ class MessageReader:
 
     def _split(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
         while start < stop:
-            # Its bytes are skipped rather than left: the prefix of the next message stands behind them.
+            # Skip the bytes of a refused message: the prefix of the next one follows them.
             if self._refused is not None:
                 start += self._skip(stream, stop - start, events)
                 continue
@@ -132,10 +132,10 @@ class MessageReader:
                     return
                 continue
             count = min(self._size - self._have, stop - start)
-            # The message was refused just now: the rest of the piece is skipped above.
+            # Memory was refused just now: the next round skips the rest.
             if not self._grow(count):
                 continue
-            # By a memoryview: a slice of `data` would be a copy of its own.
+            # A memoryview saves a copy: a slice of `data` would be one.
             self._body[self._have : self._have + count] = memoryview(data)[start : start + count]
             start += count
             self.buffer_updated(stream, count, events)
@@ -150,9 +150,9 @@ class MessageReader:
             events.append((stream, TooLarge(size)))
         else:
             self._compressed, self._size, self._have = bool(flag), size, 0
-            # Empty, whatever `size` says: four bytes could claim 4 GiB.
+            # It begins empty, whatever `size` says: a prefix of five bytes could claim 4 GiB.
             self._body = bytearray()
-            # No byte follows that would complete it.
+            # An empty message is complete already: no bytes follow that would complete it.
             if not size:
                 self.buffer_updated(stream, 0, events)
             return True
@@ -171,13 +171,13 @@ class MessageReader:
             rest = self._size - len(body)
             more = min(max(more, len(body)), rest)
             if self._admit is None:
-                # All of the rest at once, as each further step copies what came before it.
+                # Take all of the rest at once: each further step copies what came before.
                 more = rest if self._have >= LARGE and self._size <= _AT_ONCE else more
             else:
                 try:
                     self._admit(more)
                 except RequestError as error:
-                    # Before `close`, which forgets both and gives back what was admitted so far.
+                    # `close` forgets both, and gives back what was admitted so far.
                     missing = self._size - self._have
                     self.close()
                     self._refused, self._size, self._have = RefusedMessage.of(error), missing, 0
@@ -191,7 +191,7 @@ class MessageReader:
         count = min(count, self._size - self._have)
         self._have += count
         if self._have == self._size:
-            # In the refused message's place, so that it gets its answer in order (D-1).
+            # It takes the refused message's place, so that the answers stay in order (D-1).
             events.append((stream, self._refused))
             self._refused = None
         return count

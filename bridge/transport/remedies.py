@@ -14,8 +14,8 @@ _OTHER_NAME = (
     "The server's certificate is not for this name: connect to a name that it holds, or pass that as "
     "tls=TLS(server_name=…)"
 )
-# In the order in which they are looked for: OpenSSL's text of a wrong name or an expired certificate holds
-# `certificate_verify_failed` too, which stands behind them.
+# Searched in this order: OpenSSL's text for a wrong name or an expired certificate also contains
+# `certificate_verify_failed`, so that comes after them.
 _REMEDIES = {
     "the port speaks tls": "Use {tls}://",
     "no grpc server": "Another program answers there: is this the URL that the server printed for {scheme}://?",

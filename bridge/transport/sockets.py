@@ -75,7 +75,7 @@ def let_receive_wait(sock: socket.socket) -> bool:
     if sys.platform != "linux" or not AT_ONCE:
         return False
     sock.setblocking(True)
-    # By the system's option: with `settimeout` Python would call `poll` before each `recv`.
+    # The system's option is cheaper: with `settimeout` Python would call `poll` before each `recv`.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(RECEIVE_TIMEOUT * 1e6)))
     return True
 

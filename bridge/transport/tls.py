@@ -36,8 +36,8 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alp
         SettingError: The key is another one's or encrypted, there is no certificate, or it is not valid now.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # In TLS 1.2 a client may begin a new handshake at any time: each costs the server a signature, and `write` would
-    # fail until it is done.
+    # In TLS 1.2 a client could begin a new handshake at any time. Each costs the server a signature, and `write` fails
+    # until it is done.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0  # nobody resumes a session, and a client that only writes would never read them
     if alpn:
@@ -70,7 +70,7 @@ def _client_context(
 ) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if not verify:
-        # In this order: `ssl` refuses CERT_NONE while names are checked.
+        # The order matters: `ssl` refuses CERT_NONE while it checks names.
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if alpn is not None:
         context.set_alpn_protocols([alpn])
@@ -85,7 +85,7 @@ def _client_context(
 
 def _load_authorities(context: ssl.SSLContext, name: str, pem: bytes) -> None:
     try:
-        # `ssl` takes ASCII only. Files of authorities have their names between the certificates, in any encoding.
+        # `ssl` accepts ASCII only, but files of authorities may hold names in any encoding between the certificates.
         context.load_verify_locations(cadata=pem.decode("ascii", errors="ignore"))
     except (ssl.SSLError, ValueError) as error:
         raise SettingError(
@@ -130,13 +130,13 @@ def _own_certificate(context: ssl.SSLContext, certificate: bytes) -> Any:
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    # The certificate counts as trusted although it is no authority's; and an expired one must be read to be named.
+    # Trust the certificate itself, whoever signed it, and accept an expired one: the caller reports its dates.
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     try:
         client.load_verify_locations(cadata=certificate.decode("ascii", errors="ignore"))
         asks = client.wrap_bio(back, there)
-        # The client asks, the server sends its certificate, the client reads it: no more of the handshake is needed.
+        # Three steps are enough: the client asks, the server sends its certificate, the client reads it.
         for end in (asks, context.wrap_bio(there, back, server_side=True), asks):
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
@@ -164,7 +164,7 @@ class Tls:
     def __init__(self, context: ssl.SSLContext, host: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
-        # An SSLObject takes one call at a time, while one thread receives and another one sends.
+        # An SSLObject allows one call at a time, but one thread receives while another one sends.
         self._guard = threading.Lock()
         self.ready = False
         """True if the handshake is done, as seen from here."""
@@ -187,7 +187,7 @@ class Tls:
                 if not self.ready:
                     self._object.do_handshake()
                     self.ready = True
-                # Empty once the other end has sent close_notify.
+                # `read` returns nothing once the other end has sent close_notify.
                 while part := self._object.read(_CHUNK):
                     parts.append(part)
             except ssl.SSLWantReadError:

@@ -38,7 +38,7 @@ PATH = f"/{SERVICE}/{METHOD}"
 SUBPROTOCOL = SERVICE.rpartition(".")[0]
 """The subprotocol that the server selects: `dm_env_rpc.v1`."""
 _TOKEN = "bridge.token."
-# Codes from 4000 on are for private use (RFC 6455, 7.4.2): 4000 and gRPC's number of the status.
+# Codes from 4000 on are for private use (RFC 6455, 7.4.2). We send 4000 plus the number of gRPC's status.
 _CLOSE_CODES = 4000
 # A control frame holds 125 bytes, of which the code takes two (RFC 6455, 5.5).
 _MAX_REASON = 123
@@ -48,7 +48,7 @@ LOGGER = logging.getLogger("bridge.websockets")
 """The logger of the package `websockets`: its debug lines would show the token."""
 LOGGER.setLevel(logging.WARNING)
 
-# WebSocket's own codes: of proxies, of other servers, and of ours where a client breaks WebSocket's rules.
+# WebSocket's own codes: proxies and other servers send them, and ours sends NORMAL_CLOSURE for OK.
 _BY_CLOSE_CODE = {
     CloseCode.NORMAL_CLOSURE: Code.OK,
     CloseCode.GOING_AWAY: Code.UNAVAILABLE,
@@ -62,7 +62,7 @@ _BY_CLOSE_CODE = {
 _BY_HTTP_STATUS = {
     http.HTTPStatus.UNAUTHORIZED: Code.UNAUTHENTICATED,
     http.HTTPStatus.FORBIDDEN: Code.PERMISSION_DENIED,
-    http.HTTPStatus.MISDIRECTED_REQUEST: Code.PERMISSION_DENIED,  # of our server, for a Host that it does not know
+    http.HTTPStatus.MISDIRECTED_REQUEST: Code.PERMISSION_DENIED,  # our server, for a Host that it does not know
     http.HTTPStatus.NOT_FOUND: Code.UNIMPLEMENTED,
     http.HTTPStatus.UPGRADE_REQUIRED: Code.UNIMPLEMENTED,
     http.HTTPStatus.TOO_MANY_REQUESTS: Code.UNAVAILABLE,
@@ -104,8 +104,7 @@ def close_frame(code: Code | CloseCode, reason: str, *, mask: bool = False) -> b
         number = int(code)
     text = reason.encode()
     if len(text) > _MAX_REASON:
-        # The ellipsis takes three bytes. A character that is cut in the middle must go, as a reason that is no UTF-8 is
-        # an error.
+        # The ellipsis takes three bytes. A character that is cut in two is dropped: a reason must be valid UTF-8.
         text = text[: _MAX_REASON - 3].decode(errors="ignore").encode() + "…".encode()
     return bytes(Frame(Opcode.CLOSE, Close(number, text.decode()).serialize()).serialize(mask=mask))
 
@@ -162,7 +161,7 @@ class MessageJoiner:
         if self._parts is None:
             if frame.fin:
                 return bytes(frame.data)
-            # It grows in place: `bytes` joined anew for each fragment would cost the square of their number.
+            # A bytearray grows in place. Joining `bytes` for each fragment would cost the square of their number.
             self._parts = bytearray()
         self._parts += frame.data
         if not frame.fin:

@@ -52,6 +52,9 @@ class Pool:
         """
         try:
             return self.wait_for_all((remote,), kind, purpose)[remote]
+        except RemoteTimeoutError as late:
+            remote.give_up(late)  # an answer that comes yet belongs to nothing any more
+            raise
         except ConnectionLostError as lost:
             # Slots of a vector environment are connected again by themselves; a single environment waits for `reset`.
             if kind is Joined:
@@ -72,9 +75,6 @@ class Pool:
     ) -> dict[Remote, _Awaited]:
         """Wait for an answer from each of some remotes, whichever comes first.
 
-        After a refusal the others are waited for all the same. After a timeout or a loss, the remotes that have not
-        answered are given up: an answer that comes yet belongs to nothing any more.
-
         Args:
             remotes: Whose answers.
             kind: The event that each is to be.
@@ -83,54 +83,50 @@ class Pool:
 
         Raises:
             RemoteTimeoutError: Some did not come within `timeout` seconds; it names their URLs.
-            RemoteError: A remote refused, or was lost.
+            RemoteError: A remote was lost, or one has refused and all others have answered.
         """
         # A dict keeps the order, so that errors name the URLs in the order of the remotes.
         missing = dict.fromkeys(remotes)
         deadline = time.monotonic() + self.timeout
         extra = None
-        found: dict[Remote, _Awaited] = {}
         refused: RemoteError | None = None
+        found: dict[Remote, _Awaited] = {}
         count = len(missing)
-        try:
-            while missing:
-                left = deadline - time.monotonic()
-                try:
-                    source, number, what, arrived = self.poller.get(min(left, LOOK) if kind is Joined else left)
-                except queue.Empty:
-                    if kind is Joined and left > LOOK:
-                        # Of one, the time that is left says more than a count.
-                        more = f"{len(found)} of {count} answered" if count > 1 else f"at most {left - LOOK:.0f} s more"
-                        tell(f"waiting for {next(iter(missing)).url}{'; ' if count > 1 else ', '}{more}")
-                        continue
-                    if extra is None:  # looked up here alone: nearly all waits end before
-                        extra = max(remote.allowance for remote in missing)
-                        if extra > 0.0:
-                            deadline += extra
-                            continue
-                    urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
-                    reason = next(iter(missing)).late(purpose, self.timeout).reason
-                    raise RemoteTimeoutError(urls, reason) from refused
-                # Also for a remote that nobody waits for: its session matches answers to requests by their order.
-                event = source.receive(number, what, arrived)
-                if event is None or source not in missing:
+        while missing:
+            left = deadline - time.monotonic()
+            try:
+                source, number, what, arrived = self.poller.get(min(left, LOOK) if kind is Joined else left)
+            except queue.Empty:
+                if kind is Joined and left > LOOK:
+                    # Of one, the time that is left says more than a count.
+                    more = f"; {len(found)} of {count} answered" if count > 1 else f", at most {left - LOOK:.0f} s more"
+                    tell(f"waiting for {next(iter(missing)).url}{more}")
                     continue
-                # A refused question is a `Replied` too: its error is raised below.
-                if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
-                    del missing[source]
-                    found[source] = event
-                    if kind is Joined and self.in_flight:  # then what comes is taken also between calls
-                        keepalive.add(self)
-                elif isinstance(event, Lost):
+                if extra is None:  # looked up here alone: nearly all waits end before
+                    extra = max(remote.allowance for remote in missing)
+                    if extra > 0.0:
+                        deadline += extra
+                        continue
+                urls = ", ".join(dict.fromkeys(remote.url for remote in missing))
+                reason = next(iter(missing)).late(purpose, self.timeout).reason
+                raise RemoteTimeoutError(urls, reason) from refused
+            # Also for a remote that nobody waits for: its session matches answers to requests by their order.
+            event = source.receive(number, what, arrived)
+            if event is None or source not in missing:
+                continue
+            # A refused question is a `Replied` too: its error is raised below.
+            if isinstance(event, kind) and not (isinstance(event, Replied) and event.error):
+                del missing[source]
+                found[source] = event
+                if kind is Joined and self.in_flight:  # then what comes is taken also between calls
+                    keepalive.add(self)
+            elif isinstance(event, (Lost, Refused, Replied)) and event.error is not None:
+                if isinstance(event, Lost):
                     raise event.error
-                elif isinstance(event, (Refused, Replied)) and event.error is not None:
-                    del missing[source]
-                    if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
-                        refused = refused or event.error
-        except RemoteError as error:
-            for remote in missing:
-                remote.give_up(error)
-            raise
+                del missing[source]
+                if not isinstance(event.error, RefusedError) or event.error.code != tolerate:
+                    refused = refused or event.error
+        # Only now: what the others answer to this request would be taken for the answers to their next ones.
         if refused is not None:
             raise refused
         return found

@@ -268,7 +268,9 @@ class WorldProcess:
             self._runtime.remove_reader(self._sock)
             if not _WAITS_FOR_PROCESSES:
                 self._runtime.scheduler.call_later(_LOOK, self._look_for_end)
-            self._runtime.scheduler.call_later(_GRACE, self._kill)
+            # In place of a call's limit, and of itself where `_on_exit` reads the end of the pipe once more.
+            self._stop_timer()
+            self._timer = self._runtime.scheduler.call_later(_GRACE, self._kill)
 
     def _answered(self, answer: bytes) -> None:
         ask, self._current = self._current, None
@@ -296,15 +298,15 @@ class WorldProcess:
         self._kill()
 
     def _kill(self) -> None:
-        pid = None if self._process is None else self._process.pid
+        if self._end is not None:  # it was reaped: its number may be another program's by now
+            return
         # The whole group, with what the environment has started itself. There is none yet where the process has not
         # reached `setsid`, and none on Windows: then the process alone is killed.
-        if pid is not None and hasattr(os, "killpg"):
+        if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-        if self._end is None:
-            with contextlib.suppress(OSError, ValueError):
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError, ValueError):
+            self._process.kill()
 
     def abandon(self) -> None:
         """End the process at once: the event loop has ended, so nobody would hear of its end."""

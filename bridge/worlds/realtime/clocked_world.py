@@ -481,10 +481,14 @@ def kept(value: Any) -> Any:
     if type(value) in IMMUTABLE:  # as rewards, flags and most actions are
         return value
     if isinstance(value, np.ndarray):
+        if value.dtype.kind == "O":  # such as the last observations of lanes
+            return np.frompyfunc(kept, 1, 1)(value, out=np.empty_like(value))
         return value.copy()
     if isinstance(value, dict):
         return {key: kept(item) for key, item in value.items()}
-    # Not their subclasses: a named tuple is not made of one sequence.
+    # Not their subclasses, which may be made otherwise.
     if type(value) in (tuple, list):
         return type(value)(kept(item) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple, such as the graph of a Graph space
+        return value._make(kept(item) for item in value)
     return value
