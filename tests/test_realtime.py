@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import GraphInstance
 
 import bridge
 from bridge import RealTime, RemoteVectorEnv, Server, SlotState, make_remote, make_vec_remote, serve_gym
@@ -120,6 +121,40 @@ def test_an_episode_ends_and_the_next_begins_without_reset(serve: Any, clock: Vi
     assert (row.tolist(), rewards[0], terminations[0]) == ([2, 2], 0.0, False)
     assert "episodes" not in infos
     envs.close()
+
+
+class ReusedGraphEnv(CountingEnv):
+    """Gives the same graph in all steps, and changes its arrays; so it does in its infos."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.observation_space: Any = gymnasium.spaces.Graph(gymnasium.spaces.Box(0, 100, (1,)), None)
+        self.graph = GraphInstance(np.zeros((2, 1), np.float32), None, None)
+        self.told: Any = {"graph": self.graph, "nodes": np.array([None]), "names": set()}
+        self.told["nodes"][0] = self.graph.nodes
+
+    def reset(self, **keywords: Any) -> Any:
+        super().reset(**keywords)
+        self.graph.nodes[...] = 0
+        self.told["names"].clear()
+        return self.graph, self.told
+
+    def step(self, action: Any) -> Any:
+        self.graph.nodes[...] += 1
+        self.told["names"].add(len(self.told["names"]))
+        return self.graph, *super().step(action)[1:4], self.told
+
+
+def test_what_an_environment_changes_later_is_told_as_it_was(serve: Any, clock: VirtualClock) -> None:
+    env = make_remote(serve(ReusedGraphEnv).url)
+    env.reset()
+    clock.advance(0.3)  # a step that ends the episode, and the next one's reset
+    observation, _, terminated, _, info = env.step(0)
+    assert terminated
+    seen = observation.nodes, info["graph"][0], info["nodes"][0]
+    assert [array.tolist() for array in seen] == [[[3.0], [3.0]]] * 3
+    assert info["names"] == {0, 1, 2}
+    env.close()
 
 
 def test_time_limits_count_from_each_beginning(serve: Any, clock: VirtualClock) -> None:
