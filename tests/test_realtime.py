@@ -157,6 +157,25 @@ def test_what_an_environment_changes_later_is_told_as_it_was(serve: Any, clock: 
     env.close()
 
 
+class BadSecondEndEnv(CountingEnv):
+    """Its second episode ends with an info that does not travel."""
+
+    def step(self, action: Any) -> Any:
+        *told, info = super().step(action)
+        return *told, {"bad": object()} if (self.episode, self.steps) == (2, self.length) else info
+
+
+def test_what_a_final_info_lacks_is_told_though_no_step_saw_it(serve: Any, clock: VirtualClock) -> None:
+    env = make_remote(serve(lambda: BadSecondEndEnv(3)).url)
+    env.reset()
+    clock.advance(0.8)  # within the third episode
+    with pytest.warns(RuntimeWarning, match="'bad'"):
+        _, _, terminated, _, info = env.step(0)
+    assert terminated
+    assert [record["final_info"] for record in info["episodes"]] == [{}, {}]
+    env.close()
+
+
 def test_time_limits_count_from_each_beginning(serve: Any, clock: VirtualClock) -> None:
     """Mistake: time limits counted from the last explicit reset, ignoring automatic ones."""
 

@@ -300,13 +300,11 @@ class RealtimeAgent(EnvAgent):
         """Return observations of the last transition."""
         first = self._first_extra
         extras = {first: self._frames, first + 2: self._timing, first + 3: self._resetting}
-        found = dict(super().observe([uid for uid in uids if uid < first]))
-        for uid in uids:
-            if uid in extras:
-                found[uid] = extras[uid]
-            elif uid == first + 1:
-                found[uid] = np.frombuffer(self._encoded_episodes(), np.uint8)
-        return found
+        # Before the info, which tells what final infos lack, too.
+        if first + 1 in uids:
+            extras[first + 1] = np.frombuffer(self._encoded_episodes(), np.uint8)
+        found = super().observe([uid for uid in uids if uid < first])
+        return {**found, **{uid: extras[uid] for uid in uids if uid >= first}}
 
     def _encoded_episodes(self) -> bytes:
         if not self._episodes:
@@ -328,7 +326,9 @@ class RealtimeAgent(EnvAgent):
                 record["final_obs"] = [np.asarray(array) for array in arrays]
                 # `encode` would raise for a value that the codec does not carry: `encode_info` leaves it out, as in
                 # other infos.
-                record["final_info"] = values.decode(values.encode_info(ended.info, self._notes))
+                encoded = values.encode_info(ended.info, self._notes)
+                # Clients read no notes there: the next info takes them along.
+                record["final_info"], self._notes.fresh, _ = values.decode_info(encoded)
             records.append(record)
         return values.encode(records)
 
