@@ -28,10 +28,19 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing import CountingEnv, FailingEnv, Inspector, Proxy, SlowResetEnv, VirtualClock, check_server
+from bridge.testing import (
+    CountingEnv,
+    FailingEnv,
+    Inspector,
+    LocalRuntime,
+    Proxy,
+    SlowResetEnv,
+    VirtualClock,
+    check_server,
+)
 from bridge.wrappers import BlockingReset
 from tests.inside import pool_of
-from tests.support import everywhere, read_property
+from tests.support import direct_world, everywhere, gym_source, read_property
 
 LONG = 10**9
 
@@ -552,6 +561,23 @@ def test_wait_next_frame_gives_one_decision_a_frame(serve: Any, clock: VirtualCl
     assert infos["frames"][0] == row[1] >= 1
     assert infos["latency"]["actions_applied"][0] == 1, "the frame that it waited for used its action"
     envs.close()
+
+
+def test_wait_next_frame_waits_as_long_as_a_frame_of_the_world_takes() -> None:
+    clock = VirtualClock()
+    runtime = LocalRuntime(clock.now)
+    world = direct_world(gym_source(CountingEnv, fps=0.05), runtime=runtime)
+    agent = world.join({"wait": pack_tensor("next_frame")})
+    agent.begin()
+    ended: list[Any] = []
+    runtime.scheduler.start(agent.wrapped.step({1: np.int64(1)}), lambda *outcome: ended.append(outcome))
+    for seconds in (19.0, 2.0):
+        assert ended == []
+        clock.advance(seconds)
+        runtime.scheduler.run()
+        runtime.run_until(lambda: not runtime.scheduler.ready)
+    assert ended == [(pb.RUNNING, None)]
+    world.close()
 
 
 @pytest.mark.parametrize(("setting", "value"), [("role", "owner"), ("wait", "forever")])

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["WAITS", "RealtimeAgent"]
 
 _FRAME_DEADLINE = 10.0
+"""Seconds beyond a frame's own time that a Step waits for one."""
 _MOST_HELD = 2.0
 WAITS = ("now", "next_frame", "new_frame")
 """The events that a Step may wait for; the first is the default.
@@ -232,8 +233,8 @@ class RealtimeAgent(EnvAgent):
             waiting = [pair for pair in before if pair[0].reading and pair[0].closing is None]
             return all(buffer.lane.frames > had for buffer, had in waiting)
 
-        late = f"no frame passed within {_FRAME_DEADLINE:g} s"
-        await self.world.wait_until(self, passed, _FRAME_DEADLINE, lambda: late)
+        deadline = _FRAME_DEADLINE + 1.0 / self.world.options.fps
+        await self.world.wait_until(self, passed, deadline, lambda: f"no frame passed within {deadline:g} s")
 
     async def _wait_for_news(self) -> None:
         """Return once a frame has passed that the agent was not told of, or an episode ended; at most after 2 s."""
