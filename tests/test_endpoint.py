@@ -49,6 +49,16 @@ def test_the_pauses_grow_and_those_who_fail_together_count_as_one() -> None:
     assert (record.failures, record.may_try(7.0)) == (0, True)
 
 
+def test_after_the_end_of_a_server_that_drained_the_next_one_is_asked_for_without_the_pause_of_draining() -> None:
+    record = EndpointRecord()
+    for now in (0.0, 0.5, 1.0):  # it is looked for again and again
+        record.handle(EndpointEvent.DRAINS, now, doubling)
+    assert (record.may_try(29.9), record.may_try(30.0)) == (False, True), "nobody sees its end: then it is asked"
+    for now in (2.0, 2.5):  # two of its worlds are lost
+        record.handle(EndpointEvent.GONE, now, doubling)
+    assert (record.failures, record.retry_at) == (1, 4.0)
+
+
 def test_who_is_well_comes_first_and_the_last_to_fail_last() -> None:
     records = [EndpointRecord() for _ in range(3)]
     records[0].handle(EndpointEvent.GONE, 5.0, doubling)

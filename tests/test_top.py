@@ -167,6 +167,20 @@ def test_who_looks_on_does_not_keep_a_server_from_ending() -> None:
             until(lambda: [row.state for row in top.look().servers] == ["unreachable"])
 
 
+def test_a_new_server_at_the_address_of_one_that_drained_is_seen() -> None:
+    with serve_gym("CartPole-v1") as server, ExitStack() as stack:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        top = stack.enter_context(Top(Fixed((server.url,)), "test"))
+        assert [row.state for row in top.look().servers] == ["serving"]
+        server.drain(60.0)
+        until(lambda: [row.state for row in top.look().servers] == ["draining"])
+        env.close()
+        until(lambda: [row.state for row in top.look().servers] == ["unreachable"])
+        with serve_gym("CartPole-v1", port=server.port):
+            assert [row.state for row in top.look().servers] == ["serving"]
+
+
 def test_full_and_draining_servers_are_told_from_dead_ones() -> None:
     with (
         serve_gym("CartPole-v1") as drains,

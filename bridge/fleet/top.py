@@ -219,9 +219,6 @@ class Top:
         """Ask one server; runs in a thread."""
         url = shown_url(endpoint.url)
         name = endpoint.name or url
-        last = self._draining.get(endpoint.url)
-        if last is not None:
-            return last if self._still_drains(endpoint.url) else ServerRow(name, url, "unreachable", endpoint.slots)
         try:
             inspector = self._inspectors.get(endpoint.url)
             if inspector is None:
@@ -234,8 +231,10 @@ class Top:
             self._forget(endpoint.url)
             state = _state(error)
             if state != "full" and self._drains(endpoint.url):
-                return ServerRow(name, url, "draining", endpoint.slots)
+                return self._draining.get(endpoint.url, ServerRow(name, url, "draining", endpoint.slots))
             return ServerRow(name, url, state, endpoint.slots, problem=" ".join(_explain(error).split()))
+        # A new server may serve at the URL of one that drained.
+        self._draining.pop(endpoint.url, None)
         now = self._clock()
         rate = self._rate(endpoint.url, now, said)
         state = "full" if said.get("full") else "serving"  # older servers do not say
@@ -255,24 +254,15 @@ class Top:
             self._draining[endpoint.url] = dataclasses.replace(row, steps_per_second=None)
         return row
 
-    def _still_drains(self, url: str) -> bool:
-        try:
-            return self._health(url) == NOT_SERVING
-        except RefusedError:  # it has no health service
-            return True
-        except RemoteError:
-            return False
-
     def _drains(self, url: str) -> bool:
-        """Tell whether a server that lets nobody in says that it drains."""
+        """Tell whether a server that lets nobody in drains."""
+        address = dataclasses.replace(parse_address(url), credentials=self._credentials)
         try:
-            return self._health(url) == NOT_SERVING
+            return check_health(address, self._timeout, verify=False) == NOT_SERVING
+        except RefusedError:  # it has no health service: as it last said itself
+            return url in self._draining
         except RemoteError:
             return False
-
-    def _health(self, url: str) -> str:
-        address = dataclasses.replace(parse_address(url), credentials=self._credentials)
-        return check_health(address, self._timeout, verify=False)
 
     def _rate(self, url: str, now: float, said: dict[str, Any]) -> float | None:
         """Return the steps per second since the last look."""

@@ -180,6 +180,9 @@ class GatewaySession:
 
     # The end
 
+    def answer_lost(self) -> None:
+        """Do nothing: an answer of a server that is too large ends the call to it."""
+
     def hang_up(self) -> None:
         """End what the request at hand waits for: the client is gone."""
         self._gone = True

@@ -175,12 +175,16 @@ class EndpointRecord:
             pause: Gives the seconds until the next attempt for the number of failures in a row.
         """
         before, self.state = self.state, TRANSITIONS[self.state, event]
+        if event is EndpointEvent.DRAINS and before is EndpointState.DRAINING:
+            return False  # it is looked for often, and when to ask the next server there was decided when it began
         # JOINED changes neither pause nor count: a server that takes each world and then loses it, or whose environment
         # raises in each reset, is tried in growing pauses too. OBSERVED shows that all of it works.
         if event in _TROUBLE:
             if event is EndpointEvent.DRAINS:
                 self.retry_at = now + _DRAINING
-            elif now >= self.retry_at:  # else what fails now was tried together with what has failed before
+            # Else what fails now was tried together with what has failed before. Not so the end of a server that
+            # drained: the next one may be at its URL in a moment.
+            elif now >= self.retry_at or (before is EndpointState.DRAINING and event is EndpointEvent.GONE):
                 self.failures += 1
                 self.retry_at = now + pause(self.failures)
             self.failed_at, self.trial_until = now, -math.inf

@@ -150,8 +150,6 @@ class Placement:
         """Take note of an event of an endpoint; `why` tells of it in the log."""
         record = self._records[key]
         before = record.state
-        if event is EndpointEvent.DRAINS and before is EndpointState.DRAINING:
-            return  # it is looked for often, and when to ask the next server there was decided when it began
         # A line for each change, whatever the number of slots that saw it; the first success is none.
         if record.handle(event, now, pause) and (before, record.state) != (EndpointState.UNTRIED, EndpointState.UP):
             self._log.warning("%s is %s, after %s: %s", shown_url(key), record.state.value, before.value, why)

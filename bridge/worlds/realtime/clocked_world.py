@@ -481,7 +481,7 @@ def kept(value: Any) -> Any:
     if type(value) in IMMUTABLE:  # as rewards, flags and most actions are
         return value
     if isinstance(value, np.ndarray):
-        # Of an array of objects, such as `final_obs`, each.
+        # Of an array of objects, such as the last observations of lanes, each.
         return value.copy() if value.dtype != object else np.frompyfunc(kept, 1, 1)(value, np.empty_like(value))
     if isinstance(value, dict):
         return {key: kept(item) for key, item in value.items()}
