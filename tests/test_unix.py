@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,6 +267,32 @@ def test_nobody_there_is_told_at_once(path: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue refuses")
+def test_a_client_waits_while_the_servers_queue_is_full(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = threading.Event()
+    connect_ex = socket.socket.connect_ex
+
+    def observed(sock: socket.socket, target: Any) -> int:
+        number = connect_ex(sock, target)
+        if number == errno.EAGAIN:
+            full.set()
+        return number
+
+    monkeypatch.setattr(socket.socket, "connect_ex", observed, raising=False)
+    with serve_gym("CartPole-v1", unix_path=f"{path}2") as server, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        with ThreadPoolExecutor(1) as thread, socket.socket(socket.AF_UNIX) as first:
+            first.connect(path)
+            connecting = thread.submit(make_remote, f"unix://{path}", timeout=20)
+            assert full.wait(20)
+            os.replace(f"{path}2", path)
+            env = connecting.result(20)
+        assert env.reset(seed=0)[0].shape == (4,)
+        env.close()
+        until(lambda: server.connections == 0)
+
+
 def test_a_forked_process_connects_anew_and_leaves_the_parents_sockets_alone(path: str) -> None:
     with serve_gym("CartPole-v1", unix_path=path) as server:
         envs = BlockingReset(make_vec_remote(server.urls[1], num_envs=2))

@@ -20,7 +20,8 @@ from bridge.transport.sockets import prepare
 __all__ = ["ATTEMPT_DELAY", "Dialer"]
 
 ATTEMPT_DELAY = 0.25
-"""Seconds after which the next address is tried too, while those before have neither connected nor failed."""
+"""Seconds after which the next address is tried too, while those before have neither connected nor failed; and after
+which a Unix socket is tried again whose server has no room for a further connection."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -108,6 +109,13 @@ class Dialer:
             # A Unix socket is connected at once.
             if number in (0, errno.EISCONN):
                 self._finish(sock)
+                return
+            # Linux: the Unix socket's backlog is full. Nothing is under way, though a selector would call this socket
+            # ready, without an error. Windows has another number for EWOULDBLOCK.
+            if number == errno.EAGAIN:
+                self._close(sock)
+                self._targets.append((family, target))
+                self._timer = self.poller.call_later(ATTEMPT_DELAY, self._try_next)
                 return
             # The latter is Windows' word for the former.
             if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
