@@ -261,6 +261,51 @@ def test_the_next_episode_of_a_lost_slot_is_seeded_alike_however_soon_its_server
     assert -1.0 not in seeds[0] + seeds[2]
 
 
+@pytest.mark.parametrize("lost", ["before", "meanwhile"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_episodes_outside_of_a_reset_mask_that_are_lost_are_told_by_the_next_step(lanes, lost):
+    servers = [serve_gym(lambda: CountingEnv(1000), num_envs=lanes) for _ in range(2 // lanes)]
+    raw = make_vec_remote([server.url for server in servers], timeout=DEADLINE)
+    envs = BlockingReset(raw, autoreset_mode="Disabled")
+    envs.reset(seed=5)
+    play(envs, 3)
+
+    def restart():
+        servers[-1].stop()
+        until(lambda: raw.slot_states[1] == SlotState.LOST)
+        servers[-1] = serve_gym(lambda: CountingEnv(1000), num_envs=lanes, port=servers[-1].port)
+
+    if lost == "before":
+        restart()
+    envs.reset_async(options={"reset_mask": np.array([True, False])})
+    if lost == "meanwhile":
+        restart()
+    observations, _ = envs.reset_wait()
+    assert observations[1].tolist() == [1, 3]
+    observations, _, _, truncations, infos = envs.step(np.zeros(2, np.int64))
+    assert truncations.tolist() == [lanes == 2, True]
+    assert observations[1].tolist() == [1, 3]
+    assert "connection" in infos["error"][1]
+    assert sum(report.episodes_lost for report in envs.remotes()) == lanes
+    observations, _ = envs.reset(options={"reset_mask": truncations})
+    assert observations[1].tolist() == [1, 0]
+    envs.close()
+    for server in servers:
+        server.stop()
+
+
+def test_resets_of_several_lanes_one_after_the_other_leave_the_rest_as_it_is():
+    with serve_gym(CountingEnv, num_envs=3) as server:
+        envs = make_vec_remote(server.url, timeout=DEADLINE)
+        envs.reset()
+        next_observations(envs)
+        next_observations(envs)
+        for mask in np.eye(3, dtype=np.bool_)[:2]:
+            envs.reset(options={"reset_mask": mask})
+        assert [observation.tolist() for observation in next_observations(envs)] == [[2, 0], [2, 0], [1, 1]]
+        envs.close()
+
+
 def test_continue_waits_where_every_slot_is_lost():
     with Number() as one:
         envs = BlockingReset(make_vec_remote(one.server.url), timeout=0.5, on_lost="continue")

@@ -177,8 +177,10 @@ class SlotPolicy:
             # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
             # server while another one was away, says nothing of the world that was joined since.
             error = member.refusal
-            if not isinstance(error, RefusedError) or member.phase in CUT or error.code in ENDED_CODES:
-                continue  # it is to be told first, or another world was made since
+            if not isinstance(error, RefusedError) or error.code in ENDED_CODES:
+                continue  # another world was made since
+            if member.phase in CUT and member.settings is None:
+                continue  # it refused a Step: that is to be told first
             if isinstance(error, EnvironmentFailedError):
                 if not member.fails_every_reset:
                     continue
@@ -189,7 +191,9 @@ class SlotPolicy:
                 if elsewhere:
                     continue  # its next reset is there
             # A caller that catches the error and goes on gets further attempts, without the settings that were refused.
-            member.error, member.refusal, member.failures, member.settings = None, None, 0, None
+            member.refusal, member.failures, member.settings = None, 0, None
+            if member.phase not in CUT:  # else the next step tells it as the reason why the other lanes were cut
+                member.error = None
             return error
         return None
 
