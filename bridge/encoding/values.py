@@ -51,6 +51,7 @@ _INT64 = 1 << 63
 # Python itself reads no integer of more than 4300 digits.
 MAX_DIGITS = 4000
 _MAX_BITS = int(MAX_DIGITS * math.log2(10))
+_MAX_DIMENSIONS = 64  # of the newest NumPy
 # Elements of an array that takes no bytes on the wire.
 _MAX_WITHOUT_BYTES = 1 << 16
 # Limited, as an environment may have ever new keys in its infos, and each note is remembered.
@@ -419,13 +420,16 @@ def _read_dict(message: pb.Value.Dict, depth: int) -> dict[Any, Any]:
 def _hashed(make: Callable[[], T], kind: str) -> T:
     try:
         return make()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # spans of time without a unit raise ValueError
         raise TensorError(f"{kind} cannot hold what travels: {error}") from error
 
 
 def _read_array(message: pb.Value.Array, depth: int) -> Any:
     shape = tuple(message.shape)
     try:
+        # NumPy would refuse them too, but not before the product of a million numbers was found, which takes hours.
+        if len(shape) > _MAX_DIMENSIONS:
+            raise ValueError(f"it has more than {_MAX_DIMENSIONS} dimensions")
         if message.dtype == "object":
             array: Any = np.empty(len(message.items), dtype=object)
             for index, item in enumerate(message.items):
