@@ -173,6 +173,32 @@ def test_a_websocket_carries_one_session_and_a_further_one_waits_for_the_next() 
         until(lambda: server.status()["connections"] == 0)
 
 
+def test_a_socket_that_a_trainer_has_taken_is_not_closed_for_a_further_one(caplog: pytest.LogCaptureFixture) -> None:
+    armed, taken = threading.Event(), list[Any]()
+
+    def take(frame: Any, event: str, argument: Any) -> None:
+        """Act as a trainer's thread: take all sockets the moment that the listener's thread releases its lock."""
+        if armed.is_set() and event == "return" and frame.f_code is threading.Condition.__exit__.__code__:
+            armed.clear()
+            taken.extend(iter(lambda: listener._take("page"), None))
+
+    with caplog.at_level(logging.INFO), contextlib.ExitStack() as stack:
+        threading.setprofile(take)
+        try:
+            listener = stack.enter_context(listening())
+        finally:
+            threading.setprofile(None)  # type: ignore[arg-type]
+        url = f"ws://127.0.0.1:{listener.port}/gymnasium-bridge/dial?name=page"
+        for number in (1, 2, 3):
+            if number == 3:
+                armed.set()
+            stack.enter_context(connect(url, subprotocols=[Subprotocol("dm_env_rpc.v1")]))
+            until(lambda: caplog.text.count("page dialed in from") == number)  # noqa: B023 - asked at once
+        stack.callback(lambda: [dialed.sock.close() for dialed in taken])
+        assert len(taken) == 3
+        assert all(dialed.sock.fileno() >= 0 for dialed in taken)
+
+
 def test_websockets_with_tls_and_a_token_let_servers_in_and_others_are_told_why(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pandas
 import pytest
+from gymnasium import spaces
 
 from bridge import Recording, make_remote, make_vec_remote, serve_gym
 from bridge.errors import EnvironmentFailedError, SettingError
@@ -140,6 +141,35 @@ def test_calls_and_attributes_that_a_client_sets_are_recorded(tmp_path):
         env.close()
     _, rows = read_run(tmp_path)[1]
     assert [json.loads(row["event"])["what"] for row in rows if row["kind"] == 17] == ["write"]
+
+
+class Network(gymnasium.Env):
+    """Its observation is one graph, into which it writes the number of the step."""
+
+    observation_space = spaces.Graph(spaces.Box(0, 100, (1,)), None)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.graph = spaces.GraphInstance(np.zeros((2, 1), np.float32), None, None)
+
+    def reset(self, *, seed=None, options=None):
+        self.graph.nodes[:] = 0
+        return self.graph, {}
+
+    def step(self, action):
+        self.graph.nodes[:] += 1
+        return self.graph, 0.0, False, False, {}
+
+
+def test_a_graph_that_its_environment_writes_over_is_recorded_as_it_was(tmp_path):
+    with serve_gym(Network, record=Recording(tmp_path, observations=True)) as server:
+        env = make_remote(server.url)
+        env.reset()
+        for _ in range(5):
+            env.step(0)
+        env.close()
+    ((episode,), (stream,)) = read_folder(tmp_path).episodes(), read_folder(tmp_path).streams
+    assert [graph.nodes[0, 0] for graph in stream.samples("observation", episode.own)] == [0, 1, 2, 3, 4, 5]
 
 
 def test_options_travel_into_the_recording(tmp_path):

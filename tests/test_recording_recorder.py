@@ -5,12 +5,13 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from bridge import RealTime, Recorder, make_vec_remote, serve_gym
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
-from bridge.testing import VirtualClock
+from bridge.testing import CountingEnv, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.recording_reader import read_run
 from tests.support import play_vector
@@ -52,6 +53,49 @@ def test_blocking_reset_is_recorded_in_each_of_its_modes(tmp_path, mode):
         assert done.ok, str(done)
     for number, (_, rows) in read_run(tmp_path).items():
         assert np.array(rows[0]["observation"], np.float32).tobytes() == first[number - 1].tobytes()
+
+
+class Objectives(CountingEnv):
+    """Its reward is the action, twice."""
+
+    reward_space = spaces.Box(-2, 2, (2,), np.float64)
+
+    def __init__(self):
+        super().__init__(action_space=spaces.Box(-2, 2, (1,), np.float32))
+
+    def step(self, action):
+        observation, _, *told = super().step(action)
+        return observation, np.repeat(np.float64(action), 2), *told
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_the_trainer_writes_over_is_recorded_as_it_was(tmp_path, apart):
+    """A trainer may use one array for the actions of all steps, and scale rewards in their place."""
+    with serve_gym(Objectives) as server:
+        envs = Recorder(BlockingReset(make_vec_remote(server.url, num_envs=2)), tmp_path, observations=True)
+        options = {"level": np.array([1, 2])}
+        observations, _ = envs.reset(seed=1, options=options)
+        options["level"][:] = 0
+        actions, expected = np.zeros((2, 1), np.float32), [0.25, 0.5, 0.75, 1.0]
+        for value in expected:
+            observations[:] = 100
+            actions[:] = value
+            if apart:
+                envs.step_async(actions)
+                actions[:] = 2.0
+                observations, rewards, *_ = envs.step_wait()
+            else:
+                observations, rewards, *_ = envs.step(actions)
+            rewards[:] = -1.0
+        envs.close()
+    found = read_folder(tmp_path)
+    for stream in found.streams:
+        (episode,) = stream.episodes()
+        steps = episode.own[1:]
+        assert np.ravel(stream.samples("action", steps)).tolist() == expected
+        assert episode.rewards.tolist() == [[value, value] for value in expected]
+        assert [step for _, step in stream.samples("observation", episode.own)] == [0, 1, 2, 3, 4]
+        assert stream.resets[0].options["level"].tolist() == [1, 2]
 
 
 def test_a_recording_of_real_time_by_a_client_is_no_proof_and_says_so(tmp_path):

@@ -135,7 +135,7 @@ class Told(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         self._left = int(self.np_random.integers(2, 6))
         self._log.append([])
-        return self._give(None, {})
+        return self._give(None, {"level": len(self._log)})
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._left -= 1

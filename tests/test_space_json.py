@@ -211,6 +211,12 @@ def test_a_custom_space_of_text_is_a_text_for_a_client_without_a_reader_with_a_w
     assert published_space(spaces.Dict(mission=Mission(go_to, ["red"]))) == space
 
 
+def test_attributes_of_a_custom_space_may_look_like_spaces():
+    space = Mission(go_to, ["red"])
+    space.config = [{"type": "Box"}, {"type": "MultiBinary", "n": 1 << 40}]
+    assert type(published_space(space)) is spaces.Text
+
+
 def test_a_registered_reader_makes_the_exact_space_of_what_is_told(readers):
     told = []
 

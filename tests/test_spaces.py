@@ -120,7 +120,17 @@ def test_samples_of_gymnasium_are_as_their_space_says(name):
 
 @pytest.mark.parametrize(
     "form",
-    ["text", 5, [], [[0], []], [[0, 0, 1], [None] * 3], [[2, 1, 0], None], [[2, 1, 0], ["int", "int", "int"]]],
+    [
+        "text",
+        5,
+        [],
+        [[0], []],
+        [[0, 0, 1], [None] * 3],
+        [[2, 1, 0], None],
+        [[2, 1, 0], ["int", "int", "int"]],
+        [[0, 1, 2], [None, None, [None, ["int"]]]],
+        [[0, 1, 2], [None, None, [None, ["int"] * 3]]],
+    ],
     ids=repr,
 )
 def test_a_form_that_is_none_is_an_error(form):

@@ -78,7 +78,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         try:
             with self._conflicts:  # else the thread that works between calls takes answers
                 self._connect()
-        except RemoteError:
+        except BaseException:  # KeyboardInterrupt too: without an object there is nobody to close the connections
             self._disconnect(0.5)
             raise
         world_info = {name: remote.known_info() for name, remote in self._remotes.items()}
@@ -101,7 +101,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         try:
             name = self._read_property(first, "world.agent", "to a question", encoded=False)
             names = self._read_property(first, "world.agents", "to a question", encoded=True)
-        except RemoteError as error:
+        except BaseException as error:
             first.close(0.5)
             unknown = (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED)
             # A world of one agent has no such property, and another server none at all: the user took the wrong

@@ -141,7 +141,8 @@ def _arrays(data: Any) -> Iterator[tuple[Sequence[int], Any]]:
             elif item.get("type") == "MultiBinary":
                 yield (item["n"],) if isinstance(item["n"], int) else _shape(item["n"]), np.int8
             else:
-                waiting += item.values()
+                # The attributes of a custom class may look like spaces.
+                waiting += (value for name, value in item.items() if name != "attributes")
 
 
 def _read_text(text: str, readers: Mapping[str, SpaceReader] | None) -> Space[Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
@@ -27,6 +28,11 @@ __all__ = ["Recorder"]
 
 _OF_VECTORS = ("num_envs", "vectorization_mode", "vector_kwargs")
 """The keywords in the spec of a vector environment beside those of one environment."""
+
+
+def _parts(space: Space[Any], batch: Any) -> list[Any]:
+    """Return each slot's part of a batch, a copy: the arrays are the caller's, and rows are encoded later."""
+    return kept(list(iterate(space, batch)))  # type: ignore[no-any-return]
 
 
 class _Slot:
@@ -108,7 +114,7 @@ class Recorder(BatchWrapper):
         """Begin episodes, as the environment does."""
         # The mask says which slots are reset; to an environment it is no option.
         mask = (options or {}).get("reset_mask")
-        rest = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
+        rest = {key: kept(value) for key, value in (options or {}).items() if key != "reset_mask"} or None
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         for index, (slot, observation) in enumerate(zip(self._slots, self._split(observations), strict=True)):
@@ -121,12 +127,12 @@ class Recorder(BatchWrapper):
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions, as the environment does."""
-        given = list(iterate(self.env.action_space, actions))
+        given = _parts(self.env.action_space, actions)
         return self._record(given, self.env.step(actions))
 
     def step_async(self, actions: Any) -> None:
         """Send the actions and return at once, as the environment does; `step_wait` returns the results."""
-        self._given = list(iterate(self.env.action_space, actions))
+        self._given = _parts(self.env.action_space, actions)
         waiting: Any = self.env
         waiting.step_async(actions)
 
@@ -150,14 +156,14 @@ class Recorder(BatchWrapper):
                     self._begin(index, observation)
                 continue
             # In the mode SAME_STEP the observation is the first of the next episode already.
-            last = finals[index] if finals is not None and ended else observation
+            last = kept(finals[index]) if finals is not None and ended else observation
             # A slot that lost its server has nothing to tell until it is back.
             if last is None and not error:
                 continue
             kind = Kind.FAILED_STEP if error else Kind.STEP
             seen = None if error else last
             row = Row(
-                kind, time.time(), self._player, given[index], seen, rewards[index], bool(terminations[index]),
+                kind, time.time(), self._player, given[index], seen, kept(rewards[index]), bool(terminations[index]),
                 bool(truncations[index]), error=error,
             )  # fmt: skip
             slot.tape.add(row, size_of(seen))
@@ -175,9 +181,7 @@ class Recorder(BatchWrapper):
 
     def _split(self, observations: Any) -> list[Any]:
         """Return each slot's observation, a copy; None: it has none."""
-        if self._bare is not None:
-            return [kept(item) for item in observations]  # they are the caller's, who may change them
-        return [kept(item) for item in iterate(self.env.observation_space, observations)]
+        return kept(list(observations)) if self._bare is not None else _parts(self.env.observation_space, observations)
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Refuse: steps of some slots are not recorded."""

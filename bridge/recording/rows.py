@@ -261,7 +261,7 @@ def _split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
         first.append({k: v for k, v in info.items() if not k.startswith("final_")} if ended[lane] else {})
         if ended[lane]:
             seen[lane] = final_obs
-            info.update(final_info or {})
+            infos[lane] = info if final_info is None else final_info
     step = row._replace(observation=seen, info=infos)
     # The mask names the lanes that have a row of the reset. The error "autoreset" keeps it from having an event: a
     # replay takes an event for a call of reset(), and this one happened within step().

@@ -130,7 +130,9 @@ class Stepper:
         self._stepped = None
         if self._sent:
             if any(member.phase in _OUTSTANDING for member in self.pool.members):
-                raise AlreadyPendingError("step while answers to send are outstanding; take them by recv first", "recv")
+                raise AlreadyPendingError(
+                    "step while answers to send are outstanding; take them by recv first, or reset", "recv"
+                )
             self._sent = False
         # It checks every action, before anything is sent: one that is wrong changes nothing.
         columns = self._action_layout.split(actions, self.pool.num_envs)
@@ -142,7 +144,10 @@ class Stepper:
             self._act(columns)
             self.pacer()
             self.pool.drain()
+        # Until all are sent: after an interrupt the answers to those that were have to be taken, as after `send`.
+        self._sent = True
         self.send_steps(self.pool.members, None, columns)
+        self._sent = False
 
     def send_steps(self, members: list[Member], positions: list[int] | None, columns: list[Any]) -> None:
         """Send the Steps of members; finished ones begin anew.
@@ -342,8 +347,8 @@ class Stepper:
                     "answer was not taken; call recv first",
                     "recv",
                 )
-        self.send_steps(members, positions, columns)  # of a slot that has no episode, the next one begins by itself
         self._sent = True
+        self.send_steps(members, positions, columns)  # of a slot that has no episode, the next one begins by itself
 
     def _plan(self, order: list[int]) -> tuple[list[Member], list[int]]:
         """Return the members that `order` names, and the position in it of each one's first slot."""

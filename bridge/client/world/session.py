@@ -222,6 +222,11 @@ class ClientSession:
         return None if self.world is None else self.world.answers
 
     @property
+    def outstanding(self) -> bool:
+        """True if an answer is still to come."""
+        return bool(self._pending)
+
+    @property
     def foreign(self) -> bool:
         """True if the joined world is another server's than ours."""
         return self.info is not None and self.info.server_version is None
@@ -238,9 +243,10 @@ class ClientSession:
         if len(data) > self.request.max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(data))
         # The order of these two queues is all that matches answers to requests: dm_env_rpc has no ids for them (D-1).
-        self.out.append(data)
+        # KeyboardInterrupt may come between them, and must not leave a request whose answer is not expected.
         number = self._questions_abandoned if kind is RequestKind.QUESTION else self._episode
         self._pending.append(OpenRequest(kind, number, now))
+        self.out.append(data)
 
     def _too_large(self, size: int) -> SettingError:
         return SettingError(
@@ -330,8 +336,8 @@ class ClientSession:
             self._require_world()
         if len(request) > self.request.max_message_bytes:  # not sent, so it gets no answer
             raise self._too_large(len(request))
-        self.out.append(request)
         self._pending.append(OpenRequest(RequestKind.STEP, self._episode, now))
+        self.out.append(request)
 
     def act(self, request: bytes, now: float) -> None:
         """Leave actions in a real-time world; a later Step asks what came of them."""
