@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bridge.pb import dm_env_rpc_pb2 as pb
-from tests import far_network
 from tests.far_network import ROUGH, STEADY, FarNetwork, Telling
 from tests.support import sampled
 
@@ -265,20 +264,16 @@ def test_the_actions_go_on_when_their_stream_is_lost(network: Make) -> None:
     assert len(net.streams) == 3, "it was opened again"
 
 
-def test_a_stream_for_actions_that_cannot_name_episodes_is_given_up(
-    network: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answered = far_network._Stream._answered
-
-    def without_episode(stream: Any, parts: Any, error: BaseException | None) -> None:
-        message = pb.EnvironmentResponse.FromString(b"".join(parts))
+def test_a_stream_for_actions_that_cannot_name_episodes_is_given_up(network: Make) -> None:
+    def without_episode(answer: bytes) -> bytes:
+        message = pb.EnvironmentResponse.FromString(answer)
         for uid, spec in list(message.join_world.specs.actions.items()):
             if spec.name == "episode":
                 del message.join_world.specs.actions[uid]
-        answered(stream, [message.SerializeToString()], error)
+        return message.SerializeToString()
 
-    monkeypatch.setattr(far_network._Stream, "_answered", without_episode)
     net = network()
+    net.rewrite = without_episode
     remote = net.remote()
     net.begin(remote)
     for number in range(1, 100):
