@@ -32,6 +32,7 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
+from bridge.openenv.env import OpenEnvVectorEnv
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv, digest
 from tests.inside import server_signs_of_life
 from tests.support import until
@@ -571,6 +572,13 @@ def test_the_last_observation_is_given_again_as_it_came_whatever_was_done_to_it(
     assert lost.tolist() == came.tolist()
     lost[:] = 0.0
     env.close()
+
+
+def test_slots_without_a_url_are_refused_and_no_server_is_left_running() -> None:
+    before = threading.active_count()
+    with pytest.raises(SettingError, match="at least one"):
+        OpenEnvVectorEnv([])
+    assert threading.active_count() == before
 
 
 def test_slots_play_on_openenv_servers_and_come_back_after_a_loss() -> None:

@@ -202,9 +202,11 @@ class OpenEnvVectorEnv(OwningVectorEnv):
     def __init__(self, urls: str | Sequence[str], *, timeout: float = TIMEOUT, **keywords: Any) -> None:
         own = {name: keywords.pop(name, None) for name in ("action_space", "observation_space", "token")}
         make = functools.partial(OpenEnvEnv, timeout=timeout, **own)
+        # Before the server starts, which nobody would stop where one is no URL.
+        quoted = [quote(url, safe="") for url in checked_urls(urls)]
         secret = secrets.token_urlsafe()
         limits = Limits(max_worlds=4096, max_connections=4096)  # one for each slot
         translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
-        places = [f"{translator.url}?kwargs.url={quote(url, safe='')}" for url in checked_urls(urls)]
+        places = [f"{translator.url}?kwargs.url={url}" for url in quoted]
         end = functools.partial(translator.stop, 0.0)
         super().__init__(end, places, token=secret, timeout=2 * timeout, **keywords)
