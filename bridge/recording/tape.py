@@ -193,7 +193,8 @@ class _RecordedLane:
         except RequestError as error:
             why = error.message.partition("\n")[0]
         else:
-            if all(isinstance(frame, np.ndarray) for frame in frames):
+            # An array of objects cannot be written without pickling them.
+            if all(isinstance(frame, np.ndarray) and not frame.dtype.hasobject for frame in frames):
                 return frames
             why = "render() gives no arrays; make the environment with render_mode='rgb_array'"
         # An environment that cannot draw would raise, and cost time, in each step from here on.
