@@ -289,6 +289,42 @@ def test_attributes_that_were_set_are_set_again(tmp_path):
     check_all(tmp_path, allow_calls=True)
 
 
+class Skips(CountingEnv):
+    """Counts on when it is told to skip, and raises then."""
+
+    def skip(self, steps: int) -> None:
+        self.steps += steps
+        raise RuntimeError("on purpose")
+
+    @property
+    def level(self) -> int:
+        return self.steps
+
+    @level.setter
+    def level(self, value: int) -> None:
+        self.skip(value)
+
+
+@pytest.mark.parametrize("fps", [None, 10])
+def test_a_call_that_raised_is_made_again(tmp_path, fps):
+    """It may have changed the environment before."""
+    clock = VirtualClock()
+    keywords = {} if fps is None else {"fps": fps, "realtime": RealTime(clock=clock)}
+    with serve_gym(Skips, env_kwargs={"length": 20}, record=tmp_path, **keywords) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        with pytest.raises(EnvironmentFailedError, match="on purpose"):
+            env.get_wrapper_attr("skip")(3)
+        with pytest.raises(EnvironmentFailedError, match="on purpose"):
+            env.set_wrapper_attr("level", 2)
+        if fps is not None:
+            clock.advance(0.1)
+        env.step(0)
+        env.close()
+    (episode, *_) = check_all(tmp_path, Skips, allow_calls=True)
+    assert [kind for calls in episode.stream.calls.values() for kind, _ in calls] == ["call", "write"]
+
+
 def test_a_step_that_raised_raises_again(tmp_path):
     with serve_gym(FailingEnv, env_kwargs={"fail_in_step": 3}, record=tmp_path) as server:
         env = make_remote(server.url)
