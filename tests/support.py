@@ -260,10 +260,12 @@ def _clocked(fps: float | None, realtime: RealTime | None, **options: Any) -> Re
     return None if fps is None else RealtimeOptions(fps=fps, **{**vars(realtime or RealTime()), **options})
 
 
-def direct_registry(source: Any, limits: Limits | None = None, runtime: LocalRuntime | None = None) -> Any:
+def direct_registry(
+    source: Any, limits: Limits | None = None, runtime: LocalRuntime | None = None, **options: Any
+) -> Any:
     """A registry of worlds without a server: a `Direct` one, whose `runtime` sessions may share."""
     runtime = runtime or LocalRuntime()
-    return Direct(Registry(source, limits or Limits(), runtime), runtime)
+    return Direct(Registry(source, limits or Limits(), runtime, **options), runtime)
 
 
 def direct_session(registry: Any, version: str = "") -> Any:

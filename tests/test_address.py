@@ -110,6 +110,13 @@ def test_a_password_is_refused_and_never_shown(url):
     assert "secret" not in repr(caught.value)
 
 
+def test_an_empty_or_short_user_name_leaves_the_rest_of_the_message_readable():
+    for url in ("grpc://@h:1", "grpc://h@h:1"):
+        with pytest.raises(AddressError) as caught:
+            parse_address(url)
+        assert caught.value.url == "grpc://…@h:1"
+
+
 def test_an_address_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         parse_address("h:1").port = 2  # type: ignore[misc]

@@ -12,9 +12,11 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from bridge import make_vec_remote, serve_gym
-from bridge.errors import AlreadyPendingError, NothingPendingError, RemoteTimeoutError
-from bridge.testing import CountingEnv, SlowResetEnv
+from bridge.errors import AlreadyPendingError, ConnectionLostError, NothingPendingError, RemoteTimeoutError
+from bridge.testing import CountingEnv, Proxy, SlowResetEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import pool_of
+from tests.support import until
 
 NONE = np.zeros(2, np.int64)
 
@@ -143,6 +145,34 @@ def test_a_call_that_timed_out_can_be_waited_for_again(envs: BlockingReset, gate
         envs.call_wait(timeout=0.05)
     gate.set()
     assert envs.call_wait(timeout=20.0) == ("late", "late")
+
+
+def test_answers_to_a_call_that_come_before_its_wait_are_kept(envs: BlockingReset) -> None:
+    envs.reset()
+    envs.call_async("slow", "early")
+    pool = pool_of(envs)
+    until(lambda: pool.poll_nowait() and pool.question is not None and not pool.question.missing)
+    assert envs.call_wait() == ("early", "early")
+    assert envs.call("slow", "next") == ("next", "next")
+    assert envs.step(NONE)[0].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_loss_between_a_call_and_its_wait_is_told_by_the_wait(gate: threading.Event) -> None:
+    with serve_gym(lambda: GatedEnv(gate)) as good, serve_gym(lambda: GatedEnv(gate)) as bad, Proxy(bad.port) as proxy:
+        url = f"grpc://127.0.0.1:{proxy.port}"
+        envs = make_vec_remote([good.url, url], timeout=20.0)
+        BlockingReset(envs).reset()
+        gate.clear()
+        envs.call_async("slow", "never")
+        proxy.cut()
+        pool = pool_of(envs)
+        until(lambda: pool.poll_nowait() and envs.remotes()[1].losses)
+        gate.set()
+        with pytest.raises(ConnectionLostError) as lost:
+            envs.call_wait()
+        assert lost.value.url == url
+        assert envs.call_at([0], "slow", "next") == ("next",)
+        envs.close()
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -188,6 +188,31 @@ def test_what_does_not_travel_is_told_to_the_client_by_key_once(isolation):
         assert remote.step(0)[4] == {"listed": [1, None, 3], "good": 1}
 
 
+class LargeNumbers(BadInfos):
+    """Its observations from the first step on are Python's own integers, of two bytes on the wire."""
+
+    observation_space = spaces.Discrete(1000)
+
+    def observation(self):
+        return 500 if self.steps else np.int64(500)
+
+    def info(self):
+        return super().info() if self.steps == 2 else {}
+
+
+def test_an_observation_that_takes_more_bytes_than_others_costs_neither_its_type_nor_a_warning():
+    with serve_gym(LargeNumbers) as server, make_remote(server.url) as remote:
+        assert type(remote.reset()[0]) is np.int64
+        assert type(remote.step(0)[0]) is int
+        with (
+            pytest.warns(RuntimeWarning, match=r"info\['engine'\] is of type object"),
+            pytest.warns(RuntimeWarning, match=r"info\['listed'\]\[1\] is of type object"),
+        ):
+            observation, reward, *_, info = remote.step(0)
+        assert (type(observation), observation, type(reward), reward) == (int, 500, float, 2.0)
+        assert info == {"listed": [1, None, 3], "good": 2}
+
+
 def test_a_vector_tells_of_each_world_what_does_not_travel_once():
     with serve_gym(BadInfos, num_envs=2) as server:
         envs = BlockingReset(make_vec_remote(server.url))

@@ -29,6 +29,7 @@ from bridge.dial import DialListener
 from bridge.errors import AddressError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
 from tests.support import server_process, until
+from tests.websocket_tools import KEY
 
 SERVE = """
 import sys, bridge
@@ -171,6 +172,32 @@ def test_a_websocket_carries_one_session_and_a_further_one_waits_for_the_next() 
         assert server.status()["connections"] == 16
         envs.close()
         until(lambda: server.status()["connections"] == 0)
+
+
+def test_a_socket_that_a_trainer_has_taken_is_not_closed_for_a_further_one(caplog: pytest.LogCaptureFixture) -> None:
+    armed, taken = threading.Event(), list[Any]()
+
+    def take(frame: Any, event: str, argument: Any) -> None:
+        """Act as a trainer's thread: take all sockets the moment that the listener's thread releases its lock."""
+        if armed.is_set() and event == "return" and frame.f_code is threading.Condition.__exit__.__code__:
+            armed.clear()
+            taken.extend(iter(lambda: listener._take("page"), None))
+
+    with caplog.at_level(logging.INFO), contextlib.ExitStack() as stack:
+        threading.setprofile(take)
+        try:
+            listener = stack.enter_context(listening())
+        finally:
+            threading.setprofile(None)  # type: ignore[arg-type]
+        url = f"ws://127.0.0.1:{listener.port}/gymnasium-bridge/dial?name=page"
+        for number in (1, 2, 3):
+            if number == 3:
+                armed.set()
+            stack.enter_context(connect(url, subprotocols=[Subprotocol("dm_env_rpc.v1")]))
+            until(lambda: caplog.text.count("page dialed in from") == number)  # noqa: B023 - asked at once
+        stack.callback(lambda: [dialed.sock.close() for dialed in taken])
+        assert len(taken) == 3
+        assert all(dialed.sock.fileno() >= 0 for dialed in taken)
 
 
 def test_websockets_with_tls_and_a_token_let_servers_in_and_others_are_told_why(
@@ -341,6 +368,18 @@ def test_a_stranger_with_a_request_of_a_hundred_fields_is_refused_and_the_listen
                 stranger.sendall(request + b"a: b\r\n" * 200 + b"\r\n")
                 assert stranger.recv(100).startswith(b"HTTP/1.1 404")
         with dialing(listener, "honest"):
+            until(lambda: names(listener) == ["honest"])
+
+
+def test_a_token_that_is_no_text_of_base64_is_a_wrong_one_and_the_listener_goes_on() -> None:
+    offer = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: dm_env_rpc.v1, bridge.token.\xfc\r\n\r\n"
+    head = f"GET /gymnasium-bridge/dial?name=x HTTP/1.1\r\nUpgrade: websocket\r\nSec-WebSocket-Key: {KEY}\r\n{offer}"
+    with listening(token="secret") as listener:
+        with socket.create_connection(("127.0.0.1", listener.port), 20.0) as stranger:
+            stranger.sendall(head.encode("latin-1"))
+            with stranger.makefile("rb") as answer:
+                assert b"a token is required" in answer.read()
+        with dialing(listener, "honest", token="secret"):
             until(lambda: names(listener) == ["honest"])
 
 

@@ -1366,6 +1366,15 @@ def test_slots_that_are_refused_without_an_announcement_go_over_further_connecti
         envs.close()
 
 
+def test_a_request_that_was_too_large_to_be_sent_is_not_sent_by_a_further_connection(server):
+    line = Call(server.url, max_message_bytes=100)
+    with pytest.raises(errors.SettingError, match="a request of 101 bytes"):
+        line.send(bytes(101))
+    line.send(LEAVE)
+    assert line.call.unconfirmed == [LEAVE]
+    line.close(5.0)
+
+
 def test_a_stream_that_is_refused_for_ever_is_a_connect_error():
     refused = pytest.raises(errors.ConnectError, match="error 7")
     with serve_gym(long) as server, FrameProxy(server.port, streams=0) as proxy, refused:

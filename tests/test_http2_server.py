@@ -79,6 +79,20 @@ def test_settings_change_the_windows_of_all_streams_without_a_loop_over_them():
     assert caught.value.code == Codes.FLOW_CONTROL_ERROR
 
 
+def test_the_window_of_a_stream_that_is_gone_does_not_limit_the_settings():
+    http = Http2(client=False, max_streams=10)
+    http.receive_data(HELLO + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 10)))
+    widen = struct.pack(">I", (1 << 31) - 11)
+    http.receive_data(frame(HEADERS, END_HEADERS, 1, block()) + frame(WINDOW_UPDATE, 0, 1, widen))
+    http.receive_data(frame(RST_STREAM, 0, 1, bytes(4)))
+    http.receive_data(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 20)))
+    http.receive_data(frame(HEADERS, END_HEADERS, 3, block()))
+    http.receive_data(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 10)) + frame(WINDOW_UPDATE, 0, 3, widen))
+    with pytest.raises(Http2Error) as caught:
+        http.receive_data(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 11)))
+    assert caught.value.code == Codes.FLOW_CONTROL_ERROR
+
+
 def test_bytes_that_resume_a_stream_raise_nothing_after_too_many_came():
     http = Http2(client=False, stream_window=1000)
     ((stream, _),) = http.receive_data(HELLO + frame(HEADERS, END_HEADERS, 1, block()))

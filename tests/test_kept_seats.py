@@ -62,6 +62,27 @@ def test_who_comes_back_with_the_key_plays_on_in_the_same_round(serve, client, c
     assert viewer.seats("name", "playing", "return")[0] == ("Ann", True, 6.0)
 
 
+def test_a_player_with_pictures_comes_back_too_and_looks_anew(serve, client, clock):  # noqa: F811
+    server = serve(lambda: Relay(horizon=500, render_mode="rgb_array"))
+    viewer = client(server).sit(None, role="spectator")
+    ann = client(server).sit("ann", "person:Ann", seat_key=KEY, frame="png")
+    assert server.status()["viewers"] == 1
+    lose(server, ann)
+    assert viewer.seats("taken_by")[0] == ("Ann",)
+    assert server.status()["viewers"] == 0
+    back = client(server).sit("ann", "person:Ann", seat_key=KEY, frame="jpeg")
+    back.ready()
+    clock.advance(3.0)
+    back.send(step=pb.StepRequest(requested_observations=[back.uids["frame"], back.uids["watch"]]))
+    answer = back.take()
+    assert answer.WhichOneof("payload") == "step", answer
+    assert server.status()["viewers"] == 1
+    lose(server, back)
+    plain = client(server).sit("ann", "person:Ann", seat_key=KEY)
+    assert "frame" not in plain.uids
+    assert plain.step()[0] == RUNNING
+
+
 def test_a_seat_is_free_once_nobody_came_back(serve, client, clock):  # noqa: F811
     server = serve(limits=Limits(seat_timeout=0.5))
     viewer = client(server).sit(None, role="spectator")

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from bridge import Limits, Server, errors, make_remote, make_vec_remote, serve_gym
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
+from tests.peers import Stream
 from tests.support import until
 from tests.test_grpc_server import Hand
 
@@ -44,6 +47,36 @@ def url_of(server: Server, over: str) -> str:
     """Where the server is reached over this transport."""
     (url,) = [url for url in server.urls if url.startswith(over)]
     return url
+
+
+class WideEnv(CountingEnv):
+    """Its observations have 50 KB."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (50_000,), np.uint8)
+
+    def reset(self, **keywords: Any) -> Any:
+        return np.zeros(50_000, np.uint8), super().reset(**keywords)[1]
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(50_000, np.uint8), *super().step(action)[1:]
+
+
+def test_an_end_in_an_answer_that_is_too_large_is_told_to_a_client_that_asks_for_less() -> None:
+    with serve_gym(WideEnv, limits=Limits(max_message_bytes=40_000)) as server:
+        stream = Stream(server).join()
+        act, whole, less = {1: pack_tensor(0)}, [stream.uids["observation"]], [stream.uids["reward"]]
+        assert stream.ask(step=pb.StepRequest()).step.state == pb.RUNNING
+        assert stream.ask(step=pb.StepRequest(actions=act)).step.state == pb.RUNNING
+        for _ in range(2):
+            answer = stream.ask(step=pb.StepRequest(actions=act, requested_observations=whole))
+            assert answer.error.code == Code.RESOURCE_EXHAUSTED
+            assert "max_message_bytes=40000" in answer.error.message
+        step = stream.ask(step=pb.StepRequest(actions=act, requested_observations=less)).step
+        assert (step.state, unpack_tensor(step.observations[less[0]])[()]) == (pb.TERMINATED, 2.0)
+        assert stream.ask(step=pb.StepRequest(actions=act)).step.state == pb.RUNNING
+        stream.close()
 
 
 @pytest.mark.parametrize("over", ["grpc", "unix"])

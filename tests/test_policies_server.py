@@ -186,8 +186,10 @@ def test_a_message_that_is_too_large_ends_its_connection_alone():
             with pytest.raises(ConnectionClosed):
                 client.recv(10)
         assert other(np.ones(1)).tolist() == [2.0]
-        with pytest.raises(RefusedError, match="larger than the server takes"):
-            other(np.zeros(1000))
+        for _ in range(2):
+            with pytest.raises(RefusedError, match="larger than the server takes"):
+                other(np.zeros(1000))
+            assert other(np.ones(1)).tolist() == [2.0]
 
 
 def test_clients_that_say_nothing_delay_nobody():

@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import GraphInstance
 
 import bridge
 from bridge import RealTime, RemoteVectorEnv, Server, SlotState, make_remote, make_vec_remote, serve_gym
@@ -27,10 +28,19 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing import CountingEnv, FailingEnv, Inspector, Proxy, SlowResetEnv, VirtualClock, check_server
+from bridge.testing import (
+    CountingEnv,
+    FailingEnv,
+    Inspector,
+    LocalRuntime,
+    Proxy,
+    SlowResetEnv,
+    VirtualClock,
+    check_server,
+)
 from bridge.wrappers import BlockingReset
 from tests.inside import pool_of
-from tests.support import everywhere, read_property
+from tests.support import direct_world, everywhere, gym_source, read_property
 
 LONG = 10**9
 
@@ -120,6 +130,59 @@ def test_an_episode_ends_and_the_next_begins_without_reset(serve: Any, clock: Vi
     assert (row.tolist(), rewards[0], terminations[0]) == ([2, 2], 0.0, False)
     assert "episodes" not in infos
     envs.close()
+
+
+class ReusedGraphEnv(CountingEnv):
+    """Gives the same graph in all steps, and changes its arrays; so it does in its infos."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.observation_space: Any = gymnasium.spaces.Graph(gymnasium.spaces.Box(0, 100, (1,)), None)
+        self.graph = GraphInstance(np.zeros((2, 1), np.float32), None, None)
+        self.told: Any = {"graph": self.graph, "nodes": np.array([None]), "names": set()}
+        self.told["nodes"][0] = self.graph.nodes
+
+    def reset(self, **keywords: Any) -> Any:
+        super().reset(**keywords)
+        self.graph.nodes[...] = 0
+        self.told["names"].clear()
+        return self.graph, self.told
+
+    def step(self, action: Any) -> Any:
+        self.graph.nodes[...] += 1
+        self.told["names"].add(len(self.told["names"]))
+        return self.graph, *super().step(action)[1:4], self.told
+
+
+def test_what_an_environment_changes_later_is_told_as_it_was(serve: Any, clock: VirtualClock) -> None:
+    env = make_remote(serve(ReusedGraphEnv).url)
+    env.reset()
+    clock.advance(0.3)  # a step that ends the episode, and the next one's reset
+    observation, _, terminated, _, info = env.step(0)
+    assert terminated
+    seen = observation.nodes, info["graph"][0], info["nodes"][0]
+    assert [array.tolist() for array in seen] == [[[3.0], [3.0]]] * 3
+    assert info["names"] == {0, 1, 2}
+    env.close()
+
+
+class BadSecondEndEnv(CountingEnv):
+    """Its second episode ends with an info that does not travel."""
+
+    def step(self, action: Any) -> Any:
+        *told, info = super().step(action)
+        return *told, {"bad": object()} if (self.episode, self.steps) == (2, self.length) else info
+
+
+def test_what_a_final_info_lacks_is_told_though_no_step_saw_it(serve: Any, clock: VirtualClock) -> None:
+    env = make_remote(serve(lambda: BadSecondEndEnv(3)).url)
+    env.reset()
+    clock.advance(0.8)  # within the third episode
+    with pytest.warns(RuntimeWarning, match="'bad'"):
+        _, _, terminated, _, info = env.step(0)
+    assert terminated
+    assert [record["final_info"] for record in info["episodes"]] == [{}, {}]
+    env.close()
 
 
 def test_time_limits_count_from_each_beginning(serve: Any, clock: VirtualClock) -> None:
@@ -498,6 +561,23 @@ def test_wait_next_frame_gives_one_decision_a_frame(serve: Any, clock: VirtualCl
     assert infos["frames"][0] == row[1] >= 1
     assert infos["latency"]["actions_applied"][0] == 1, "the frame that it waited for used its action"
     envs.close()
+
+
+def test_wait_next_frame_waits_as_long_as_a_frame_of_the_world_takes() -> None:
+    clock = VirtualClock()
+    runtime = LocalRuntime(clock.now)
+    world = direct_world(gym_source(CountingEnv, fps=0.05), runtime=runtime)
+    agent = world.join({"wait": pack_tensor("next_frame")})
+    agent.begin()
+    ended: list[Any] = []
+    runtime.scheduler.start(agent.wrapped.step({1: np.int64(1)}), lambda *outcome: ended.append(outcome))
+    for seconds in (19.0, 2.0):
+        assert ended == []
+        clock.advance(seconds)
+        runtime.scheduler.run()
+        runtime.run_until(lambda: not runtime.scheduler.ready)
+    assert ended == [(pb.RUNNING, None)]
+    world.close()
 
 
 @pytest.mark.parametrize(("setting", "value"), [("role", "owner"), ("wait", "forever")])

@@ -6,7 +6,7 @@ import threading
 import pytest
 from gymnasium import spaces
 
-from bridge import Limits, __version__, make_remote, serve_gym
+from bridge import Limits, Observer, __version__, make_remote, serve_gym
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, RequestError, SettingError
@@ -23,14 +23,14 @@ class StubbornEnv(CountingEnv):
         raise OSError("the motor does not stop")
 
 
-def make(factory=CountingEnv, **limits):
+def make(factory=CountingEnv, observers=(), **limits):
     envs = []
 
     def build(**kwargs):
         envs.append(factory(**kwargs))
         return envs[-1]
 
-    return direct_registry(gym_source(build), Limits(**limits)), envs
+    return direct_registry(gym_source(build), Limits(**limits), observers=observers), envs
 
 
 def refusal(function, *args):
@@ -181,6 +181,35 @@ def test_a_world_that_does_not_close_keeps_no_other_open(caplog):
     assert caplog.text.count("did not close") == 3
 
 
+class OddRewards(StubbornEnv):
+    """Cannot be served, and raises when it is closed."""
+
+    reward_space = spaces.Discrete(2)
+
+
+def test_an_environment_that_cannot_be_served_is_closed():
+    registry, envs = make(OddRewards)
+    for ask in (lambda: registry.create_world({}, object()), lambda: registry.find_world("")):
+        error = refusal(ask)
+        assert error.code == Code.FAILED_PRECONDITION
+        assert "reward_space" in error.message
+    assert [env.closed for env in envs] == [True, True]
+
+
+class Failing(Observer):
+    def made(self, world):
+        raise ZeroDivisionError("oops")
+
+
+def test_a_world_is_closed_again_where_an_observer_raises():
+    registry, envs = make(observers=[Failing()], max_worlds=1)
+    for ask in (lambda: registry.create_world({}, object()), lambda: registry.find_world("")) * 2:
+        with pytest.raises(ZeroDivisionError, match="oops"):
+            ask()
+    assert [env.closed for env in envs] == [True] * 4
+    assert registry.names == []
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_world_that_is_built_while_the_server_stops_is_closed_again(broken):
     """One that cannot be built is told as such all the same."""
@@ -190,7 +219,7 @@ def test_a_world_that_is_built_while_the_server_stops_is_closed_again(broken):
             raise ValueError("no display")
         return CountingEnv()
 
-    registry, envs = make(factory)
+    registry, envs = make(factory, max_worlds=1)
     registry.runtime.executor, errors = Later(), []
     registry.runtime.scheduler.start(
         registry.wrapped.create_world({}, object()), lambda name, error: errors.append(error)
@@ -201,6 +230,7 @@ def test_a_world_that_is_built_while_the_server_stops_is_closed_again(broken):
     assert ("no display" in errors[0].message) == broken
     assert all(env.closed for env in envs)
     assert registry.names == []
+    assert registry.has_room
 
 
 def test_the_environment_is_built_under_the_lock_of_the_process():

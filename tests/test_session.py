@@ -9,6 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge import Observer
 from bridge.encoding import values
 from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
@@ -25,7 +26,7 @@ KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_wo
 class Server:
     """The worlds of a server without a network; `envs` are those that were made, in order."""
 
-    def __init__(self, make=CountingEnv, **kwargs):
+    def __init__(self, make=CountingEnv, observers=(), **kwargs):
         self.envs = []
 
         def factory(**settings):
@@ -33,7 +34,7 @@ class Server:
             self.envs.append(env)
             return env
 
-        self.registry = direct_registry(gym_source(factory, **kwargs))
+        self.registry = direct_registry(gym_source(factory, **kwargs), observers=observers)
 
     def connect(self):
         return Peer(direct_session(self.registry))
@@ -417,6 +418,42 @@ def test_an_environment_that_returns_nonsense_is_told_so_and_the_stream_goes_on(
     assert words in response.error.message
     env.result = (env.good(), 1.0, True, False, {})
     assert peer.play(0, ["reward"]) == ("TERMINATED", 1.0)
+
+
+class BadEnd(CountingEnv):
+    """Its last observation is not of its space."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return (np.zeros(3) if terminated or truncated else observation), reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(("truncates", "state"), [(False, "TERMINATED"), (True, "INTERRUPTED")])
+def test_an_end_whose_observation_cannot_be_sent_is_told_by_the_next_step_that_can_be_answered(truncates, state):
+    # D-1, D-13: and nothing is stepped meanwhile
+    server = Server(lambda: BadEnd(2, truncates=truncates))
+    peer = server.connect()
+    peer.join()
+    peer.play()
+    peer.play()
+    for _ in range(3):
+        response = peer.step(0)
+        assert response.error.code == Code.INTERNAL
+        assert "the environment's observation is not of its observation_space" in response.error.message
+    assert peer.play(0, ["reward"]) == (state, 2.0)
+    assert server.envs[0].steps == 2
+    assert peer.play() == ("RUNNING", [2, 0], 0.0, 1.0)
+
+
+@pytest.mark.parametrize("request_of_the_client", [{"reset": {}}, {"reset_world": {}}])
+def test_an_end_that_could_not_be_told_is_not_told_after_a_reset(request_of_the_client):
+    # D-13, D-14, D-15: the client has asked for the end itself
+    peer = Server(lambda: BadEnd(1)).connect()
+    peer.join()
+    peer.play()
+    assert peer.step(0).error.code == Code.INTERNAL
+    assert peer.ask(**request_of_the_client).WhichOneof("payload") != "error"
+    assert peer.play() == ("RUNNING", [2, 0], 0.0, 1.0)
 
 
 # D-3, D-4, D-5: worlds
@@ -945,3 +982,39 @@ def test_a_fault_of_the_server_itself_is_answered_with_its_traceback():
     assert "ZeroDivisionError('oops')" in response.error.message
     assert "in broken" in response.error.message
     assert peer.ask(leave_world={}).WhichOneof("payload") == "leave_world"
+
+
+class Stubborn(Observer):
+    """Makes agents that raise in one of their methods."""
+
+    def __init__(self, method):
+        self.method = method
+
+    def join(self, world, settings, join):
+        agent = join(settings)
+
+        def broken():
+            raise ZeroDivisionError("oops")
+
+        setattr(agent, self.method, broken)
+        return agent
+
+
+def test_an_agent_that_raises_while_it_leaves_is_out_of_the_world():
+    # D-1, D-8, D-16: requests that need a world are refused, and another one can be joined
+    peer = Server(observers=[Stubborn("leave")]).connect()
+    peer.join()
+    assert "ZeroDivisionError('oops')" in peer.ask(leave_world={}).error.message
+    assert peer.state is SessionState.UNJOINED
+    for kind in ("step", "reset"):
+        peer.refused(Code.FAILED_PRECONDITION, "send JoinWorld first", **{kind: {}})
+    peer.join(peer.ask(create_world={}).create_world.world_name)
+
+
+def test_no_reset_of_the_world_waits_for_a_sequence_whose_begin_failed():
+    # D-2, D-15: whatever it failed by
+    server = Server(observers=[Stubborn("begin")])
+    peer, other = server.connect(), server.connect()
+    peer.join()
+    assert "ZeroDivisionError('oops')" in peer.ask(step={}).error.message
+    assert other.ask(reset_world={}).WhichOneof("payload") == "reset_world"

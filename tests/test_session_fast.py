@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from bridge import RealTime
 from bridge.encoding.step_codec import StepCodec
-from bridge.encoding.tensors import Spec, unpack_tensor
+from bridge.encoding.tensors import Spec, pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, VirtualClock
 from tests.test_session import Server
 
 
@@ -93,6 +94,32 @@ def test_fast_steps_are_refused_as_others_are(server, peer, monkeypatch):
     assert fast.play() == ("RUNNING", [1, 3], 3.0, False, False)
 
 
+class BadEnd(CountingEnv):
+    """Its last observation is not of its space until it is mended."""
+
+    mended = False
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return np.zeros(3) if rest[1] and not self.mended else observation, *rest
+
+
+def test_an_end_whose_observation_cannot_be_sent_is_told_by_a_later_fast_step():
+    # D-1, D-13: the fast path goes on with the next sequence
+    server = Server(lambda: BadEnd(2))
+    fast = Fast(server.connect())
+    for _ in range(2):
+        data = fast.codec.write_request([np.asarray(0)])
+        response = pb.EnvironmentResponse.FromString(fast.peer.session.handle(data))
+        assert response.error.code == Code.INTERNAL
+    assert fast.peer.play(0, ["reward"]) == ("TERMINATED", 2.0)
+    assert server.envs[0].steps == 2
+    server.envs[0].mended = True
+    assert fast.peer.play(None, fast.wanted[:4])[0] == "RUNNING"
+    assert fast.peer.step(0, fast.wanted).step.state == pb.RUNNING
+    assert fast.play() == ("TERMINATED", [2, 2], 2.0, True, False)
+
+
 def test_fast_steps_hear_of_a_reset_and_of_the_end_of_their_world(server, peer):
     # D-15, D-17: interrupted once, with the observation of before; then an error
     other = server.connect()
@@ -104,6 +131,23 @@ def test_fast_steps_hear_of_a_reset_and_of_the_end_of_their_world(server, peer):
     assert [fast.play() for _ in range(2)][-1] == ("RUNNING", [2, 1], 1.0, False, False)
     other.ask(destroy_world={"world_name": name})
     fast.refused(Code.FAILED_PRECONDITION, "was destroyed; send LeaveWorld, and create or join another")
+
+
+def test_a_refused_step_leaves_the_answers_of_a_real_time_world_as_they_were():
+    # D-2: one that asks for `timing` alone would be answered without the newest observation
+    clock = VirtualClock(100.0)
+    peer = Server(lambda: CountingEnv(1000), fps=10, realtime=RealTime(clock=clock)).connect()
+    fast = Fast(peer)
+    clock.advance_to(clock.now() + 0.5)
+    peer.refused(
+        Code.INVALID_ARGUMENT,
+        "above the maximum",
+        step={"actions": {1: pack_tensor(99)}, "requested_observations": [peer.observations["timing"]]},
+    )
+    data = fast.codec.write_request([np.asarray(0)])
+    response = pb.EnvironmentResponse.FromString(peer.session.handle(data))
+    assert unpack_tensor(response.step.observations[peer.observations["observation"]]).tolist() == [1, 5]
+    assert fast.play() == ("RUNNING", [1, 5], 0.0, False, False)
 
 
 def test_the_step_that_begins_a_sequence_is_read_by_hand_and_refused_as_others_are(server, peer):

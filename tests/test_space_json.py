@@ -211,6 +211,12 @@ def test_a_custom_space_of_text_is_a_text_for_a_client_without_a_reader_with_a_w
     assert published_space(spaces.Dict(mission=Mission(go_to, ["red"]))) == space
 
 
+def test_attributes_of_a_custom_space_may_look_like_spaces():
+    space = Mission(go_to, ["red"])
+    space.config = [{"type": "Box"}, {"type": "MultiBinary", "n": 1 << 40}]
+    assert type(published_space(space)) is spaces.Text
+
+
 def test_a_registered_reader_makes_the_exact_space_of_what_is_told(readers):
     told = []
 
@@ -373,6 +379,12 @@ def test_malformed_json_is_a_tensor_error_that_shows_it(data):
         warnings.simplefilter("ignore")
         with pytest.raises(TensorError, match="expected a space as JSON, got"):
             space_from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("kind", [{"type": "MultiBinary", "n": [1] * 65}, {"type": "Box", "shape": [1] * 65}])
+def test_a_shape_without_end_is_refused_before_its_product_is_found(kind):
+    with pytest.raises(TensorError, match="expected at most 64 dimensions, got 65"):
+        space_from_json(json.dumps({**kind, "dtype": "int8"}))
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", "[" * 100000, '{"type": "Tuple", "spaces": [' * 500])

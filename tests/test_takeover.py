@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -51,6 +53,18 @@ def person():
             return stream
 
         yield make
+
+
+def test_a_world_whose_seat_was_refused_is_freed_at_its_end(person):
+    with serve_gym(Paddle) as server:
+        stream = person(server)
+        name = stream.ask(create_world=pb.CreateWorldRequest()).create_world.world_name
+        world = weakref.ref(world_of(server, name))
+        wrong = {"role": pack_tensor("takeover"), "pace": pack_tensor(0.0)}
+        answer = stream.ask(join_world=pb.JoinWorldRequest(world_name=name, settings=wrong))
+        assert "expected the setting pace" in answer.error.message
+        stream.ask(destroy_world=pb.DestroyWorldRequest(world_name=name))
+        until(lambda: gc.collect() is None or world() is None)
 
 
 @everywhere

@@ -210,9 +210,10 @@ class DialListener:
         self._thread.join()
         self._connections.close_all(RequestError(Code.UNAVAILABLE, "the trainer listens no longer"))
         self._loop.close()
-        for server in self._servers.values():
-            for dialed in server.waiting:
-                dialed.sock.close()
+        with self._changed:  # a trainer's thread may be about to take one
+            for server in self._servers.values():
+                while server.waiting:
+                    server.waiting.pop().sock.close()
 
     # In the event loop
 
@@ -241,12 +242,13 @@ class DialListener:
             # A server that was started again may dial by the other protocol. What waits of the former one is of no use.
             before = server.waiting if server.scheme == scheme else []
             dialed = Dialed(connection.sock, connection.tls, asked.version)
-            left, server.waiting = server.waiting, [*before, dialed][-most:]
-            server.scheme = scheme
+            kept = [*before, dialed][-most:]
+            # Chosen before a trainer's thread can take one of those that are kept, which then waits no more either.
+            displaced = [one for one in server.waiting if one not in kept]
+            server.waiting, server.scheme = kept, scheme
             self._changed.notify_all()
-        for one in left:
-            if one not in server.waiting:
-                one.sock.close()
+        for one in displaced:
+            one.sock.close()
         _log.info("%s dialed in from %s", asked.name, connection.peer)
 
 

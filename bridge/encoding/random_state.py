@@ -42,6 +42,10 @@ def generator_of(facts: Mapping[str, Any]) -> np.random.Generator:
         state = facts["state"]
         bits = _BIT_GENERATORS[state["bit_generator"]](0)
         bits.state = state
-    except (KeyError, TypeError, ValueError) as error:
+        read: Any = bits.state
+        # NumPy takes any position in the words that were drawn already, and would read the memory there.
+        if not (0 <= read["state"].get("pos", 0) <= 624 and 0 <= read.get("buffer_pos", 0) <= 4):
+            raise ValueError("its position is outside of its words")
+    except (LookupError, OverflowError, TypeError, ValueError) as error:
         raise TensorError(f"expected the state of a bit generator, got {facts!r:.80}: {error}") from error
     return np.random.Generator(bits)

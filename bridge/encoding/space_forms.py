@@ -50,7 +50,7 @@ def apply_form(space: Space[Any], sample: Any, form: Any) -> Any:
             return {"int": int, "bool": bool}[form](sample)
         order, parts = form
         if isinstance(space, spaces.Tuple):
-            return tuple(map(apply_form, space.spaces, sample, parts))
+            return tuple(apply_form(*each) for each in zip(space.spaces, sample, parts, strict=True))
         keys = list(space.spaces)  # type: ignore[attr-defined]
         # The form comes from the network, and may name keys twice or not at all.
         if sorted(order) != list(range(len(keys))) or len(parts) != len(keys):

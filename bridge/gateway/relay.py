@@ -90,6 +90,9 @@ class Relay:
             return RequestError(Code.UNAVAILABLE, f"{self._name} cannot be reached: {error.reason}")
         return RequestError(Code.UNAVAILABLE, f"{self._name}: {error.reason}")
 
+    def answer_lost(self) -> None:
+        """Do nothing: the other server cannot tell its answer again."""
+
     def hang_up(self) -> None:
         """End the call: the client is gone."""
         error = RequestError(Code.CANCELLED, "the client hung up while it waited")

@@ -99,6 +99,9 @@ class ServedSession(Protocol):
     def handle(self, data: Request) -> Coroutine[Any, Any, list[bytes | memoryview]]:
         """Answer a request, one at a time."""
 
+    def answer_lost(self) -> None:
+        """Take note that an error is sent in place of the last answer."""
+
     def hang_up(self) -> None:
         """End what the request at hand waits for: the client is gone."""
 
@@ -451,6 +454,7 @@ class Calls:
             if size > limit:
                 text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
                 parts = [call.refuse(RequestError(Code.RESOURCE_EXHAUSTED, text))]
+                call.session.answer_lost()
                 size = len(parts[0])
             if not client.answer(call, parts, size):
                 # The answer's memory counts until the client has a window for it.

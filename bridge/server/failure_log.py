@@ -11,8 +11,9 @@ __all__ = ["FailureLog"]
 
 _log = SafeLog(__name__)
 _INTERVAL = 60.0
-# Kinds of failures that are told apart.
+# Kinds of failures that are told apart; all further ones are counted as one.
 _MOST_KINDS = 100
+_FURTHER = "failures of further kinds"
 _KIND = re.compile(r"the environment raised \w+ in [^:\n]*")
 
 
@@ -42,20 +43,19 @@ class FailureLog:
         match = _KIND.match(message)
         # Without the exception's text, in which each failure may have a number of its own.
         kind = match[0] if match is not None else message.partition("\n")[0][:80]
-        # Kinds beyond that are counted for a minute, and told as numbers.
-        if kind not in self._counts and len(self._counts) < _MOST_KINDS:
-            self._counts[kind] = 0
-            _log.error("world=%s %s", world, message)
-            return
+        if kind not in self._counts:
+            if len(self._counts) < _MOST_KINDS:
+                self._counts[kind] = 0
+                _log.error("world=%s %s", world, message)
+                return
+            kind = _FURTHER
         self._counts[kind] = self._counts.get(kind, 0) + 1
         if self._timer is None:
             self._timer = self._scheduler.call_later(_INTERVAL, self._tell)
 
     def _tell(self) -> None:
         self._timer = None
-        for kind, count in list(self._counts.items()):
+        for kind, count in self._counts.items():
             if count:
                 _log.error("%s: %d times more in the last minute", kind, count)
                 self._counts[kind] = 0
-        for kind in list(self._counts)[_MOST_KINDS:]:
-            del self._counts[kind]

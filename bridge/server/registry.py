@@ -200,7 +200,6 @@ class Registry:
         except BaseException:
             self._entries.pop(name, None)
             raise
-        await self._refuse_late(world)
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
         # Nobody has joined it yet: one that `lingers` waits from here on.
         self.left(world)
@@ -208,10 +207,15 @@ class Registry:
 
     async def _make_world(self, name: str, settings: Settings) -> World:
         world = await self._source.make_world(name, settings, self._runtime)
-        for observer in self._observers:
-            listener = observer.made(world)
-            if listener is not None and isinstance(world, EnvWorld):
-                world.env = ObservedEnv(world.env, listener)
+        try:
+            self.check_open()  # it was built while the server stopped
+            for observer in self._observers:
+                listener = observer.made(world)  # a user's own may raise
+                if listener is not None and isinstance(world, EnvWorld):
+                    world.env = ObservedEnv(world.env, listener)
+        except BaseException:
+            await _end(world)
+            raise
         return world
 
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
@@ -246,7 +250,6 @@ class Registry:
             if entry is not None:
                 await entry.world.close()
             world = await self._make_world(DEFAULT_WORLD, {})
-            await self._refuse_late(world)
             if entry is not None:
                 # Only now that another one takes its place: until then its counts are those of a listed world.
                 self._retire(entry.world)
@@ -255,12 +258,6 @@ class Registry:
         finally:
             self._default = None
             making.set_result(None)
-
-    async def _refuse_late(self, world: World) -> None:
-        """Close a world again that was built while the server stopped."""
-        if self._closed:
-            await _end(world)
-            self.check_open()
 
     def joined(self, world: World, owner: object) -> None:
         """Note whether a world's creator joined it."""

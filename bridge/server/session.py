@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
@@ -77,6 +78,8 @@ _U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
 # - Reset, and a ResetWorld of its own world, lead from RUNNING to INTERRUPTED although no Step has told the client so:
 #   it asked for the end itself. A ResetWorld of another connection is no event here. This one hears of it by its next
 #   Step, as STEP_INTERRUPTED (D-15).
+# - A Step that ends a sequence leads out of RUNNING also where its answer cannot be sent. The next Step then tells the
+#   end and moves nothing (`answer_lost`).
 # - CreateWorld, DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses
 #   them.
 TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
@@ -159,6 +162,7 @@ class Session:
         self._wanted: tuple[int, ...] | None = None
         self._known: dict[bytes, Any] = {}
         self._gone = False
+        self._untold = 0  # the state of an end that no answer has told; 0: there is none
         self._waits_for: ResetOrder | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         """World, agent and resulting state of the last request, if it was a Step with actions; else None."""
@@ -223,21 +227,32 @@ class Session:
         parts = codec.write_response(state, values, info)
         if parts is not None:
             return parts
-        # An integer beyond 127, for example, takes more bytes than the codec has left for it.
+        # An integer beyond 127, for example, takes more bytes than the codec has left for it. The agent is not asked
+        # again: it has told the notes and the form that are in the info, which it does once.
+        if codec.has_info:
+            values.append(info)
         message = pb.EnvironmentResponse()
         message.step.state = state  # type: ignore[assignment]
-        fill_observations(message.step, agent.observe(wanted))
+        specs = agent.observations
+        fill_observations(
+            message.step,
+            {
+                uid: np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value, specs[uid].dtype)
+                for uid, value in zip(wanted, values, strict=True)
+            },
+        )
         return [message.SerializeToString()]
 
     async def _handle_message(self, data: bytes | bytearray) -> list[bytes | memoryview]:
         """Answer a request that protobuf reads."""
+        self.last_step = None
         try:
             request = pb.EnvironmentRequest.FromString(bytes(data))
         except (DecodeError, ValueError) as error:
             problem = RequestError(
                 Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
             )
-            return [_error(problem).SerializeToString()]
+            return [self._refused("request", problem).SerializeToString()]
         return [(await self.answer(request)).SerializeToString()]
 
     def _decode(self, agent: Agent, data: bytes | bytearray, arrays: list[Array]) -> Any:
@@ -271,13 +286,11 @@ class Session:
         world.resets.start(agent)
         try:
             state = await agent.begin()
-        # The sequence did not begin (D-2): no ResetWorld is to wait for a Step of it.
-        except RequestError:
+        # The sequence did not begin (D-2), whatever went wrong: no ResetWorld is to wait for a Step of it.
+        except BaseException:
             world.resets.end(agent)
             raise
         self._move(SessionEvent.STEP_BEGAN)
-        if state != pb.RUNNING:
-            world.resets.end(agent)
         return state
 
     def _end_sequence(self, agent: Agent, world: World, state: int) -> None:
@@ -319,6 +332,7 @@ class Session:
 
     def _refused(self, kind: str, problem: Exception) -> pb.EnvironmentResponse:
         """Return the answer to a request of this kind that raised."""
+        self.answer_lost()
         if isinstance(problem, RequestError):
             error = problem
         elif isinstance(problem, TensorError):
@@ -331,6 +345,17 @@ class Session:
         self.last_error = int(error.code)
         self.last_failure = error.message if error.code is Code.INTERNAL else None
         return _error(error)
+
+    def answer_lost(self) -> None:
+        """Take note that an error is sent in place of the last answer: the next Step tells the end that it told.
+
+        The environment has stepped, which no error can undo. Else the client would take the first observation of the
+        next episode for one of the episode that has ended (D-13).
+        """
+        if self.last_step is not None and self.last_step[2] != pb.RUNNING:
+            self._untold = self.last_step[2]
+            # The fast path would begin the next sequence.
+            self._codec = self._wanted = None
 
     def hang_up(self) -> None:
         """End what the request at hand waits for: the client is gone. It is answered with CANCELLED."""
@@ -362,6 +387,7 @@ class Session:
 
     def _move(self, event: SessionEvent) -> None:
         self._require(event)
+        self._untold = 0
         self._state = TRANSITIONS[self._state, event]
 
     async def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
@@ -398,8 +424,16 @@ class Session:
             if uid not in observations:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
+        # Both learn it before anything is refused: else the fast path would answer the next Step, for what the codec
+        # knows, from an agent that is prepared for this one (D-2).
         agent.prepare(wanted)
-        if self._state is SessionState.RUNNING:
+        if self._wanted != tuple(wanted):
+            self._remember(agent, tuple(wanted))
+        if self._untold:
+            # Its action was for the sequence that has ended; the next Step begins another.
+            state, self._untold = self._untold, 0
+            self.last_step = world, agent, state
+        elif self._state is SessionState.RUNNING:
             action = agent.decode(self._read_actions(agent, step.actions))
             state = pb.INTERRUPTED if self._is_cut_off(agent, world) else await agent.apply(action)
             self.last_step = world, agent, state
@@ -409,8 +443,6 @@ class Session:
             state = await self._begin_sequence(agent, world)  # D-9: whatever actions it came with
         response.step.state = state  # type: ignore[assignment]
         fill_observations(response.step, agent.observe(wanted))
-        if self._wanted != tuple(wanted):
-            self._remember(agent, tuple(wanted))
 
     def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
         read: dict[int, Array] = {}
@@ -460,8 +492,9 @@ class Session:
         return self._world is not None and self._world.name == name and not self._world.resets.closed
 
     async def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        self._leave()
+        # First: an agent that raises while it leaves is out of the world all the same.
         self._move(SessionEvent.LEAVE_WORLD)
+        self._leave()
         response.leave_world.SetInParent()
 
     def _leave(self, lost: bool = False) -> None:

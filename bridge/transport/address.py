@@ -138,7 +138,8 @@ def parse_address(url: str) -> Address:
     try:
         parts = urlsplit(text)
         if "@" in parts.netloc:  # looked at first: no other message may show a password
-            raise AddressError(url.replace(parts.netloc.rpartition("@")[0], "…"), "it holds a user name or password")
+            user = f"{parts.netloc.rpartition('@')[0]}@"
+            raise AddressError(url.replace(user, "…@"), "it holds a user name or password")
         # `port` is parsed here, and raises ValueError if it is no number.
         port = _DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
     except AddressError:
@@ -190,8 +191,6 @@ def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
         raise AddressError(url, f"the host {parts.hostname!r} is no name: {error}") from error
     if port == 0:
         raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
-    if parts.username is not None:
-        raise AddressError(url.replace(parts.netloc, f"…@{parts.hostname}:{port}"), "it holds a user name")
 
 
 def _read_query(url: str, query: str) -> dict[str, str]:

@@ -53,7 +53,8 @@ def make_certificates(
         The path of each of `FILES`, by its name.
 
     Raises:
-        SettingError: A file exists already, or the package `cryptography` is not installed.
+        SettingError: A file exists already, a name or `days` fits no certificate, or the package `cryptography` is not
+            installed.
     """
     if not days > 0:
         raise SettingError(f"expected days to be positive, got {days!r}")
@@ -63,7 +64,11 @@ def make_certificates(
         raise SettingError(f"{', '.join(there)} already exists; delete it, or choose another folder")
     # Allow for clocks of other machines that are behind this one.
     begin = now or datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=5)
-    authority = _Authority(begin, begin + datetime.timedelta(days=days))
+    try:
+        end = begin + datetime.timedelta(days=days)
+    except OverflowError as error:
+        raise SettingError(f"expected days to end before the year 10000, got {days!r}") from error
+    authority = _Authority(begin, end)
     Path(folder).mkdir(parents=True, exist_ok=True)
     reached = list(dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), *names]))
     made = {
@@ -145,7 +150,12 @@ def _general_name(x509: Any, name: str) -> Any:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        return x509.DNSName(name)
+        pass
+    try:
+        # A name of other than English letters stands in a certificate as DNS has it, and clients look for that.
+        return x509.DNSName(name if name.isascii() else name.encode("idna").decode())
+    except UnicodeError as error:
+        raise SettingError(f"expected the name of a host, got {name!r:.80}: {error}") from error
 
 
 def register(commands: Any) -> argparse.ArgumentParser:

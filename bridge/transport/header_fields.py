@@ -19,8 +19,8 @@ logging.getLogger("hpack").setLevel(logging.INFO)  # it would log every header f
 # Frames that go on a block. A server's account of processor time would bound them too, but clients, which read what
 # servers send by the same code, have no account: empty frames would keep them busy without end.
 _MAX_CONTINUATIONS = 64
-# HPACK's default, kept at both ends: peers may offer larger tables, but each takes memory for as long as its connection
-# lasts.
+# HPACK's default, which `hpack` itself keeps to where it decodes. Peers may offer larger tables, but each takes memory
+# for as long as its connection lasts.
 _MAX_TABLE = 4096
 _NAME = re.compile(r":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(r"[\0\r\n]|^[ \t]|[ \t]$")
@@ -54,7 +54,6 @@ class HeaderReader:
         self._block = bytearray()
         self._continuations = 0
         self._decoder = hpack.Decoder(max_header_list_size=max_bytes)
-        self._decoder.max_allowed_table_size = _MAX_TABLE
 
     def begin(self, number: int, fragment: bytes, *, end_stream: bool) -> None:
         """Take the first fragment of a block. Raises Http2Error where it is too large."""

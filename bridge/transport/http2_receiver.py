@@ -156,7 +156,7 @@ class Http2Receiver:
         Whoever gets it must release it before anything else is called.
         """
         frame = self.frame
-        if frame is None or not frame.left or frame.stream.reader is None or self._rest:
+        if frame is None or not frame.left or frame.stream.reader is None:
             return None
         buffer = frame.stream.reader.get_buffer()
         # What follows the frame is the header of the next one, which must not end up in the message's memory.
@@ -424,7 +424,7 @@ class Http2Receiver:
         settings = check_settings(payload, self._client)
         self.max_peer_streams = settings.get(Setting.MAX_CONCURRENT_STREAMS, self.max_peer_streams)
         self.replies += 1
-        self._sender.on_settings(payload)
+        self._sender.on_settings(payload, self.streams.values())
 
     def _on_window_update(self, number: int, payload: bytes) -> None:
         check_length("WINDOW_UPDATE", payload, 4)

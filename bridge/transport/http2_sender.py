@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 
 from bridge.transport.frames import (
     FRAME,
@@ -45,8 +46,8 @@ class Http2Sender:
         self._waiting: set[Stream] = set()
         self.widened = False
         """True if streams that wait may go on: `take_widened` returns them."""
-        # The most by which any stream was widened beyond the initial window, closed streams included. With it
-        # `on_settings` finds a window that is too wide without a loop over all streams for each SETTINGS frame.
+        # No stream is wider than this beyond the initial window. With it `on_settings` seldom needs a loop over all
+        # streams: a peer may send many SETTINGS frames.
         self._widest = 0
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
@@ -130,11 +131,14 @@ class Http2Sender:
 
     # The peer's windows
 
-    def on_settings(self, payload: bytes) -> None:
-        """Note the peer's settings, of valid values, and acknowledge them."""
+    def on_settings(self, payload: bytes, streams: Collection[Stream]) -> None:
+        """Note the peer's settings, of valid values, and acknowledge them. `streams`: all that are open."""
         for key, value in struct.iter_unpack(">HI", payload):
             if key == Setting.INITIAL_WINDOW_SIZE:
                 # A stream's window is relative to this one, so that no loop over all streams is needed.
+                if value + self._widest > MAX_WINDOW:
+                    # Streams that were widened may have ended, or have used their windows, since.
+                    self._widest = max((stream.send_window for stream in streams), default=0)
                 if value + self._widest > MAX_WINDOW:
                     raise Http2Error("a stream's window is wider than HTTP/2 allows", ErrorCode.FLOW_CONTROL_ERROR)
                 # Waiting streams are tried once all received frames are read: see `Http2Receiver.receive_data`.

@@ -154,6 +154,7 @@ class MessageSocket:
             raise self._lost(error) from None
 
     def _lost(self, error: ConnectionClosed) -> RemoteError:
+        self.close()  # the next request connects again, whatever ended this connection
         received, sent = error.rcvd, error.sent
         # A close frame is answered by one with the same code, so only the first of the two says who got too much.
         if received is not None and received.code == CloseCode.MESSAGE_TOO_BIG and error.rcvd_then_sent is not False:
@@ -174,7 +175,6 @@ class MessageSocket:
             try:
                 return call()
             except (ConnectError, ConnectionLostError):
-                self.close()
                 if time.monotonic() + pause > end:
                     raise
                 time.sleep(pause)

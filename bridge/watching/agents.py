@@ -18,7 +18,7 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.watching.kept_seats import KeptSeats
+from bridge.watching.kept_seats import SEAT_KEY, KeptSeats
 from bridge.watching.pictures import FORMATS, MAX_LANES, View
 from bridge.watching.spectator import Spectator
 from bridge.watching.takeover_agent import TAKEOVER, join_takeover
@@ -90,11 +90,15 @@ class Gallery(Observer):
         Raises:
             RequestError: As `join`; FAILED_PRECONDITION: pictures or a spectator are asked for, where there are none.
         """
-        return self._kept_seats.join(world, settings, lambda others: self._join(world, others, join))
+        return self._join(world, settings, lambda others: self._kept_seats.join(world, others, join))
 
     def keep(self, world: World, agent: Agent) -> bool:
         """Keep the seat of a client that is gone, where it may come back."""
-        return self._kept_seats.keep(world, agent)
+        kept = self._kept_seats.keep(world, agent.unwrapped)
+        # Nobody looks meanwhile, and who comes back says anew which pictures it wants.
+        if kept and isinstance(agent, WatchingAgent):
+            agent.stop_watching()
+        return kept
 
     def _join(
         self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
@@ -102,7 +106,9 @@ class Gallery(Observer):
         if not isinstance(world, EnvWorld):
             return join(settings)
         if "role" in settings and read_choice(settings, "role", (*ROLES, TAKEOVER)) == TAKEOVER:
-            return join_takeover(world, settings, self.watch(world), lambda: self.forget(world))
+            return self._kept_seats.join(
+                world, settings, lambda others: join_takeover(world, others, self.watch, self.forget)
+            )
         # Real-time worlds know the role themselves; those in lock-step wait for each of their agents.
         spectates = "role" in settings and not isinstance(world, ClockedWorld)
         if not (spectates or set(_SETTINGS) & set(settings)):
@@ -110,7 +116,7 @@ class Gallery(Observer):
         view = _read_view(world, settings)
         rest = {name: value for name, value in settings.items() if name not in _SETTINGS}
         if spectates and read_choice(rest, "role", ROLES) == "spectator":
-            refuse_unknown(rest, ("role", "wait"), "JoinWorld")
+            refuse_unknown(rest, ("role", "wait", SEAT_KEY), "JoinWorld")
             world.refuse_if_over()
             waits = ("now", "next_frame")[:: -1 if view is None else 1]  # with pictures it waits for those
             wait = read_choice(rest, "wait", waits)
@@ -163,8 +169,8 @@ class WatchingAgent(Agent):
         self._in_lockstep = not isinstance(world, ClockedWorld)
         self.actions = inner.actions
         self.observations = dict(inner.observations)
-        # UIDs count from 1: those of the inner agent are all below.
-        self._first = len(self.observations) + 1
+        # Those of the inner agent are all below. It may have hidden some from a client that is gone.
+        self._first = max(self.observations, default=0) + 1
         if view is not None:
             extras = [
                 # The bytes of a JPEG or PNG, as many as it takes.
@@ -266,11 +272,15 @@ class WatchingAgent(Agent):
         self._watch.cancel(self)
         self._inner.hang_up()
 
+    def stop_watching(self) -> None:
+        """Look no more; the inner agent stays in the world."""
+        if self._watch.remove(self):
+            self._gallery.forget(self._world)
+
     def leave(self) -> None:
         """Leave the world, and look no more."""
         if self._left:
             return
         self._left = True
-        if self._watch.remove(self):
-            self._gallery.forget(self._world)
+        self.stop_watching()
         self._inner.leave()

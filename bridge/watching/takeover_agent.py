@@ -29,14 +29,17 @@ _MAX_NAME = 80
 
 
 def join_takeover(
-    world: EnvWorld, settings: Mapping[str, pb.Tensor], watch: Watch, forget: Callable[[], None]
+    world: EnvWorld,
+    settings: Mapping[str, pb.Tensor],
+    find_watch: Callable[[EnvWorld], Watch],
+    forget: Callable[[EnvWorld], None],
 ) -> TakeoverAgent:
     """Let a person in who takes over from an agent, by the settings `agent` or `lane`, and `name`.
 
     Args:
         world: Where to.
         settings: Of JoinWorld.
-        watch: Stands between the world and its environment.
+        find_watch: Returns what stands between the world and its environment; it is made where nobody looks yet.
         forget: Called when nobody looks at the world any more.
 
     Raises:
@@ -71,6 +74,8 @@ def join_takeover(
                 Code.INVALID_ARGUMENT, f"expected the lane to be from 0 to {(lanes or 1) - 1}, got {lane}"
             )
         key, space = int(lane), facts.action_space
+    # Only now: who was refused before leaves nothing, so nobody would call `forget`.
+    watch = find_watch(world)
     if key in watch.takeovers:
         text = f"{watch.takeovers[key].who!r} has the seat already from which one takes over; try again later"
         raise RequestError(Code.RESOURCE_EXHAUSTED, text)
@@ -113,7 +118,7 @@ class TakeoverAgent(Agent):
         self,
         world: EnvWorld,
         watch: Watch,
-        forget: Callable[[], None],
+        forget: Callable[[EnvWorld], None],
         key: Any,
         space: Any,
         who: str,
@@ -221,4 +226,4 @@ class TakeoverAgent(Agent):
         self._left = True
         self._give_back()
         if self._watch.remove(self):
-            self._forget()
+            self._forget(self._world)

@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from bridge.client.conflict import ConflictDetector
+from bridge.client.slots.question import Question
 from bridge.client.slots.slot import CONNECTING, Member
 from bridge.client.slots.stepper import Stepper
 from bridge.client.slots.vector_pool import VectorPool
-from bridge.client.world.events import Lost, Replied
 from bridge.client.world.extensions import call_results, property_value
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import (
     AlreadyPendingError,
+    BridgeError,
     ClosedError,
     ConnectionLostError,
     NothingPendingError,
     RefusedError,
-    RemoteError,
     RemoteTimeoutError,
     SettingError,
 )
 from bridge.forks import forget_in_child
-from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Slots"]
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass
-class _Question:
-    """Requests for a property or a call that are outstanding."""
-
-    purpose: str
-    slots: Sequence[int]
-    """The slots that are asked, in the order of the results."""
-    lanes: Mapping[Member, list[int]]
-    """Their lanes in each world."""
-    missing: dict[Member, None]
-    """The worlds that have not answered."""
-    answers: dict[Member, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
-    """The answers."""
-    failure: RemoteError | None = None
-    """The first refusal, or loss."""
 
 
 class Slots:
@@ -85,9 +66,7 @@ class Slots:
         self.pending: str | None = None
         """The asynchronous call that is pending."""
         self._timed_out = False
-        """True if it timed out, so that it may be given up."""
-        self._question: _Question | None = None
-        """The question whose answers were not taken yet; None: there is none."""
+        """True if it timed out or was interrupted, so that it may be given up."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pool": self.pool, "stepper": self.stepper}
@@ -122,13 +101,18 @@ class Slots:
             if not self._timed_out or (call != "reset" and self.pending != "call"):
                 remedy = f"call {self.pending}_wait" + (" again, or reset" if self._timed_out else " first")
                 raise AlreadyPendingError(f"{call} while a {self.pending} is pending; {remedy}", self.pending)
-            # The call is given up. Its answers may still come, and must not be taken for those to the next question.
-            for member in () if self._question is None else self._question.missing:
+            self.pending, self._timed_out = None, False
+        if self.pool.question is not None:
+            # The call is given up, or was interrupted. Its answers may still come, and must not be taken for those to
+            # the next question.
+            for member in self.pool.question.missing:
                 member.remote.session.abandon_questions()
-            self.pending, self._timed_out, self._question = None, False, None
+            self.pool.question = None
 
     def wait(self, pending: str, gather: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Return what `gather` does, the wait for an asynchronous call. After a timeout it can go on, in another wait.
+        """Return what `gather` does, the wait for an asynchronous call.
+
+        After a timeout or an interrupt it can go on, in another wait.
 
         Args:
             pending: The asynchronous call. A `call` is over where those that were late are lost.
@@ -149,8 +133,10 @@ class Slots:
             over = True
             try:
                 return gather(*args, **kwargs)
-            except RemoteTimeoutError:
-                over = pending == "call" and self._question is None
+            except BaseException as error:
+                # What was interrupted, as by KeyboardInterrupt, can be waited for again too.
+                if isinstance(error, RemoteTimeoutError) or not isinstance(error, BridgeError):
+                    over = pending == "call" and self.pool.question is None
                 raise
             finally:
                 # Also where another error is raised: a call that failed cannot be waited for again.
@@ -234,44 +220,36 @@ class Slots:
                 raise ConnectionLostError(
                     member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
                 )
+        # Before the first is sent: what is interrupted between two of them is given up by the next call.
+        self.pool.question = Question(purpose, asked, lanes, dict.fromkeys(lanes))
         for member, chosen in lanes.items():
             send(member, chosen)
-        self._question = _Question(purpose, asked, lanes, dict.fromkeys(lanes))
 
-    def _wait_for_replies(self, timeout: float | None = None) -> _Question:
+    def _wait_for_replies(self, timeout: float | None = None) -> Question:
         """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
-        pool, question = self.pool, self._question
+        pool, question = self.pool, self.pool.question
         assert question is not None, "`waiting` lets nobody wait for what was not asked"
-        missing = question.missing
         deadline = time.monotonic() + (pool.timeout if timeout is None else timeout)
-        while missing:
+        # After a failure too: what is left over would count as answers to the next question.
+        while question.missing:
             event, source = pool.next_event(deadline)
             if source is None:
                 raise self._late(question, timeout)
-            if isinstance(event, Replied):
-                if source in missing:
-                    del missing[source]
-                    question.answers[source] = event.message
-                # The others are waited for all the same: what is left over would count as answers to the next question.
-                question.failure = question.failure or event.error
-            elif event is not None:
+            if event is not None:
                 pool.handle(event, source)
-                if isinstance(event, Lost) and source in missing:
-                    del missing[source]
-                    question.failure = question.failure or event.error
-        self._question = None
+        pool.question = None
         if question.failure is not None:
             raise question.failure
         return question
 
-    def _late(self, question: _Question, timeout: float | None) -> RemoteTimeoutError:
+    def _late(self, question: Question, timeout: float | None) -> RemoteTimeoutError:
         pool, late = self.pool, list(question.missing)
         reason = f"no answer to {question.purpose} within {pool.timeout if timeout is None else timeout:g} s"
         # With a timeout of the caller's own the call stays pending, and can be waited for again.
         if timeout is None:
             for member in late:
                 pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
-            self._question = None
+            pool.question = None
         return RemoteTimeoutError(", ".join(member.remote.url for member in late), reason)
 
     def _lanes_of(self, slots: Sequence[int]) -> dict[Member, list[int]]:

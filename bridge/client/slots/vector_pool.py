@@ -16,9 +16,10 @@ from bridge.client.endpoints import Endpoint, kind_of
 from bridge.client.slots import policy
 from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.pool import Pool
+from bridge.client.slots.question import Question
 from bridge.client.slots.resets import further_seeds
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
-from bridge.client.world.events import Event, Joined, Lost, Refused, StepAnswered
+from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world.remote import Delivery, Remote
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.seeds import pack_seed
@@ -76,6 +77,8 @@ class VectorPool(Pool):
         """Limits the lines on losses: one server may take hundreds of slots along, and nobody reads a line for each."""
         self.closed = False
         """True if the environment is closed."""
+        self.question: Question | None = None
+        """The question whose answers were not taken yet; None: there is none."""
 
     # Copies and forked processes
 
@@ -364,6 +367,10 @@ class VectorPool(Pool):
             # truncated, so what else was asked of it is dropped.
             member.remote.session.abandon_episode()
             self.policy.refused(member, event.error, now)
+        elif isinstance(event, Replied):
+            # Between calls too: it may be the answer to `call_async`.
+            if self.question is not None:
+                self.question.take(member, event)
         elif isinstance(event, Lost):
             self.lose(member, event)
 
@@ -416,6 +423,8 @@ class VectorPool(Pool):
     def lose(self, member: Member, event: Lost) -> None:
         """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
         self.has_errors = True
+        if self.question is not None:
+            self.question.take(member, event)
         now = time.monotonic()
         member.refusal = None
         if member.phase not in CUT:  # else an episode's end is still to be told, with what it was lost by

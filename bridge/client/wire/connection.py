@@ -107,6 +107,12 @@ class ClientCall:
             ConnectionLostError: This process was forked from the one that the call belongs to.
         """
         connection = self.connection
+        if len(request) > connection.max_message_bytes:
+            raise SettingError(
+                f"a request of {len(request)} bytes is larger than max_message_bytes={connection.max_message_bytes}"
+            )
+        if connection.inherited:
+            raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
         # A server, or a proxy such as nginx (`http2_max_concurrent_streams`), may refuse a stream by REFUSED_STREAM:
         # nothing was done for it, so the same requests can go over a further connection. Once header fields came, a
         # world may exist already.
@@ -115,12 +121,6 @@ class ClientCall:
                 self.unconfirmed = None
             else:
                 self.unconfirmed.append(request)
-        if len(request) > connection.max_message_bytes:
-            raise SettingError(
-                f"a request of {len(request)} bytes is larger than max_message_bytes={connection.max_message_bytes}"
-            )
-        if connection.inherited:
-            raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
         with connection.poller.lock:
             if not self.ended:  # else how it ended was delivered
                 connection.protocol.pack(self, request)

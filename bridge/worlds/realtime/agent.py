@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["WAITS", "RealtimeAgent"]
 
 _FRAME_DEADLINE = 10.0
+"""Seconds beyond a frame's own time that a Step waits for one."""
 _MOST_HELD = 2.0
 WAITS = ("now", "next_frame", "new_frame")
 """The events that a Step may wait for; the first is the default.
@@ -232,8 +233,8 @@ class RealtimeAgent(EnvAgent):
             waiting = [pair for pair in before if pair[0].reading and pair[0].closing is None]
             return all(buffer.lane.frames > had for buffer, had in waiting)
 
-        late = f"no frame passed within {_FRAME_DEADLINE:g} s"
-        await self.world.wait_until(self, passed, _FRAME_DEADLINE, lambda: late)
+        deadline = _FRAME_DEADLINE + 1.0 / self.world.options.fps
+        await self.world.wait_until(self, passed, deadline, lambda: f"no frame passed within {deadline:g} s")
 
     async def _wait_for_news(self) -> None:
         """Return once a frame has passed that the agent was not told of, or an episode ended; at most after 2 s."""
@@ -300,13 +301,11 @@ class RealtimeAgent(EnvAgent):
         """Return observations of the last transition."""
         first = self._first_extra
         extras = {first: self._frames, first + 2: self._timing, first + 3: self._resetting}
-        found = dict(super().observe([uid for uid in uids if uid < first]))
-        for uid in uids:
-            if uid in extras:
-                found[uid] = extras[uid]
-            elif uid == first + 1:
-                found[uid] = np.frombuffer(self._encoded_episodes(), np.uint8)
-        return found
+        # Before the info, which tells what final infos lack, too.
+        if first + 1 in uids:
+            extras[first + 1] = np.frombuffer(self._encoded_episodes(), np.uint8)
+        found = super().observe([uid for uid in uids if uid < first])
+        return {**found, **{uid: extras[uid] for uid in uids if uid >= first}}
 
     def _encoded_episodes(self) -> bytes:
         if not self._episodes:
@@ -328,7 +327,9 @@ class RealtimeAgent(EnvAgent):
                 record["final_obs"] = [np.asarray(array) for array in arrays]
                 # `encode` would raise for a value that the codec does not carry: `encode_info` leaves it out, as in
                 # other infos.
-                record["final_info"] = values.decode(values.encode_info(ended.info, self._notes))
+                encoded = values.encode_info(ended.info, self._notes)
+                # Clients read no notes there: the next info takes them along.
+                record["final_info"], self._notes.fresh, _ = values.decode_info(encoded)
             records.append(record)
         return values.encode(records)
 

@@ -481,14 +481,11 @@ def kept(value: Any) -> Any:
     if type(value) in IMMUTABLE:  # as rewards, flags and most actions are
         return value
     if isinstance(value, np.ndarray):
-        if value.dtype.kind == "O":  # such as the last observations of lanes
-            return np.frompyfunc(kept, 1, 1)(value, out=np.empty_like(value))
-        return value.copy()
+        # Of an array of objects, such as the last observations of lanes, each.
+        return value.copy() if value.dtype != object else np.frompyfunc(kept, 1, 1)(value, np.empty_like(value))
     if isinstance(value, dict):
         return {key: kept(item) for key, item in value.items()}
-    # Not their subclasses, which may be made otherwise.
-    if type(value) in (tuple, list):
-        return type(value)(kept(item) for item in value)
-    if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple, such as the graph of a Graph space
-        return value._make(kept(item) for item in value)
+    # A named tuple, such as a `GraphInstance`, is not made of one sequence. Other subclasses may take anything.
+    if type(value) in (tuple, list, set) or (isinstance(value, tuple) and hasattr(value, "_make")):
+        return getattr(value, "_make", type(value))(map(kept, value))
     return value
