@@ -34,12 +34,10 @@ from bridge.perlert import make_perlert_env, serve_perlert
 from bridge.recording.episodes import load_episode, observed_rows
 from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.replay import Replay, Verification, replayed_from, verify, verify_stream
-from bridge.recording.writer import Journal
 from bridge.testing import CountingEnv, FailingEnv, Proxy, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.recording_reader import read_run
-from tests.recording_tape import fill, tape_of
 from tests.support import everywhere, minigrid, play_vector, pong, sampled, until, world_of
 
 with warnings.catch_warnings():
@@ -532,13 +530,12 @@ def lines_run(function: Any) -> int:
 def test_where_an_episode_is_replayed_from_costs_the_same_in_a_recording_of_any_length(tmp_path):
     lines = []
     for number in (20, 200):
-        journal = Journal(tmp_path / str(number))
-        tape = tape_of(journal)
-        fill(tape, number, steps=1)
-        tape.skip()  # calls are missing
-        fill(tape, number, steps=1)
-        tape.end()
-        journal.close()
+        with serve_gym(CountingEnv, record=tmp_path / str(number)) as server:
+            env = make_remote(server.url)
+            for seed in range(number):
+                env.reset(seed=seed)
+                env.step(0)
+            env.close()
         *_, last = read_folder(tmp_path / str(number)).episodes()
         assert replayed_from(last) == last.start
         lines.append(lines_run(lambda last=last: replayed_from(last)))
