@@ -13,8 +13,6 @@ import pytest
 from bridge import Recording, make_remote, serve_gym
 from bridge.cli import main
 from bridge.recording.reader import Folder, read_folder
-from bridge.recording.writer import Journal
-from tests.recording_tape import fill, reset_row, step_row, tape_of
 from tests.support import sampled, until
 
 
@@ -49,30 +47,6 @@ def contents(found: Folder) -> dict[str, Any]:
                 stream.infos(rows),
             )  # fmt: skip
     return told
-
-
-def test_an_episode_that_lacks_calls_in_its_midst_is_lost_and_the_rest_is_listed(tmp_path, capsys):
-    journal = Journal(Recording(tmp_path, observations=True))
-    tape, sizes = tape_of(journal), []
-    for row in (reset_row(0.0), step_row(0.1), step_row(0.2)):
-        tape.add(row)
-        until(lambda: journal.queued_bytes == 0)
-        (path,) = tmp_path.glob("*.arrow")
-        sizes.append(path.stat().st_size)
-    fill(tape, 1)
-    until(lambda: journal.queued_bytes == 0)
-    data = bytearray(path.read_bytes())
-    data[(sizes[0] + sizes[1]) // 2] ^= 1
-    path.write_bytes(data)
-    found = read_folder(tmp_path)
-    assert "are not those that were written" in str(found.damage[0])
-    assert [(episode.end, episode.incomplete) for episode in found.episodes()] == [
-        ("lost", True),
-        ("terminated", False),
-    ]
-    assert main(["runs", str(tmp_path)]) == 0
-    assert "lost" in capsys.readouterr().out
-    journal.close()
 
 
 def damage(chosen: random.Random, data: bytes) -> bytes:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from bridge import Recording, make_remote, make_vec_remote, serve_gym
-from bridge.recording.files import Segment
+from bridge.cli import main
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.recording.writer import Journal
@@ -358,7 +358,7 @@ def test_streams_that_are_written_side_by_side_stay_whole_and_within_the_limit(t
 def test_a_sealed_segment_takes_no_memory_where_none_is_ever_deleted(tmp_path):
     def segments() -> int:
         gc.collect()
-        return sum(isinstance(one, Segment) for one in gc.get_objects())
+        return sum(type(one).__name__ == "Segment" for one in gc.get_objects())
 
     before, journal = segments(), Journal(tmp_path)
     for _ in range(5):
@@ -367,6 +367,30 @@ def test_a_sealed_segment_takes_no_memory_where_none_is_ever_deleted(tmp_path):
         tape.end()
     until(lambda: len(list(tmp_path.glob("*.parquet"))) == 5 and not list(tmp_path.glob("*.arrow")))
     until(lambda: segments() == before)
+    journal.close()
+
+
+def test_an_episode_that_lacks_calls_in_its_midst_is_lost_and_the_rest_is_listed(tmp_path, capsys):
+    journal = Journal(Recording(tmp_path, observations=True))
+    tape, sizes = tape_of(journal), []
+    for row in (reset_row(0.0), step_row(0.1), step_row(0.2)):
+        tape.add(row)
+        until(lambda: journal.queued_bytes == 0)
+        (path,) = tmp_path.glob("*.arrow")
+        sizes.append(path.stat().st_size)
+    fill(tape, 1)
+    until(lambda: journal.queued_bytes == 0)
+    data = bytearray(path.read_bytes())
+    data[(sizes[0] + sizes[1]) // 2] ^= 1
+    path.write_bytes(data)
+    found = read_folder(tmp_path)
+    assert "are not those that were written" in str(found.damage[0])
+    assert [(episode.end, episode.incomplete) for episode in found.episodes()] == [
+        ("lost", True),
+        ("terminated", False),
+    ]
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "lost" in capsys.readouterr().out
     journal.close()
 
 
