@@ -355,6 +355,19 @@ def test_streams_that_are_written_side_by_side_stay_whole_and_within_the_limit(t
     assert {file.suffix for file in tmp_path.iterdir()} == {".parquet", ".sums"}
 
 
+def test_a_row_that_is_larger_than_the_limit_costs_no_other_row(tmp_path, caplog):
+    journal = Journal(Recording(tmp_path, max_bytes=30_000))
+    tape = tape_of(journal)
+    fill(tape, 2)
+    until(lambda: journal.queued_bytes == 0)
+    tape.add(reset_row(2.0)._replace(options={"map": os.urandom(40_000)}))
+    until(lambda: "do not fit into the limit of 30000" in caplog.text)
+    tape.end()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert [episode.length for episode in stream.episodes()] == [10, 10]
+
+
 def test_a_sealed_segment_takes_no_memory_where_none_is_ever_deleted(tmp_path):
     def segments() -> int:
         gc.collect()

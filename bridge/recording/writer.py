@@ -310,6 +310,8 @@ class _Files:
         """
         if self._most is None:
             return True
+        if size > self._most:
+            return False  # whatever is deleted
         while size + sum(segment.size for segment in (*self._ended, *self._open.values())) > self._most:
             others = [source for source, segment in self._open.items() if segment is not written]
             if not self._ended and not others:
