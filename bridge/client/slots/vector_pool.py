@@ -246,8 +246,8 @@ class VectorPool(Pool):
                     spare.handle(SlotEvent.LOST)
                 case policy.TakeOver(member, spare):
                     self._take_over(member, spare)
-                case policy.Begin(member, new_world):
-                    self._begin_again(member, new_world=new_world)
+                case policy.Begin(member):
+                    self.begin(member, member.settings)
                 case policy.GiveUp(member):
                     self._give_up(member)
 
@@ -268,6 +268,7 @@ class VectorPool(Pool):
         member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
         member.remote, spare.remote = spare.remote, member.remote
         member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
+        member.reseeds = True
         self.member_of[member.remote], self.member_of[spare.remote] = member, spare
         # What a directory or the policy gave is left for good. A user's spare and the slots swap places: the lost
         # remote stands by once it is back, as `spares=` says.
@@ -277,14 +278,6 @@ class VectorPool(Pool):
         # A remote that drains still has its connection: `Disconnect` follows, and ends it.
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
-
-    def _begin_again(self, member: Member, *, new_world: bool) -> None:
-        settings = member.settings
-        if new_world:
-            # A world that is new has no lanes to leave as they are: all of them begin.
-            settings = {key: value for key, value in (settings or {}).items() if key != "reset_mask"}
-            member.reseeds = "seed" not in settings
-        self.begin(member, settings)
 
     def _give_up(self, member: Member) -> None:
         purpose, waited = "a reset", self.timeout
@@ -298,6 +291,9 @@ class VectorPool(Pool):
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a member's next episode; on another server if its own one drains."""
+        if settings is not None and member.phase is SlotPhase.IDLE:
+            # It is new, or the episodes of all its lanes were cut: there is none that goes on, whatever a mask says.
+            settings = {key: value for key, value in settings.items() if key != "reset_mask"}
         member.settings = settings
         now, remote = time.monotonic(), member.remote
         if self.policy.moves:
@@ -307,14 +303,14 @@ class VectorPool(Pool):
                 return
         member.deadline = now + self.timeout
         member.episodes += 1
-        if member.reseeds and (reset or member.single):
+        if settings is not None and "seed" in settings:
+            member.reseeds = False
+        elif member.reseeds:
             # Its world is not the one that got the user's seed: what it draws would be another with each run.
             seeds = further_seeds(member.seeds, member.start, member.episodes)
             if seeds is not None and remote.realtime is None:
                 seed = seeds[0] if member.single and seeds[0] is not None else seeds
                 settings, reset = {**(settings or {}), "seed": pack_seed(seed)}, True
-            # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
-            member.reseeds = member.single
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
 
@@ -382,6 +378,8 @@ class VectorPool(Pool):
     def _begun(self, member: Member, now: float) -> None:
         """Take note of the first observation of an episode."""
         member.failures, member.settings, member.refusal = 0, None, None
+        # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
+        member.reseeds = member.reseeds and member.single
         self.policy.saw(member, EndpointEvent.OBSERVED, now)
         member.remote.record.back(now)
         if member.away_since is not None:
@@ -403,9 +401,11 @@ class VectorPool(Pool):
                 member.remote.record.back(now)
         elif not self.started:
             return  # the first reset asks for the episodes
-        # One whose cut was not told yet waits: its next episode begins after the step that tells it.
-        elif self._fits(member, "it came back as another environment") and member.phase is SlotPhase.IDLE:
-            self._begin_again(member, new_world=True)
+        elif self._fits(member, "it came back as another environment"):
+            member.reseeds = True
+            # One whose cut was not told yet waits: its next episode begins after the step that tells it.
+            if member.phase is SlotPhase.IDLE:
+                self.begin(member, member.settings)
 
     def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
