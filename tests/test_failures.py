@@ -27,6 +27,7 @@ from bridge import (
     serve_gym,
     serve_parallel,
 )
+from bridge.encoding.values import encode
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import begin_step, finish_step
@@ -296,9 +297,10 @@ def test_reset_settings_that_are_refused_are_raised() -> None:
         envs = BlockingReset(make_vec_remote(server.url))
         with pytest.raises(errors.RefusedError, match="takes one integer seed"):
             envs.reset(seed=[5, 3])
+        envs.reset(seed=5)
         with pytest.raises(errors.RefusedError, match="cannot reset some of its lanes alone"):
             envs.reset(options={"reset_mask": np.array([True, False])})
-        envs.reset(seed=5)
+        assert envs.step(np.zeros(2, np.int64))[3].all(), "no lane's episode ends without a sign"
         envs.close()
     with serve_gym("CartPole-v1") as server:
         envs = BlockingReset(make_vec_remote(server.url))
@@ -634,4 +636,18 @@ def test_an_observation_that_its_space_cannot_hold_costs_that_slot_alone() -> No
         assert truncations.tolist() == [False, True, False]
         assert [None if row is None else row.tolist() for row in observations] == [[1, 1], None, [1, 1]]
         assert "its observations cannot be read" in str(infos["error"][1])
+        envs.close()
+
+
+@pytest.mark.parametrize("info", [5, "text", None, [{}], [1], np.zeros(3)], ids=repr)
+def test_an_info_that_is_no_dict_costs_that_slot_alone(info: Any) -> None:
+    with serve_gym(lambda: CountingEnv(100)) as good, serve_gym(lambda: CountingEnv(100)) as bad:
+        envs = make_vec_remote([good.url, bad.url], timeout=20)
+        BlockingReset(envs).reset(seed=0)
+        agent: Any = world_of(bad, bad.worlds[0])._agent  # type: ignore[attr-defined]
+        values = agent.values
+        agent.values = lambda uids: [*values(uids)[:-1], np.frombuffer(encode(info), np.uint8)]
+        _, _, _, truncations, infos = envs.step(np.zeros(2, np.int64))
+        assert truncations.tolist() == [False, True]
+        assert "its info cannot be read: expected a dict" in str(infos["error"][1])
         envs.close()

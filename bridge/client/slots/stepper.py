@@ -26,6 +26,8 @@ _OUTSTANDING = frozenset({SlotPhase.STEPPING, SlotPhase.ANSWERED})
 # There is something to hand out: an answer, or the end of an episode that was cut; or it is coming.
 _HERE = frozenset({SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED}) | CUT
 _COMING = (frozenset(SlotPhase) - SETTLED) | _HERE
+# Lanes outside of a reset's mask go on with episodes that the user knows of.
+_IN_EPISODES = frozenset({SlotPhase.RUNNING, SlotPhase.RENEWING, SlotPhase.RENEWED})
 # Seconds that `finish_step` waits where no slot has an observation: a loop over it does not spin.
 _PACE = 0.02
 Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
@@ -52,6 +54,8 @@ class Stepper:
     def begin_anew(self) -> None:
         """Have no episodes, as in a copy."""
         self.pool.started = False
+        self._tells = True
+        """False in a reset, which returns no flags: the ends of episodes that were cut are kept for the next step."""
         self._sent = False
         """True if answers to `send` may be outstanding."""
         self._all_running = False
@@ -80,7 +84,7 @@ class Stepper:
         mask = given.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, self.pool.num_envs)
-        self._all_running, self._stepped = False, None
+        self._all_running, self._stepped, self._tells = False, None, False
         self.pool.drain()
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
         plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
@@ -88,9 +92,10 @@ class Stepper:
             # Before the first reset no slot has an episode that a mask could spare.
             chosen = None if mask is None or not self.pool.started else mask[member.slots]
             # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
-            if member.phase is SlotPhase.STEPPING and chosen is not None and not chosen.all():
+            if member.phase in _OUTSTANDING and chosen is not None and not chosen.all():
                 raise AlreadyPendingError(
-                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its slots too",
+                    f"{member.remote.url} still owes the answer to a step, or nobody has taken it; reset all its slots "
+                    "too",
                     "step",
                 )
             if chosen is not None and not chosen.any():
@@ -110,15 +115,21 @@ class Stepper:
         for member, settings in plans:
             if seed is not None:
                 member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
-            # The reset gives that episode up, so its end is no news any more.
-            if member.phase in CUT:
+            masked = "reset_mask" in settings
+            # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
+            # to tell.
+            if member.phase in CUT and not masked:
                 member.handle(SlotEvent.TOLD)
-            member.error = member.refusal = None
-            if member.phase in OFFLINE or member.phase in CONNECTING:
+            member.refusal = None
+            if member.phase not in CUT:
+                member.error = None
+            if member.phase in OFFLINE or member.phase in CONNECTING or member.phase in CUT:
                 # It is kept for the world that is joined next.
                 member.settings = settings
                 # The user asks now: the pause after earlier failures is over.
                 member.retry_at = 0.0
+            elif masked and member.phase in _IN_EPISODES:
+                self.pool.renew(member, settings)
             else:
                 self.pool.begin(member, settings)
         self.pool.check_deadlines(time.monotonic())
@@ -128,7 +139,7 @@ class Stepper:
         """Check and send the Steps."""
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first step()")
-        self._stepped = None
+        self._stepped, self._tells = None, True
         if self._sent:
             if any(member.phase in _OUTSTANDING for member in self.pool.members):
                 raise AlreadyPendingError(
@@ -334,7 +345,7 @@ class Stepper:
 
     def take_results(self) -> Results:
         """Hand out what has come."""
-        results = Results(self.pool, self._observation_layout, self._reward_space)
+        results = Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells)
         self._all_running = not results.errors and bool(results.valid.all())
         return results
 
