@@ -27,6 +27,7 @@ from bridge import (
     serve_gym,
     serve_parallel,
 )
+from bridge.encoding.values import encode
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import begin_step, finish_step
@@ -635,4 +636,18 @@ def test_an_observation_that_its_space_cannot_hold_costs_that_slot_alone() -> No
         assert truncations.tolist() == [False, True, False]
         assert [None if row is None else row.tolist() for row in observations] == [[1, 1], None, [1, 1]]
         assert "its observations cannot be read" in str(infos["error"][1])
+        envs.close()
+
+
+@pytest.mark.parametrize("info", [5, "text", None, [{}], [1], np.zeros(3)], ids=repr)
+def test_an_info_that_is_no_dict_costs_that_slot_alone(info: Any) -> None:
+    with serve_gym(lambda: CountingEnv(100)) as good, serve_gym(lambda: CountingEnv(100)) as bad:
+        envs = make_vec_remote([good.url, bad.url], timeout=20)
+        BlockingReset(envs).reset(seed=0)
+        agent: Any = world_of(bad, bad.worlds[0])._agent  # type: ignore[attr-defined]
+        values = agent.values
+        agent.values = lambda uids: [*values(uids)[:-1], np.frombuffer(encode(info), np.uint8)]
+        _, _, _, truncations, infos = envs.step(np.zeros(2, np.int64))
+        assert truncations.tolist() == [False, True]
+        assert "its info cannot be read: expected a dict" in str(infos["error"][1])
         envs.close()

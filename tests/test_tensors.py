@@ -587,6 +587,12 @@ def test_a_spec_refuses_another_shape(shape, tensor_shape, count, message):
         spec.read(pb.Tensor(floats=pb.Tensor.FloatArray(array=[1.0] * count), shape=tensor_shape))
 
 
+def test_a_variable_dimension_beside_one_without_elements_is_none():
+    spec = Spec.number("a", (-1, 0), np.float32)
+    tensor = pb.Tensor(floats=pb.Tensor.FloatArray(), shape=[-1, 0])
+    assert spec.read(tensor).shape == unpack_tensor(tensor).shape == (0, 0)
+
+
 def test_a_shape_without_end_is_refused_in_few_words():
     endless = [2**31 - 1] * 1000
     message = pb.TensorSpec(name="a", shape=endless, dtype=pb.FLOAT)

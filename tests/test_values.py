@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import math
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -266,6 +267,7 @@ def array_message(**fields):
     return pb.Value(array=pb.Value.Array(**fields))
 
 
+ALIKE = [pb.Value(big_integer=str(number * sys.hash_info.modulus)) for number in range(1001)]
 # NumPy hashes no span of time without a unit.
 UNHASHABLE = array_message(dtype="<m8", data=b"\x05" + bytes(7), is_scalar=True)
 
@@ -281,6 +283,8 @@ UNHASHABLE = array_message(dtype="<m8", data=b"\x05" + bytes(7), is_scalar=True)
         ),
         (pb.Value(set=pb.Value.List(items=[pb.Value(list=pb.Value.List())])), "a set cannot hold"),
         (pb.Value(set=pb.Value.List(items=[UNHASHABLE])), "a set cannot hold"),
+        (pb.Value(frozenset=pb.Value.List(items=ALIKE)), "a frozenset cannot hold .* have the same hash"),
+        (pb.Value(dict=pb.Value.Dict(any_keys=ALIKE, values=ALIKE)), "a dict cannot hold .* have the same hash"),
         (pb.Value(big_integer="--5"), "integer in decimal"),
         (pb.Value(big_integer="1" * 5000), "integer in decimal"),
         (pb.Value(big_integer=""), "integer in decimal"),

@@ -421,8 +421,9 @@ class Spec:
             raise TensorError(f"{self.name!r}: expected {self.describe()}, got a tensor that holds {got}")
         flat = _elements(tensor, member)
         shape = tuple(tensor.shape)
-        # The usual case. The other branch is for variable dimensions and for single elements that fill the shape.
-        if shape == self.shape and flat.size == math.prod(shape):
+        # The usual case. The other branch is for variable dimensions, for single elements that fill the shape, and for
+        # none at all, which a variable dimension may have beside one of 0.
+        if shape == self.shape and flat.size == math.prod(shape) > 0:
             array = flat.reshape(shape)
             if not array.flags.writeable:
                 array = array.copy()

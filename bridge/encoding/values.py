@@ -7,11 +7,12 @@ fields, an instance of a subclass as the plain type. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,6 +58,7 @@ _MAX_WITHOUT_BYTES = 1 << 16
 # Limited, as an environment may have ever new keys in its infos, and each note is remembered.
 _MAX_NOTES = 100
 _MOST_VALUES = 10_000
+_MAX_ALIKE = 1000
 # Kinds of fields on the wire.
 _VARINT, _WITH_LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
@@ -398,7 +400,7 @@ def from_value(message: pb.Value, depth: int = 0) -> Any:
         return _read_array(message.array, depth)
     if kind in ("set", "frozenset"):
         items = [from_value(item, depth + 1) for item in getattr(message, kind).items]
-        return _hashed(lambda: set(items) if kind == "set" else frozenset(items), f"a {kind}")
+        return _hashed(lambda: set(items) if kind == "set" else frozenset(items), f"a {kind}", items)
     if kind == "complex":
         return complex(message.complex.real, message.complex.imaginary)
     if kind == "big_integer":
@@ -416,11 +418,15 @@ def _read_dict(message: pb.Value.Dict, depth: int) -> dict[Any, Any]:
     if len(keys) != len(values):
         raise TensorError(f"a dict came with {len(keys)} keys and {len(values)} values")
     items = [from_value(value, depth + 1) for value in values]
-    return _hashed(lambda: dict(zip(keys, items, strict=True)), "a dict")
+    # Nobody can choose the hashes of text.
+    return _hashed(lambda: dict(zip(keys, items, strict=True)), "a dict", () if message.keys else keys)
 
 
-def _hashed(make: Callable[[], T], kind: str) -> T:
+def _hashed(make: Callable[[], T], kind: str, members: Iterable[Any] = ()) -> T:
     try:
+        # The multiples of a prime all have the hash 0, and a set of such takes time by the square of their number.
+        if max(collections.Counter(map(hash, members)).values(), default=0) > _MAX_ALIKE:
+            raise ValueError(f"more than {_MAX_ALIKE} have the same hash")
         return make()
     except (TypeError, ValueError) as error:  # spans of time without a unit raise ValueError
         raise TensorError(f"{kind} cannot hold what travels: {error}") from error

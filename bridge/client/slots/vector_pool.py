@@ -23,7 +23,7 @@ from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, St
 from bridge.client.world.remote import Delivery, Remote
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.seeds import pack_seed
-from bridge.errors import PeerError, SettingError, shown_url
+from bridge.errors import ConnectionLostError, PeerError, SettingError, shown_url
 from bridge.logs import LimitedLog, SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport import keepalive
@@ -322,28 +322,33 @@ class VectorPool(Pool):
 
     # Answers
 
-    def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
-        """Take one delivery; (None, None) once the deadline has passed."""
-        while items := self.poller.ready(max(0.0, deadline - time.monotonic())):
-            remote, number, what, arrived = items.popleft()
-            member = self.member_of.get(remote)
-            if member is not None:  # else its remote was moved away from, and it means nothing
-                return remote.receive(number, what, arrived), member
-        return None, None
+    def handle_next(self, deadline: float) -> bool:
+        """Wait for deliveries, and handle them; return False if there are none by the deadline."""
+        items = self.poller.ready(max(0.0, deadline - time.monotonic()))
+        came = bool(items)
+        self._handle_all(items)
+        return came
 
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""
-        member_of = self.member_of
-        while items:
-            remote, number, what, arrived = items.popleft()
-            event = remote.receive(number, what, arrived)
-            member = member_of.get(remote)
-            if event is None or member is None:
-                continue  # it means nothing, or its remote was moved away from
-            if type(event) is StepAnswered and member.phase is SlotPhase.STEPPING:  # as nearly always
-                member.take(event)
-            else:
-                self.handle(event, member)
+        member_of, member = self.member_of, None
+        try:
+            while items:
+                remote, number, what, arrived = items.popleft()
+                member = member_of.get(remote)
+                event = remote.receive(number, what, arrived)
+                if event is None or member is None:
+                    continue  # it means nothing, or its remote was moved away from
+                if type(event) is StepAnswered and member.phase is SlotPhase.STEPPING:  # as nearly always
+                    member.take(event)
+                else:
+                    self.handle(event, member)
+        # KeyboardInterrupt: an answer that was taken and not handled would be waited for until the timeout.
+        except BaseException:
+            if member is not None:
+                error = ConnectionLostError(member.remote.url, "its answer was interrupted")
+                self.lose(member, member.remote.give_up(error))
+            raise
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
