@@ -4,6 +4,7 @@ import ast
 import io
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from gymnasium import spaces
 import bridge
 from bridge import TLS, make_remote, make_vec_remote
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError
-from bridge.standalone import serve_env
 from bridge.testing import EVERY_SPACE, CountingEnv, check_server, make_certificates, make_info
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
@@ -190,8 +190,9 @@ def test_a_reset_world_that_gave_up_takes_no_seed_from_one_that_still_waits():
             seeds.append(seed)
             return super().reset(seed=seed, options=options)
 
-    server = serve_env.StandaloneServer(serve_env.maker_of(Seeded, False))
-    player, one, other = (serve_env.StandaloneSession(server, True) for _ in range(3))
+    file = runpy.run_path(str(FILE))
+    server = file["StandaloneServer"](file["maker_of"](Seeded, False))
+    player, one, other = (file["StandaloneSession"](server, True) for _ in range(3))
 
     def ask(session, **payload):
         return session.answer(public.EnvironmentRequest(**payload).SerializeToString())

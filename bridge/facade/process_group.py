@@ -36,8 +36,7 @@ __all__ = ["ServerGroup", "registered_specs"]
 
 START_TIMEOUT = 120.0
 """Seconds that all servers together have to start."""
-ASK_TIMEOUT = 10.0
-"""Seconds that all servers together have to say how they are."""
+_ASK_TIMEOUT = 10.0
 # Seconds that a process has to end once it was told to.
 _END_TIMEOUT = 15.0
 _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.facade.process_group import run_child; run_child()"
@@ -269,7 +268,7 @@ class ServerGroup(Server):
                 return []
             self._asked += 1
             asked = [child for child in self._children if child.write(f"count {self._asked}")]
-            deadline = time.monotonic() + ASK_TIMEOUT
+            deadline = time.monotonic() + _ASK_TIMEOUT
             return [said for child in asked if (said := child.read(deadline, self._asked)) is not None]
 
     def stop(self, grace: float = 0.0) -> None:
