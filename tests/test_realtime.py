@@ -25,6 +25,7 @@ from bridge.errors import (
     EnvironmentFailedError,
     RefusedError,
     RemoteTimeoutError,
+    RequestError,
     ResetNeededError,
     SettingError,
 )
@@ -439,6 +440,22 @@ def test_an_environment_that_fails_in_every_reset_is_an_error_of_blocking_reset(
     with pytest.raises(EnvironmentFailedError, match="no cartridge"):
         envs.reset()
     envs.close()
+
+
+def test_resets_that_fail_count_as_no_episodes() -> None:
+    clock = VirtualClock()
+    runtime = LocalRuntime(clock.now)
+    world = direct_world(gym_source(lambda: FailingEnv(fail_in_reset=1), fps=10.0), runtime=runtime)
+    agent = world.join({})
+    with pytest.raises(RequestError, match="reset 1 fails on purpose"):
+        agent.begin()
+    agent.reset({}, False)
+    agent.begin()
+    assert (world.counts().steps, world.counts().episodes) == (0, 0)
+    agent.reset({}, True)
+    agent.begin()
+    assert (world.counts().steps, world.counts().episodes) == (0, 1)
+    world.close()
 
 
 def test_blocking_reset_waits_for_every_slot_and_lane(serve: Any, clock: VirtualClock) -> None:
