@@ -114,7 +114,7 @@ class _Stream:
         assert error is None, error
         self.busy = False
         if not self.closed:
-            self.duplex.b.send(self._net.clock.now(), b"".join(parts))
+            self.duplex.b.send(self._net.clock.now(), self._net.rewrite(b"".join(parts)))
 
 
 class FarNetwork:
@@ -151,6 +151,8 @@ class FarNetwork:
         """The environments, in the order in which they were made."""
         self.taking = True
         """False: what arrives at the client is left where it is."""
+        self.rewrite: Callable[[bytes], bytes] = bytes
+        """Changes each answer on its way."""
 
         def make() -> Any:
             self.made.append(env(self.server_clock.now))

@@ -4,10 +4,9 @@ from concurrent import futures
 
 import grpc
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
-from dm_env_rpc.v1 import dm_env_rpc_pb2_grpc
 
 
-class ScriptedServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
+class ScriptedServer:
     """Joins with `specs`, answers a Step by `step(request, number)` and a Reset by `reset(request, number)`.
 
     Each may return a response, or raise `Refuse`; `number` counts the requests of that kind. What is not given is
@@ -19,7 +18,11 @@ class ScriptedServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
         self.step, self.reset = step, reset
         self.steps, self.resets = [], []
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
-        dm_env_rpc_pb2_grpc.add_EnvironmentServicer_to_server(self, self.server)
+        process = grpc.stream_stream_rpc_method_handler(
+            self.Process, self.read, pb.EnvironmentResponse.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler("dm_env_rpc.v1.Environment", {"Process": process})
+        self.server.add_generic_rpc_handlers([handler])
         self.port = self.server.add_insecure_port("127.0.0.1:0")
 
     @property
@@ -32,6 +35,9 @@ class ScriptedServer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
 
     def __exit__(self, *_):
         self.server.stop(None).wait(10)
+
+    def read(self, data):
+        return pb.EnvironmentRequest.FromString(data)
 
     def Process(self, request_iterator, context):  # noqa: N802
         for request in request_iterator:

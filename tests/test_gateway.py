@@ -513,6 +513,35 @@ def test_the_command_says_what_is_wrong_with_its_urls(capsys):
     assert "it names no environment" in capsys.readouterr().err
 
 
+class Reading(Saying):
+    """Keeps the bytes of its requests."""
+
+    def __init__(self):
+        super().__init__("{}")
+        self.came = []
+
+    def read(self, data):
+        self.came.append(data)
+        return super().read(data)
+
+
+def test_a_step_is_handed_on_without_a_request_before_it_in_the_same_message():
+    """Which of the two a server reads is for it to say, and the gateway has more rights there than a spectator."""
+    step = pb.EnvironmentRequest(step=pb.StepRequest()).SerializeToString()
+    other = pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest(world_name="w")).SerializeToString()
+    server = Reading()
+    with gateway_to(server, auth=Auth(watch_token="for-watchers"), token="for-players") as gateway:
+        with grpc.insecure_channel(gateway.url.removeprefix("grpc://")) as channel:
+            process = channel.stream_stream(f"/{SERVICE}/{METHOD}")  # bytes as they are
+            join = pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=f"{place(server)}/"))
+            join.join_world.settings["role"].CopyFrom(pack_tensor("spectator"))
+            requests = [join.SerializeToString(), step, other + step]
+            metadata = [("authorization", "Bearer for-watchers")]
+            answers = [pb.EnvironmentResponse.FromString(each) for each in process(iter(requests), metadata=metadata)]
+        assert [answer.WhichOneof("payload") for answer in answers] == ["join_world", "step", "step"]
+        assert server.came[-2:] == [step, step]
+
+
 def test_a_request_behind_a_step_in_one_message_does_not_pass_as_a_step():
     """Protobuf takes the last field of a oneof, so a message may begin like a Step and be another request."""
     server = serve_gym(Paddle)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.far_network import ROUGH, STEADY, FarNetwork, Telling
 from tests.support import sampled
 
@@ -261,6 +262,25 @@ def test_the_actions_go_on_when_their_stream_is_lost(network: Make) -> None:
     assert applied[-1] == 399
     assert len({action for action in applied if 31 <= action < 90}) >= 30
     assert len(net.streams) == 3, "it was opened again"
+
+
+def test_a_stream_for_actions_that_cannot_name_episodes_is_given_up(network: Make) -> None:
+    def without_episode(answer: bytes) -> bytes:
+        message = pb.EnvironmentResponse.FromString(answer)
+        for uid, spec in list(message.join_world.specs.actions.items()):
+            if spec.name == "episode":
+                del message.join_world.specs.actions[uid]
+        return message.SerializeToString()
+
+    net = network()
+    net.rewrite = without_episode
+    remote = net.remote()
+    net.begin(remote)
+    for number in range(1, 100):
+        net.step(remote, number)
+    net.run_for(0.3)
+    assert env_of(net).applied[-1][1] == 99, "behind the Steps in flight"
+    assert len(net.streams) == 2, "it was not opened again"
 
 
 @pytest.mark.parametrize("wait", ["now", "next_frame"])

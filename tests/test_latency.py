@@ -1,5 +1,7 @@
 """`bridge.client.realtime.latency`: how far two clocks are apart, and how old what is seen is."""
 
+import math
+
 import pytest
 
 from bridge.client.realtime.latency import ClockOffset, Latency
@@ -40,3 +42,12 @@ def test_a_round_trip_leaves_out_what_the_server_kept() -> None:
     assert latency.figures()["round_trip"] == pytest.approx(0.3)
     assert latency.age(55.0, 5.5) == pytest.approx(5.5 + latency.offset.middle - 55.0)
     assert latency.summary()["round_trip"]["count"] == 1
+
+
+def test_an_age_is_unknown_and_not_counted_before_the_first_answer() -> None:
+    latency = Latency()
+    assert math.isnan(latency.age(55.0, 5.5))
+    assert latency.summary()["observation_age"]["count"] == 0
+    latency.answered(0.0, 50.1, 50.1, 0.2)
+    assert latency.age(50.1, 0.3) == pytest.approx(0.2, abs=0.1)
+    assert latency.summary()["observation_age"]["count"] == 1

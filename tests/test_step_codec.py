@@ -53,6 +53,7 @@ def test_what_is_written_by_hand_is_what_protobuf_would_say(shape: tuple[int, ..
     assert request is not None
     message = pb.EnvironmentRequest.FromString(request)
     assert list(message.step.requested_observations) == [*range(1, 10), 300]
+    assert message.ByteSize() == len(request)  # by which a gateway knows that there is nothing else in it
     for uid, array in enumerate(arrays, start=1):
         back = unpack_tensor(message.step.actions[uid])
         assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -153,6 +152,3 @@ class SB3VecEnv(VecEnv):
             warnings.warn(f"expected the render mode rgb_array for images, got {self.render_mode}", stacklevel=2)
             return [None] * self.num_envs
         return list(self._envs.env.render())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SB3VecEnv:
-        return SB3VecEnv(copy.deepcopy(self._envs.env, memo), **self._choices)

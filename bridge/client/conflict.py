@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn
 
-from bridge.errors import ConcurrentUseError
+from bridge.errors import BridgeError, ConcurrentUseError
 
 __all__ = ["ConflictDetector"]
 
@@ -17,11 +18,19 @@ class ConflictDetector:
     Args:
         what: What it is of, for the error.
         turn: Held inside of the block too; a block waits for the one who holds it. None: there is none.
+        interrupted: Returns what is called, inside of the block, where an error ends it that is none of ours, such as
+            KeyboardInterrupt; or None.
     """
 
-    def __init__(self, what: str, turn: threading.Lock | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        turn: threading.Lock | None = None,
+        interrupted: Callable[[], Callable[[], object] | None] = lambda: None,
+    ) -> None:
         self._what = what
         self._turn = turn
+        self._interrupted = interrupted
         self.lock = threading.Lock()
         """Held inside of the block; what runs in each step acquires it without the cost of two calls."""
 
@@ -42,6 +51,10 @@ class ConflictDetector:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._turn is not None:
-            self._turn.release()
-        self.lock.release()
+        try:
+            if kind is not None and not issubclass(kind, BridgeError) and (call := self._interrupted()) is not None:
+                call()
+        finally:
+            if self._turn is not None:
+                self._turn.release()
+            self.lock.release()

@@ -24,6 +24,7 @@ from bridge.client.world.step_reader import Transition
 from bridge.client.world.world_request import WorldInfo
 from bridge.errors import (
     AlreadyPendingError,
+    BridgeError,
     Code,
     RefusedError,
     RemoteTimeoutError,
@@ -40,7 +41,7 @@ _WHY_RESET: Mapping[ClientState, str] = {
     ClientState.JOINED: "no episode has begun, or the last one was given up",
     ClientState.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
     ClientState.ENDED: "the episode has ended",
-    ClientState.LOST: "the connection was lost",
+    ClientState.LOST: "the connection was lost, or a call was interrupted",
 }
 
 
@@ -71,7 +72,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
 
     Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
     ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
-    environment raises; `reset` connects again.
+    environment raises; `reset` connects again, also after Ctrl-C in a call.
 
     Examples:
         >>> from bridge import make_remote, serve_gym
@@ -224,6 +225,11 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             remote.send_step(world.write_action(action))
             message, reader = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
+        except BaseException as error:
+            if not isinstance(error, BridgeError):
+                with self._pool.turn:
+                    self._interrupted()
+            raise
         finally:
             self._conflicts.lock.release()
 

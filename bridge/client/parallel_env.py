@@ -78,7 +78,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         try:
             with self._conflicts:  # else the thread that works between calls takes answers
                 self._connect()
-        except RemoteError:
+        except BaseException:  # KeyboardInterrupt too: without an object there is nobody to close the connections
             self._disconnect(0.5)
             raise
         world_info = {name: remote.known_info() for name, remote in self._remotes.items()}
@@ -101,7 +101,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         try:
             name = self._read_property(first, "world.agent", "to a question", encoded=False)
             names = self._read_property(first, "world.agents", "to a question", encoded=True)
-        except RemoteError as error:
+        except BaseException as error:
             first.close(0.5)
             unknown = (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED)
             # A world of one agent has no such property, and another server none at all: the user took the wrong
@@ -177,11 +177,12 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             if not all(remote.connected for remote in self._remotes.values()):
                 self._disconnect(0.0)
                 self._connect()
-            self._started = False
             first = self.possible_agents[0]
             realtime = self._remotes[first].known_info().fps is not None
             if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
                 settings["together"] = pack_tensor(secrets.randbits(62))
+            self._remotes[first].session.write_reset(settings)  # raises where it is too large to be sent
+            self._started = False
             for name, remote in self._remotes.items():
                 # In lock step one Reset with the seed is enough: the environment is reset once for all agents.
                 remote.begin(settings if realtime or name == first else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from bridge.client.conflict import ConflictDetector
@@ -31,7 +32,9 @@ class PoolOwner:
 
     def _own_pool(self, timeout: float) -> None:
         self._pool = Pool(timeout)
-        self._conflicts = ConflictDetector("environment", self._pool.turn)
+        # Weak, because a cycle of references would keep an environment that nobody holds until the next collection.
+        interrupted = weakref.WeakMethod(self._interrupted)
+        self._conflicts = ConflictDetector("environment", self._pool.turn, interrupted)
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,6 +101,11 @@ class PoolOwner:
             remote = self._asked()
             remote.call(name, args, kwargs)
             return call_results(self._reply(remote, f"to the call of {name}"), remote.url)[0]
+
+    def _interrupted(self) -> None:
+        """Disconnect if an answer is outstanding: it would be taken for the answer to another call."""
+        if any(remote.session.outstanding for remote in self._remotes.values()):
+            self._disconnect(0.0)
 
     def _disconnect(self, timeout: float) -> None:
         self._pool.close(self._remotes.values(), timeout)

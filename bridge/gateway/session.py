@@ -87,18 +87,17 @@ class GatewaySession:
     async def _route(self, data: Request) -> list[bytes | memoryview]:
         """Send a request to the server that it is for; return the answer.
 
-        What is handed on is written anew from what was parsed, but for a Step with no unknown field. Protobuf takes the
-        last field of a oneof, so the bytes of a Step may be followed by those of another request, and a field that this
-        version does not know may be a request to a newer server: both would get the gateway's own rights there.
+        What is handed on is written anew from what was parsed, but for a Step of no further bytes. Protobuf takes the
+        last field of a oneof, so the bytes of a Step may stand before or behind those of another request, and a field
+        that this version does not know may be a request to a newer server: each would get the gateway's own rights.
         """
         try:
             # Also a Step is parsed: what a request is decides whether a client that may only watch is let through.
             request = pb.EnvironmentRequest.FromString(bytes(data))
-            size = request.ByteSize()
             request.DiscardUnknownFields()
             kind = request.WhichOneof("payload")
-            if kind == "step" and self._inner is not None and request.ByteSize() == size:
-                # As it came, no field of it unknown: servers read their own clients' form of a Step without protobuf.
+            if kind == "step" and self._inner is not None and request.ByteSize() == len(data):
+                # As it came, with nothing else in it: servers read their own clients' form of a Step without protobuf.
                 return await self._inner.handle(data)
             if kind is None:
                 return await self._own.handle(request.SerializeToString())

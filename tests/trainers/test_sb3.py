@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.errors import RemoteTimeoutError
 from bridge.recording.reader import read_folder
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset, SB3VecEnv
@@ -176,15 +178,29 @@ def test_a_step_that_is_under_way_is_given_up_by_a_reset() -> None:
         remote.close()
 
 
-def test_what_it_takes() -> None:
-    with serve_gym("CartPole-v1") as server:
-        inner = make_vec_remote(server.url)
-        remote = SB3VecEnv(BlockingReset(inner, 5.0))
-        remote.reset()
-        twin = pickle.loads(pickle.dumps(remote))
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda envs: pickle.loads(pickle.dumps(envs))], ids=["copy", "pickle"]
+)
+def test_a_copy_plays_by_itself_and_waits_as_long(copied: Any) -> None:
+    free = threading.Event()
+
+    class Stuck(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            assert free.wait(20)
+            return self.env.step(action)
+
+    with serve_gym(lambda: Stuck(cartpole())) as server:
+        remote = SB3VecEnv(BlockingReset(make_vec_remote(server.url), 2.0))
+        twin = copied(remote)
         assert twin.reset().shape == (1, 4)
+        with pytest.raises(RemoteTimeoutError, match=r"within 2 s|2\.0 s"):
+            twin.step(np.array([0]))
+        free.set()
         twin.close()
         remote.close()
+
+
+def test_what_it_takes() -> None:
     with pytest.raises(ValueError, match="make_vec_remote"):
         SB3VecEnv(cartpole())
 

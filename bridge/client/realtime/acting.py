@@ -105,7 +105,7 @@ class ActingStream:
             self._end(for_good=True)
         elif kind == "join_world":
             specs = message.join_world.specs.actions
-            self._episode_uid = next(uid for uid, spec in specs.items() if spec.name == "episode")
+            (self._episode_uid,) = (uid for uid, spec in specs.items() if spec.name == "episode")
             # D-9: the first Step ignores its actions.
             first = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[_TIMING]))
             self._send(first.SerializeToString())

@@ -74,9 +74,13 @@ class Latency:
         self.round_trips.add(self._round_trip)
 
     def age(self, observed: float, now: float) -> float:
-        """Return how old an observation of the server's time `observed` is at the client's time `now`, seconds."""
-        # The middle may be wrong by half the interval, and nothing is younger than now.
-        age = max(0.0, now + self.offset.middle - observed)
+        """Return how old an observation of the server's time `observed` is at the client's time `now`, seconds.
+
+        NaN, which is not counted, while that is unknown: before the first answered Step.
+        """
+        # The middle may be wrong by half the interval, and nothing is younger than now. Of a NaN, `max` returns the
+        # first argument.
+        age = max(now + self.offset.middle - observed, 0.0)
         if math.isfinite(age):
             self.ages.add(age)
         return age

@@ -66,7 +66,7 @@ class Pool:
         remote.open()
         try:
             self.wait(remote, Joined, "to join a world")
-        except RemoteError:
+        except BaseException:  # KeyboardInterrupt too: the caller has no remote to close then
             remote.close(0.5)
             raise
 

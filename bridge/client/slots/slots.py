@@ -15,6 +15,7 @@ from bridge.client.world.extensions import call_results, property_value
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import (
     AlreadyPendingError,
+    BridgeError,
     ClosedError,
     ConnectionLostError,
     NothingPendingError,
@@ -65,7 +66,7 @@ class Slots:
         self.pending: str | None = None
         """The asynchronous call that is pending."""
         self._timed_out = False
-        """True if it timed out, so that it may be given up."""
+        """True if it timed out or was interrupted, so that it may be given up."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"pool": self.pool, "stepper": self.stepper}
@@ -109,7 +110,9 @@ class Slots:
             self.pool.question = None
 
     def wait(self, pending: str, gather: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Return what `gather` does, the wait for an asynchronous call. After a timeout it can go on, in another wait.
+        """Return what `gather` does, the wait for an asynchronous call.
+
+        After a timeout or an interrupt it can go on, in another wait.
 
         Args:
             pending: The asynchronous call. A `call` is over where those that were late are lost.
@@ -130,8 +133,10 @@ class Slots:
             over = True
             try:
                 return gather(*args, **kwargs)
-            except RemoteTimeoutError:
-                over = pending == "call" and self.pool.question is None
+            except BaseException as error:
+                # What was interrupted, as by KeyboardInterrupt, can be waited for again too.
+                if isinstance(error, RemoteTimeoutError) or not isinstance(error, BridgeError):
+                    over = pending == "call" and self.pool.question is None
                 raise
             finally:
                 # Also where another error is raised: a call that failed cannot be waited for again.
@@ -227,11 +232,8 @@ class Slots:
         deadline = time.monotonic() + (pool.timeout if timeout is None else timeout)
         # After a failure too: what is left over would count as answers to the next question.
         while question.missing:
-            event, source = pool.next_event(deadline)
-            if source is None:
+            if not pool.handle_next(deadline):
                 raise self._late(question, timeout)
-            if event is not None:
-                pool.handle(event, source)
         pool.question = None
         if question.failure is not None:
             raise question.failure
