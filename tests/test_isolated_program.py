@@ -8,16 +8,15 @@ from tests.support import server_process, until
 from tests.trick_envs import gone
 
 PARENT = """
-import functools, pickle, socket, sys, time, types
-from bridge.worlds.isolated.child import LENGTH
+import functools, pickle, socket, struct, sys, time, types
 from bridge.worlds.isolated.program import Program
 
 ours, theirs = socket.socketpair()
 program = Program(theirs, pickle.dumps(types.SimpleNamespace(make_env=functools.partial(time.sleep, 60.0))))
 theirs.close()
-ours.sendall(LENGTH.pack(1) + b"h")
+ours.sendall(struct.pack(">Q", 1) + b"h")
 ours.recv(100)
-ours.sendall(LENGTH.pack(1) + b"?")  # which it reads, and does not return from
+ours.sendall(struct.pack(">Q", 1) + b"?")  # which it reads, and does not return from
 print(program.pid, flush=True)
 sys.stdin.read()
 """
