@@ -221,7 +221,7 @@ def test_a_session_that_is_given_up_leaves_its_world_and_expects_nothing_more() 
 def test_a_request_that_is_too_large_is_not_sent_and_gets_no_answer() -> None:
     session = joined()
     with pytest.raises(SettingError, match="larger than max_message_bytes"):
-        session.step(b"\0" * ((1 << 20) + 1), NOW)
+        session.act(b"\0" * ((1 << 20) + 1), NOW)
     assert session.data_to_send() == []
     assert isinstance(session.receive(pb.EnvironmentResponse().SerializeToString(), NOW), Lost)  # an answer to nothing
 

@@ -29,6 +29,7 @@ from bridge.dial import DialListener
 from bridge.errors import AddressError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
 from tests.support import server_process, until
+from tests.websocket_tools import KEY
 
 SERVE = """
 import sys, bridge
@@ -367,6 +368,18 @@ def test_a_stranger_with_a_request_of_a_hundred_fields_is_refused_and_the_listen
                 stranger.sendall(request + b"a: b\r\n" * 200 + b"\r\n")
                 assert stranger.recv(100).startswith(b"HTTP/1.1 404")
         with dialing(listener, "honest"):
+            until(lambda: names(listener) == ["honest"])
+
+
+def test_a_token_that_is_no_text_of_base64_is_a_wrong_one_and_the_listener_goes_on() -> None:
+    offer = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: dm_env_rpc.v1, bridge.token.\xfc\r\n\r\n"
+    head = f"GET /gymnasium-bridge/dial?name=x HTTP/1.1\r\nUpgrade: websocket\r\nSec-WebSocket-Key: {KEY}\r\n{offer}"
+    with listening(token="secret") as listener:
+        with socket.create_connection(("127.0.0.1", listener.port), 20.0) as stranger:
+            stranger.sendall(head.encode("latin-1"))
+            with stranger.makefile("rb") as answer:
+                assert b"a token is required" in answer.read()
+        with dialing(listener, "honest", token="secret"):
             until(lambda: names(listener) == ["honest"])
 
 

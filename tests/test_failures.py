@@ -17,10 +17,21 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, SlotState, errors, make_remote, make_vec_remote, serve_gym
+from bridge import (
+    Limits,
+    SlotState,
+    errors,
+    make_parallel_remote,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+    serve_parallel,
+)
+from bridge.encoding.values import encode
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import begin_step, finish_step
+from tests.parallel_envs import Relay
 from tests.support import SERVE, server_process, until, world_of
 
 ZEROS = {n: np.zeros(n, np.int64) for n in (1, 2, 3, 4)}
@@ -286,9 +297,10 @@ def test_reset_settings_that_are_refused_are_raised() -> None:
         envs = BlockingReset(make_vec_remote(server.url))
         with pytest.raises(errors.RefusedError, match="takes one integer seed"):
             envs.reset(seed=[5, 3])
+        envs.reset(seed=5)
         with pytest.raises(errors.RefusedError, match="cannot reset some of its lanes alone"):
             envs.reset(options={"reset_mask": np.array([True, False])})
-        envs.reset(seed=5)
+        assert envs.step(np.zeros(2, np.int64))[3].all(), "no lane's episode ends without a sign"
         envs.close()
     with serve_gym("CartPole-v1") as server:
         envs = BlockingReset(make_vec_remote(server.url))
@@ -531,6 +543,72 @@ def test_a_request_that_is_too_large_to_be_sent_leaves_the_answers_of_others_in_
         remote.close()
 
 
+TEXT = gymnasium.spaces.Text(20_000)
+LONG = "x" * 15_000
+
+
+def test_a_step_or_reset_that_is_too_large_to_be_sent_leaves_an_environment_as_it_is() -> None:
+    with serve_gym(lambda: CountingEnv(50, action_space=TEXT)) as server:
+        env = make_remote(server.url, max_message_bytes=10_000, timeout=20.0)
+        env.reset()
+        assert env.step("x")[0].tolist() == [1, 1]
+        for call in (lambda: env.step(LONG), lambda: env.reset(options={"text": LONG})):
+            with pytest.raises(errors.SettingError, match="larger than max_message_bytes=10000"):
+                call()
+        assert env.step("x")[0].tolist() == [1, 2]
+        env.close()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_step_or_reset_that_is_too_large_for_one_slot_leaves_all_as_they_are(lanes: int) -> None:
+    with serve_gym(lambda: CountingEnv(50, action_space=TEXT), num_envs=lanes) as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=3, max_message_bytes=10_000, timeout=20.0))
+        envs.reset()
+        options = [{"text": LONG if lanes == 3 or slot == 2 else ""} for slot in range(3)]
+        for call in (
+            lambda: envs.step(("x", "x", LONG)),
+            lambda: envs.send(("x", "x", LONG)),
+            lambda: envs.reset_async(slot_options=options),
+        ):
+            with pytest.raises(errors.SettingError, match="larger than max_message_bytes=10000"):
+                call()
+        assert envs.step(("x", "x", "x"))[0].tolist() == [[1, 1]] * 3
+        assert envs.report()["steps_asked"] == envs.report()["steps_received"] == 3
+        envs.close()
+
+
+def test_steps_of_one_form_that_are_too_large_to_be_sent_change_nothing() -> None:
+    with serve_gym(lambda: CountingEnv(50, action_space=gymnasium.spaces.Box(-1, 1, (3000,)))) as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=2, max_message_bytes=10_000, timeout=20.0))
+        envs.reset()
+        for _ in range(2):
+            with pytest.raises(errors.SettingError, match="larger than max_message_bytes=10000"):
+                envs.step(envs.action_space.sample())
+        assert envs.report()["steps_asked"] == 0
+        assert envs.get_attr("steps") == (0, 0)
+        envs.close()
+
+
+def test_a_joint_step_that_is_too_large_for_one_agent_leaves_all_as_they_are() -> None:
+    class Talk(Relay):
+        def action_space(self, agent: str) -> Any:
+            return TEXT
+
+        def _speed(self, agent: str, action: str) -> int:
+            return len(action)
+
+    with serve_parallel(Talk) as server:
+        env = make_parallel_remote(server.url, max_message_bytes=10_000, timeout=20.0)
+        env.reset()
+        actions = dict.fromkeys(env.agents, "x")
+        for call in (lambda: env.step({**actions, env.agents[-1]: LONG}), lambda: env.reset(options={"text": LONG})):
+            with pytest.raises(errors.SettingError, match="larger than max_message_bytes=10000"):
+                call()
+        for time in (1, 2):
+            assert env.step(actions)[0]["ann"][-1] == time
+        env.close()
+
+
 def test_an_observation_that_its_space_cannot_hold_costs_that_slot_alone() -> None:
     """D-19: a float16 travels in 32 bits, of which a broken server may use more."""
 
@@ -558,4 +636,18 @@ def test_an_observation_that_its_space_cannot_hold_costs_that_slot_alone() -> No
         assert truncations.tolist() == [False, True, False]
         assert [None if row is None else row.tolist() for row in observations] == [[1, 1], None, [1, 1]]
         assert "its observations cannot be read" in str(infos["error"][1])
+        envs.close()
+
+
+@pytest.mark.parametrize("info", [5, "text", None, [{}], [1], np.zeros(3)], ids=repr)
+def test_an_info_that_is_no_dict_costs_that_slot_alone(info: Any) -> None:
+    with serve_gym(lambda: CountingEnv(100)) as good, serve_gym(lambda: CountingEnv(100)) as bad:
+        envs = make_vec_remote([good.url, bad.url], timeout=20)
+        BlockingReset(envs).reset(seed=0)
+        agent: Any = world_of(bad, bad.worlds[0])._agent  # type: ignore[attr-defined]
+        values = agent.values
+        agent.values = lambda uids: [*values(uids)[:-1], np.frombuffer(encode(info), np.uint8)]
+        _, _, _, truncations, infos = envs.step(np.zeros(2, np.int64))
+        assert truncations.tolist() == [False, True]
+        assert "its info cannot be read: expected a dict" in str(infos["error"][1])
         envs.close()

@@ -38,6 +38,20 @@ def test_what_it_says_is_short_and_harmless_to_a_terminal():
     assert "\u202e" not in text
 
 
+@pytest.mark.parametrize(
+    "reward", [pb.Tensor(protos={"array": [{"type_url": "x"}]}), pb.Tensor(strings={"array": "x"})]
+)
+def test_a_reward_that_is_no_number_is_told_as_the_servers_mistake(reward):
+    def step(request, number):
+        return pb.StepResponse(state=pb.RUNNING, observations={10: pb.Tensor(floats={"array": [0.5]}), 2: reward})
+
+    with Foreign(specs_of(observation()), step=step) as server:
+        env = bridge.make_remote(server.url, timeout=20)
+        with pytest.raises(PeerError, match="its observations cannot be read"):
+            env.reset()
+        env.close()
+
+
 def test_an_error_of_many_lines_stays_one():
     error = RemoteError("grpc://a:1", "ValueError: no\n  File x\tline 1")
     assert str(error) == "grpc://a:1: ValueError: no\n  File x\tline 1"

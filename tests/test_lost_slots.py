@@ -13,13 +13,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, make_vec_remote, serve_gym
+from bridge import Limits, SlotState, make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import pool_of
-from tests.support import server_process
+from tests.support import server_process, until
 
 DEADLINE = 30.0
 
@@ -203,6 +203,106 @@ def test_a_world_of_another_number_of_lanes_does_not_take_the_slots_of_the_lost_
         with serve_gym(lambda: CountingEnv(1000), num_envs=2, port=two.port):
             while not envs.step(np.zeros(3, np.int64))[4]["valid"].all():
                 assert time.monotonic() < end + DEADLINE
+        envs.close()
+
+
+class Seeded(CountingEnv):
+    """Its first observation is the seed; -1: it got none."""
+
+    fails = 0
+    """The resets that fail yet."""
+
+    def __init__(self):
+        super().__init__(1000)
+        self.observation_space = gymnasium.spaces.Box(-1.0, 2.0**32, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Seeded.fails -= 1
+        if Seeded.fails >= 0:
+            raise RuntimeError("the simulator is starting")
+        return np.array([-1.0 if seed is None else seed], np.float64), {}
+
+    def step(self, action):
+        return np.zeros(1), *super().step(action)[1:]
+
+
+def next_observations(envs):
+    found = []
+
+    def came():
+        found[:] = envs.step(np.zeros(envs.num_envs, np.int64))[0]
+        return found[0] is not None
+
+    until(came, DEADLINE)
+    return found
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_next_episode_of_a_lost_slot_is_seeded_alike_however_soon_its_server_is_back(lanes):
+    seeds = []
+    for soon, fails in (True, 0), (False, 0), (True, 1):
+        server = serve_gym(Seeded, num_envs=lanes)
+        envs = make_vec_remote(server.url, timeout=DEADLINE)
+        envs.reset(seed=5)
+        next_observations(envs)
+        server.stop()
+        if soon:  # its world is joined again before a step tells of the loss
+            server = serve_gym(Seeded, num_envs=lanes, port=server.port)
+            until(lambda envs=envs: (envs.slot_states == SlotState.RESETTING).all())
+        assert envs.step(np.zeros(lanes, np.int64))[3].all()
+        if not soon:
+            server = serve_gym(Seeded, num_envs=lanes, port=server.port)
+        Seeded.fails = fails
+        seeds.append([observation.item() for observation in next_observations(envs)])
+        envs.close()
+        server.stop()
+    assert seeds[0] == seeds[1]
+    assert -1.0 not in seeds[0] + seeds[2]
+
+
+@pytest.mark.parametrize("lost", ["before", "meanwhile"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_episodes_outside_of_a_reset_mask_that_are_lost_are_told_by_the_next_step(lanes, lost):
+    servers = [serve_gym(lambda: CountingEnv(1000), num_envs=lanes) for _ in range(2 // lanes)]
+    raw = make_vec_remote([server.url for server in servers], timeout=DEADLINE)
+    envs = BlockingReset(raw, autoreset_mode="Disabled")
+    envs.reset(seed=5)
+    play(envs, 3)
+
+    def restart():
+        servers[-1].stop()
+        until(lambda: raw.slot_states[1] == SlotState.LOST)
+        servers[-1] = serve_gym(lambda: CountingEnv(1000), num_envs=lanes, port=servers[-1].port)
+
+    if lost == "before":
+        restart()
+    envs.reset_async(options={"reset_mask": np.array([True, False])})
+    if lost == "meanwhile":
+        restart()
+    observations, _ = envs.reset_wait()
+    assert observations[1].tolist() == [1, 3]
+    observations, _, _, truncations, infos = envs.step(np.zeros(2, np.int64))
+    assert truncations.tolist() == [lanes == 2, True]
+    assert observations[1].tolist() == [1, 3]
+    assert "connection" in infos["error"][1]
+    assert sum(report.episodes_lost for report in envs.remotes()) == lanes
+    observations, _ = envs.reset(options={"reset_mask": truncations})
+    assert observations[1].tolist() == [1, 0]
+    envs.close()
+    for server in servers:
+        server.stop()
+
+
+def test_resets_of_several_lanes_one_after_the_other_leave_the_rest_as_it_is():
+    with serve_gym(CountingEnv, num_envs=3) as server:
+        envs = make_vec_remote(server.url, timeout=DEADLINE)
+        envs.reset()
+        next_observations(envs)
+        next_observations(envs)
+        for mask in np.eye(3, dtype=np.bool_)[:2]:
+            envs.reset(options={"reset_mask": mask})
+        assert [observation.tolist() for observation in next_observations(envs)] == [[2, 0], [2, 0], [1, 1]]
         envs.close()
 
 

@@ -500,6 +500,12 @@ def test_a_schema_is_read_as_pydantic_writes_it() -> None:
         )
 
 
+DOUBLING = {
+    str(number): {"type": "object", "properties": {key: {"$ref": f"#/$defs/{number + 1}"} for key in "ab"}}
+    for number in range(60)
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "error"),
     [
@@ -509,6 +515,7 @@ def test_a_schema_is_read_as_pydantic_writes_it() -> None:
         (schema_of({"a": {"type": "string", "maxLength": "x"}}, {}), SettingError),
         (schema_of({"a": {"type": "integer", "minimum": 5, "maximum": 1}}, {}), SettingError),
         (schema_of({"a": {"$ref": "#/nowhere"}}, {}), SettingError),
+        (schema_of({"a": {"$ref": "#/$defs/0"}}, {}, **{"$defs": DOUBLING}), SettingError),
         (schema_of({"a": {"x-gymnasium-space": "{"}}, {}), SettingError),
         (
             schema_of({"a": {"type": "array", "minItems": 10**9, "maxItems": 10**9, "items": {"type": "number"}}}, {}),

@@ -261,7 +261,7 @@ class Fleet:
                 member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
                 self.spares.remove(spare)
                 self._leave(spare)
-            case Begin(member, _):
+            case Begin(member):
                 self.begin(member)
             case GiveUp(member):
                 self.lose(member, RemoteTimeoutError(member.remote.url, "late"))

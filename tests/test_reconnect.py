@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,13 @@ def test_urls_beyond_num_envs_are_spares_and_are_told_of() -> None:
         step_until(envs, lambda: len(two.worlds) == 1 and envs.remotes()[1].state == "spare")
         envs.close()
         assert (one.connections, two.connections) == (0, 0)
+
+
+def test_a_directory_takes_no_spares_and_says_where_they_go(tmp_path: Path) -> None:
+    urls = tmp_path / "urls.txt"
+    urls.write_text("grpc://127.0.0.1:1\n")
+    with pytest.raises(errors.SettingError, match="add these URLs to the directory"):
+        make_vec_remote(urls.as_uri(), num_envs=2, spares=["grpc://127.0.0.1:2"])
 
 
 def test_a_spare_of_another_environment_is_not_used_and_says_why() -> None:

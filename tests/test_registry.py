@@ -181,6 +181,21 @@ def test_a_world_that_does_not_close_keeps_no_other_open(caplog):
     assert caplog.text.count("did not close") == 3
 
 
+class OddRewards(StubbornEnv):
+    """Cannot be served, and raises when it is closed."""
+
+    reward_space = spaces.Discrete(2)
+
+
+def test_an_environment_that_cannot_be_served_is_closed():
+    registry, envs = make(OddRewards)
+    for ask in (lambda: registry.create_world({}, object()), lambda: registry.find_world("")):
+        error = refusal(ask)
+        assert error.code == Code.FAILED_PRECONDITION
+        assert "reward_space" in error.message
+    assert [env.closed for env in envs] == [True, True]
+
+
 class Failing(Observer):
     def made(self, world):
         raise ZeroDivisionError("oops")

@@ -381,6 +381,12 @@ def test_malformed_json_is_a_tensor_error_that_shows_it(data):
             space_from_json(json.dumps(data))
 
 
+@pytest.mark.parametrize("kind", [{"type": "MultiBinary", "n": [1] * 65}, {"type": "Box", "shape": [1] * 65}])
+def test_a_shape_without_end_is_refused_before_its_product_is_found(kind):
+    with pytest.raises(TensorError, match="expected at most 64 dimensions, got 65"):
+        space_from_json(json.dumps({**kind, "dtype": "int8"}))
+
+
 @pytest.mark.parametrize("text", ["", "{", "NaN", "[" * 100000, '{"type": "Tuple", "spaces": [' * 500])
 def test_text_that_is_no_json_is_a_tensor_error(text):
     with pytest.raises(TensorError, match="expected a space as JSON, got") as caught:

@@ -1,6 +1,7 @@
 """`bridge.encoding.spaces`: every space to and from tensors: samples, lanes, columns, bad actions (D-11, D-24)."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -401,6 +402,20 @@ def test_integers_of_any_dtype_are_actions_of_a_discrete():
 # What comes from the network
 
 
+@pytest.mark.parametrize("lanes", [None, 1])
+def test_encoded_actions_of_more_values_than_are_soon_read_are_refused(lanes):
+    layout = Layout(spaces.Sequence(spaces.Sequence(spaces.Discrete(2))), "action", lanes)
+    array = np.frombuffer(values.encode([None] * 10_000), np.uint8)
+    with pytest.raises(TensorError, match="at most 10000 values, got more"):
+        layout.unpack([array], check=True)
+
+
+def test_each_lane_may_send_as_many_values_as_a_single_environment():
+    sample = ((),) * 6000
+    layout = Layout(spaces.Sequence(spaces.Sequence(spaces.Discrete(2))), "action", 2)
+    assert same(layout.unpack(layout.pack((sample, sample)), check=True), (sample, sample))
+
+
 @pytest.mark.parametrize(
     ("space", "array"),
     [
@@ -410,6 +425,8 @@ def test_integers_of_any_dtype_are_actions_of_a_discrete():
         (spaces.Graph(spaces.Discrete(2), None), values.encode([np.array([7]), None, None])),
         (spaces.OneOf([spaces.Discrete(2)]), values.encode([0, 9])),
         (spaces.OneOf([spaces.Discrete(2)]), values.encode([3, 0])),
+        (spaces.OneOf([spaces.Discrete(2)]), values.encode([1 << 70, 0])),
+        (spaces.OneOf([spaces.Discrete(2)]), values.encode([math.inf, 0])),
         (spaces.OneOf([spaces.Discrete(2)]), values.encode(None)),
         (spaces.Graph(spaces.Discrete(2), None), values.encode([1])),
         (spaces.Graph(spaces.Discrete(2), None), b"\xff\xff"),

@@ -259,6 +259,7 @@ def test_one_variable_dimension_is_inferred(shape, count, expected):
         ([3], 0, "needs 3 elements"),
         ([0], 1, "needs 0 elements"),
         ([1] * 100, 1, "at most 32 dimensions, got 100"),
+        ([-1] + [2**31 - 1] * 32, 2, "at most 32 dimensions, got 33"),
         ([2**20, 2**20], 1, "would fill 4398046511104 bytes"),
     ],
     ids=str,
@@ -584,6 +585,23 @@ def test_a_spec_refuses_another_shape(shape, tensor_shape, count, message):
     spec = Spec.number("a", shape, np.float32)
     with pytest.raises(TensorError, match=message):
         spec.read(pb.Tensor(floats=pb.Tensor.FloatArray(array=[1.0] * count), shape=tensor_shape))
+
+
+def test_a_variable_dimension_beside_one_without_elements_is_none():
+    spec = Spec.number("a", (-1, 0), np.float32)
+    tensor = pb.Tensor(floats=pb.Tensor.FloatArray(), shape=[-1, 0])
+    assert spec.read(tensor).shape == unpack_tensor(tensor).shape == (0, 0)
+
+
+def test_a_shape_without_end_is_refused_in_few_words():
+    endless = [2**31 - 1] * 1000
+    message = pb.TensorSpec(name="a", shape=endless, dtype=pb.FLOAT)
+    message.min.floats.array.extend([1.0, 2.0])
+    with pytest.raises(TensorError, match="'a': expected at most 32 dimensions, got 1000"):
+        Spec.from_proto(message)
+    with pytest.raises(TensorError, match="got the shape") as caught:
+        Spec.number("a", (2,), np.float32).read(pb.Tensor(floats=pb.Tensor.FloatArray(array=[1.0]), shape=endless))
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("member", [m for m in MEMBERS if m != "int32s"])

@@ -27,6 +27,7 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RefusedError, RemoteError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
+from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.peers import Stream
 from tests.support import sampled, server_process, until
@@ -346,6 +347,36 @@ def test_run_serves_in_the_thread_that_calls_it(tmp_path: Path) -> None:
     assert not runner.is_alive(), "stop() ends run()"
     assert_one_thread_each(found)
     assert {record["name"] for records in found.values() for record in records} == {"the caller"}
+
+
+def test_an_environment_that_stops_its_server_does_not_wait_for_another_thread_that_does() -> None:
+    entered, ended = threading.Event(), list[bool]()
+
+    class Stopping(CountingEnv):
+        def step(self, action: Any) -> Any:
+            entered.set()
+            until(lambda: server.draining)
+            server.stop()
+            ended.append(server.ended)
+            return super().step(action)
+
+    def stop() -> None:
+        assert entered.wait(20)
+        server.stop()
+
+    server = serve_gym(Stopping)
+    stopper = threading.Thread(target=stop, name="the other thread")
+    stopper.start()
+    try:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        with pytest.raises(RemoteError):
+            env.step(0)
+        env.close()
+    finally:
+        entered.set()
+        stopper.join(20)
+    assert ended == [False]
 
 
 @pytest.mark.parametrize(("serve", "env"), [(serve_gym, "CartPole-v1"), (serve_parallel, CallbackAgents)])

@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import math
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -266,6 +267,11 @@ def array_message(**fields):
     return pb.Value(array=pb.Value.Array(**fields))
 
 
+ALIKE = [pb.Value(big_integer=str(number * sys.hash_info.modulus)) for number in range(1001)]
+# NumPy hashes no span of time without a unit.
+UNHASHABLE = array_message(dtype="<m8", data=b"\x05" + bytes(7), is_scalar=True)
+
+
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -276,6 +282,9 @@ def array_message(**fields):
             "a dict",
         ),
         (pb.Value(set=pb.Value.List(items=[pb.Value(list=pb.Value.List())])), "a set cannot hold"),
+        (pb.Value(set=pb.Value.List(items=[UNHASHABLE])), "a set cannot hold"),
+        (pb.Value(frozenset=pb.Value.List(items=ALIKE)), "a frozenset cannot hold .* have the same hash"),
+        (pb.Value(dict=pb.Value.Dict(any_keys=ALIKE, values=ALIKE)), "a dict cannot hold .* have the same hash"),
         (pb.Value(big_integer="--5"), "integer in decimal"),
         (pb.Value(big_integer="1" * 5000), "integer in decimal"),
         (pb.Value(big_integer=""), "integer in decimal"),
@@ -291,6 +300,7 @@ def array_message(**fields):
         (array_message(dtype="<f4", shape=[-1], data=b"1234"), "dimension is negative"),
         (array_message(dtype="<f4", shape=[1] * 100, data=b"1234"), "cannot be read"),
         (array_message(dtype="object", shape=[2**40]), "cannot be read"),
+        (array_message(dtype="<U0", shape=[2**62] * 65), "more than 64 dimensions"),
         (array_message(dtype="<U0", shape=[10**13]), "more than 65536 elements without any bytes"),
         (array_message(dtype="<U1", data=b"\xff\xff\xff\xff", is_scalar=True), "no characters"),
         (array_message(dtype="|b1", shape=[1], data=b"\x02"), "neither true nor false"),

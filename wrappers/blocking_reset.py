@@ -37,8 +37,8 @@ class BlockingReset(BatchWrapper):
     ordinary truncation, with its last observation; the next `step` waits until it is back.
 
     Like Gymnasium's AsyncVectorEnv it has `step_async` and `step_wait`, `reset_async` and `reset_wait`, `call_async`
-    and `call_wait`. After a timeout the call stays pending: the same wait can be called again. A late answer is
-    never taken for the answer to another request.
+    and `call_wait`. After a timeout or Ctrl-C the call stays pending: the same wait can be called again. A late answer
+    is never taken for the answer to another request.
 
     Args:
         env: What `make_vec_remote` returns.

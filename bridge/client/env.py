@@ -72,7 +72,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
 
     Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
     ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
-    environment raises; `reset` connects again.
+    environment raises; `reset` connects again, also after Ctrl-C in a call.
 
     Examples:
         >>> from bridge import make_remote, serve_gym

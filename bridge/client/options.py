@@ -255,7 +255,8 @@ class VectorOptions(EnvOptions):
     Args:
         num_envs: The number of slots; None: what the URLs give, a world each.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
-            Where there are more `urls` than `num_envs`, those beyond are spares too.
+            Where there are more `urls` than `num_envs`, those beyond are spares too. Not with a directory, whose
+            servers that are not needed stand by.
         connect_timeout: Seconds within which a server has to say anything when it is connected to. One that is silent
             for longer is passed over where others can take its slots: those of a directory, or of a list of URLs those
             with the same path and query. With nobody to take them, it is waited for until `timeout`.

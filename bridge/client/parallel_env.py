@@ -177,11 +177,12 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             if not all(remote.connected for remote in self._remotes.values()):
                 self._disconnect(0.0)
                 self._connect()
-            self._started = False
             first = self.possible_agents[0]
             realtime = self._remotes[first].known_info().fps is not None
             if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
                 settings["together"] = pack_tensor(secrets.randbits(62))
+            self._remotes[first].session.write_reset(settings)  # raises where it is too large to be sent
+            self._started = False
             for name, remote in self._remotes.items():
                 # In lock step one Reset with the seed is enough: the environment is reset once for all agents.
                 remote.begin(settings if realtime or name == first else {})

@@ -86,6 +86,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         pool.policy.connect_timeout = options.connect_timeout
         directory = as_directory(urls)
         standing_by = [options.request(url) for url in options.spares]
+        if directory is not None and standing_by:
+            raise SettingError(
+                f"expected no spares with a directory, got {len(standing_by)}; add these URLs to the directory: its "
+                "servers that are not needed stand by"
+            )
         # Before the first connection: it asks the server whether it drains only where slots can move.
         if directory is not None or standing_by:
             pool.enable_moves()

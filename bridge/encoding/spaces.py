@@ -38,7 +38,7 @@ _BYTES = np.dtype(np.uint8)
 # Bytes of an observation that is handed out as a part of the array of all slots.
 _SMALL_ROW = 1024
 # What comes of taking something of another structure apart.
-_MISFITS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_MISFITS = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +234,7 @@ class Layout:
         self.single = len(self.leaves) == 1 and not self.leaves[0].path
         # Batches have no forms: Gymnasium's vector environments, too, use the space's order of keys and its dtypes.
         self.has_forms = lanes is None and any(leaf.kind == "scalar" or leaf.path for leaf in self.leaves)
+        self._encoded = [index for index, leaf in enumerate(self.leaves) if leaf.kind == "encoded"]
         first = self.leaves[0] if self.single else None
         self.is_array = first is not None and first.kind == "array" and first.spec.dtype == first.space.dtype
         """True if a sample is the very array of its tensor: `unpack` changes nothing."""
@@ -352,12 +353,15 @@ class Layout:
 
         Args:
             arrays: Of each spec's shape and dtype.
-            check: Also check that texts, sequences and encoded values are in their space, which specs do not express.
+            check: Also check that texts, sequences and encoded values are in their space, which specs do not express,
+                and that a client has sent no more values than are soon read.
             form: Of a single sample, what `form` gave.
 
         Raises:
             TensorError: A part does not fit its dtype, is of another structure, or not in its space.
         """
+        for index in self._encoded if check else ():
+            values.check_count(arrays[index].tobytes(), lanes=self.lanes or 1)
         if self.lanes is None:
             parts = [leaf.unpack(array) for leaf, array in zip(self.leaves, arrays, strict=True)]
             for leaf, part in zip(self.leaves, parts, strict=True):

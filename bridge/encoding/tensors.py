@@ -267,9 +267,16 @@ def _elements(message: Any, member: str) -> Array:
     return np.fromiter(payload.array, dtype, count) if count < 24 else np.array(payload.array, dtype)
 
 
+def _check_dimensions(shape: tuple[int, ...], where: str) -> None:
+    """Raise TensorError where a shape has too many dimensions: their product could take hours, and fill a message."""
+    if len(shape) > _MAX_DIMENSIONS:
+        raise TensorError(f"{where}: expected at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}")
+
+
 def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
     """Give a flat array its shape: a variable dimension inferred, a single element broadcast, always writable."""
     where = f"tensor {name!r}" if name else "tensor"
+    _check_dimensions(shape, where)
     count = flat.size
     negative = [axis for axis, size in enumerate(shape) if size < 0]
     if len(negative) > 1:
@@ -283,8 +290,6 @@ def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
         axis = negative[0]
         shape = (*shape[:axis], count // rest if rest else 0, *shape[axis + 1 :])
     needed = math.prod(shape)
-    if len(shape) > _MAX_DIMENSIONS:
-        raise TensorError(f"{where}: expected at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}")
     if count != needed:
         if count == 1 and needed:
             # D-11 allows this, but the peer can name a shape of any size in a few bytes.
@@ -366,6 +371,7 @@ class Spec:
         if member is None:
             raise TensorError(f"the spec {message.name!r} has the unknown data type {message.dtype}")
         shape = tuple(message.shape)
+        _check_dimensions(shape, f"the spec {message.name!r}")
         if sum(size < 0 for size in shape) > 1:
             raise TensorError(f"the spec {message.name!r} has more than one variable dimension: {list(shape)}")
         dtype = _DTYPE_OF_MEMBER.get(member, _OBJECT)
@@ -415,8 +421,9 @@ class Spec:
             raise TensorError(f"{self.name!r}: expected {self.describe()}, got a tensor that holds {got}")
         flat = _elements(tensor, member)
         shape = tuple(tensor.shape)
-        # The usual case. The other branch is for variable dimensions and for single elements that fill the shape.
-        if shape == self.shape and flat.size == math.prod(shape):
+        # The usual case. The other branch is for variable dimensions, for single elements that fill the shape, and for
+        # none at all, which a variable dimension may have beside one of 0.
+        if shape == self.shape and flat.size == math.prod(shape) > 0:
             array = flat.reshape(shape)
             if not array.flags.writeable:
                 array = array.copy()
@@ -425,7 +432,7 @@ class Spec:
             fits = min(shape, default=0) < 0 or self.fits(shape)
             array = _shaped(flat, shape, self.name) if fits else flat
             if not fits or not self.fits(array.shape):
-                raise TensorError(f"{self.name!r}: expected {self.describe()}, got the shape {list(shape)}")
+                raise TensorError(f"{self.name!r}: expected {self.describe()}, got the shape {list(shape)!r:.200}")
         return array
 
     def fits(self, shape: tuple[int, ...]) -> bool:

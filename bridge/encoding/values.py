@@ -7,11 +7,12 @@ fields, an instance of a subclass as the plain type. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,11 +52,13 @@ _INT64 = 1 << 63
 # Python itself reads no integer of more than 4300 digits.
 MAX_DIGITS = 4000
 _MAX_BITS = int(MAX_DIGITS * math.log2(10))
+_MAX_DIMENSIONS = 64  # of the newest NumPy
 # Elements of an array that takes no bytes on the wire.
 _MAX_WITHOUT_BYTES = 1 << 16
 # Limited, as an environment may have ever new keys in its infos, and each note is remembered.
 _MAX_NOTES = 100
 _MOST_VALUES = 10_000
+_MAX_ALIKE = 1000
 # Kinds of fields on the wire.
 _VARINT, _WITH_LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
@@ -164,12 +167,12 @@ def decode_request(data: bytes) -> Any:
 
     A list or a dict counts as one and what it holds; an array of numbers is one.
     """
-    check_count(data, pb.Value)
+    check_count(data)
     return decode(data)
 
 
-def check_count(data: bytes, kind: type[Message]) -> None:
-    """Raise TensorError where a message of a client holds more than 10,000 values, before it is read.
+def check_count(data: bytes, kind: type[Message] = pb.Value, lanes: int = 1) -> None:
+    """Raise TensorError where a message of a client holds more than 10,000 values a lane, before it is read.
 
     Each value takes a server some microseconds, and a hundred bytes or more where it takes two on the wire. What no
     writer of protobuf makes (groups, long forms of small integers, lengths past the end) is refused: a reader that
@@ -178,8 +181,10 @@ def check_count(data: bytes, kind: type[Message]) -> None:
     Args:
         data: A message on the wire (https://protobuf.dev/programming-guides/encoding), which is not trusted.
         kind: Its class, `Value` or one that holds some.
+        lanes: How many lanes share the message.
     """
-    if len(data) <= _MOST_VALUES:  # a value takes more than a byte
+    most = _MOST_VALUES * lanes
+    if len(data) <= most:  # a value takes more than a byte
         return
     # A stack instead of recursion: the client would choose its depth.
     waiting, values, fields = [(0, len(data), kind.DESCRIPTOR)], 1, 0
@@ -206,8 +211,8 @@ def check_count(data: bytes, kind: type[Message]) -> None:
                 raise _malformed(data)
             fields += 1
             # A value is a field of a list or a dict, and has one or two of its own; a dict's key is a further one.
-            if values > _MOST_VALUES or fields > 4 * _MOST_VALUES:
-                raise TensorError(f"expected at most {_MOST_VALUES} values, got more; send numbers as NumPy arrays")
+            if values > most or fields > 4 * most:
+                raise TensorError(f"expected at most {most} values, got more; send numbers as NumPy arrays")
 
 
 def read_varint(data: bytes | bytearray, at: int, most: int) -> tuple[int, int]:
@@ -395,7 +400,7 @@ def from_value(message: pb.Value, depth: int = 0) -> Any:
         return _read_array(message.array, depth)
     if kind in ("set", "frozenset"):
         items = [from_value(item, depth + 1) for item in getattr(message, kind).items]
-        return _hashed(lambda: set(items) if kind == "set" else frozenset(items), f"a {kind}")
+        return _hashed(lambda: set(items) if kind == "set" else frozenset(items), f"a {kind}", items)
     if kind == "complex":
         return complex(message.complex.real, message.complex.imaginary)
     if kind == "big_integer":
@@ -413,19 +418,26 @@ def _read_dict(message: pb.Value.Dict, depth: int) -> dict[Any, Any]:
     if len(keys) != len(values):
         raise TensorError(f"a dict came with {len(keys)} keys and {len(values)} values")
     items = [from_value(value, depth + 1) for value in values]
-    return _hashed(lambda: dict(zip(keys, items, strict=True)), "a dict")
+    # Nobody can choose the hashes of text.
+    return _hashed(lambda: dict(zip(keys, items, strict=True)), "a dict", () if message.keys else keys)
 
 
-def _hashed(make: Callable[[], T], kind: str) -> T:
+def _hashed(make: Callable[[], T], kind: str, members: Iterable[Any] = ()) -> T:
     try:
+        # The multiples of a prime all have the hash 0, and a set of such takes time by the square of their number.
+        if max(collections.Counter(map(hash, members)).values(), default=0) > _MAX_ALIKE:
+            raise ValueError(f"more than {_MAX_ALIKE} have the same hash")
         return make()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # spans of time without a unit raise ValueError
         raise TensorError(f"{kind} cannot hold what travels: {error}") from error
 
 
 def _read_array(message: pb.Value.Array, depth: int) -> Any:
     shape = tuple(message.shape)
     try:
+        # NumPy would refuse them too, but not before the product of a million numbers was found, which takes hours.
+        if len(shape) > _MAX_DIMENSIONS:
+            raise ValueError(f"it has more than {_MAX_DIMENSIONS} dimensions")
         if message.dtype == "object":
             array: Any = np.empty(len(message.items), dtype=object)
             for index, item in enumerate(message.items):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -29,6 +30,7 @@ SPACE = "x-gymnasium-space"
 TEXT_CHARSET = "".join(c for c in map(chr, (*range(0x250), *range(0x2000, 0x2070))) if c.isprintable() or c in "\n\t")
 """The characters of a Text whose schema names none: those of European languages, and general punctuation."""
 _MAX_TEXT = 1 << 20
+_MOST_SCHEMAS = 10_000
 _PNG = "data:image/png;base64,"
 _NUMBERS: dict[str, Any] = {"integer": (np.int64, -(2**63), 2**63 - 1), "number": (np.float64, -np.inf, np.inf)}
 # Their JSON is Gymnasium's, which batches the values within.
@@ -136,7 +138,7 @@ def _schema(space: Space[Any], pictures: bool) -> dict[str, Any]:
     return found
 
 
-def space_of(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:
+def space_of(schema: Any, definitions: Mapping[str, Any], count: Iterator[int] | None = None) -> Space[Any] | None:
     """Return the space that a JSON Schema describes; None: it describes none, such as an object of any keys.
 
     It is used where `expecting` holds.
@@ -144,16 +146,21 @@ def space_of(schema: Any, definitions: Mapping[str, Any]) -> Space[Any] | None:
     Args:
         schema: As OpenEnv's servers write it, which is what pydantic writes.
         definitions: What `$ref` in it refers to.
+        count: Counts the schemas that were read for the whole space.
     """
+    count = count or itertools.count()
+    # Definitions that refer twice to the next one double with each of them.
+    if next(count) == _MOST_SCHEMAS:
+        raise ValueError(f"it has more than {_MOST_SCHEMAS} parts")
     if SPACE in schema:
         return plain_space_from_json(schema[SPACE])
     if "$ref" in schema:
-        return space_of(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return space_of(definitions[schema["$ref"].rpartition("/")[2]], definitions, count)
     if "anyOf" in schema:  # of an optional field, the value that it may have
         choices = [choice for choice in schema["anyOf"] if choice.get("type") != "null"]
-        return space_of(choices[0], definitions) if len(choices) == 1 else None
+        return space_of(choices[0], definitions, count) if len(choices) == 1 else None
     if schema.get("type") == "object":
-        parts = {name: space_of(part, definitions) for name, part in schema.get("properties", {}).items()}
+        parts = {name: space_of(part, definitions, count) for name, part in schema.get("properties", {}).items()}
         found = {name: part for name, part in parts.items() if part is not None}
         return spaces.Dict(found) if found else None
     if schema.get("type") == "string":

@@ -512,19 +512,22 @@ class Server:
         Args:
             grace: Seconds that clients have to leave.
         """
-        # Held to the end: a second caller returns only once the server has ended, too.
-        with self._stopping:
+        # Held to the end: a second caller returns only once the server has ended, too. Not so an environment that stops
+        # its own server: the thread that stops it already waits for the environment's call.
+        if not self._stopping.acquire(blocking=not self._serving.is_current):
+            return
+        try:
             if self._stopped.is_set():
                 return
             atexit.unregister(self.stop)
             for dialing in self._dialing:
                 dialing.stop()
-            try:
-                self._end_loop(grace)
-                if self._metrics is not None:
-                    self._metrics.close()
-            finally:
-                self._stopped.set()
+            self._end_loop(grace)
+            if self._metrics is not None:
+                self._metrics.close()
+        finally:
+            self._stopped.set()
+            self._stopping.release()
 
     def _end_loop(self, grace: float) -> None:
         serving = self._serving

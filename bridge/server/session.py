@@ -78,6 +78,8 @@ _U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
 # - Reset, and a ResetWorld of its own world, lead from RUNNING to INTERRUPTED although no Step has told the client so:
 #   it asked for the end itself. A ResetWorld of another connection is no event here. This one hears of it by its next
 #   Step, as STEP_INTERRUPTED (D-15).
+# - A Step that ends a sequence leads out of RUNNING also where its answer cannot be sent. The next Step then tells the
+#   end and moves nothing (`answer_lost`).
 # - CreateWorld, DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses
 #   them.
 TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
@@ -160,7 +162,7 @@ class Session:
         self._wanted: tuple[int, ...] | None = None
         self._known: dict[bytes, Any] = {}
         self._gone = False
-        self._untold = 0
+        self._untold = 0  # the state of an end that no answer has told; 0: there is none
         self._waits_for: ResetOrder | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         """World, agent and resulting state of the last request, if it was a Step with actions; else None."""

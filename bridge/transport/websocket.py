@@ -7,7 +7,6 @@ whose protocol objects do no input or output. It is an extra: this module is imp
 from __future__ import annotations
 
 import base64
-import binascii
 import http
 import logging
 from collections.abc import Iterable
@@ -85,7 +84,7 @@ def shown_token_in(subprotocols: Iterable[str]) -> str | None:
             text = name[len(_TOKEN) :]
             try:
                 return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
-            except (binascii.Error, UnicodeDecodeError):
+            except ValueError:
                 return ""  # one was shown, and it is wrong
     return None
 

@@ -6,6 +6,7 @@ reference is dropped there too.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -219,7 +220,14 @@ async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
     """
 
     def here() -> LocalEnv:
-        return LocalEnv(host_of(make(), make), executor)
+        env = make()
+        try:
+            return LocalEnv(host_of(env, make), executor)
+        except BaseException:
+            # It cannot be served, so no world will own it. The refusal says more than an error of its `close`.
+            with contextlib.suppress(Exception):
+                env.close()
+            raise
 
     try:
         return await executor.run(in_environment, "its construction", here)

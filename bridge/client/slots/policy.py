@@ -97,8 +97,6 @@ class Begin(NamedTuple):
     """Ask for the next episode of a world that is joined."""
 
     member: Member
-    new_world: bool
-    """True if the world is new, and so has no lanes to leave as they are."""
 
 
 class GiveUp(NamedTuple):
@@ -179,8 +177,10 @@ class SlotPolicy:
             # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
             # server while another one was away, says nothing of the world that was joined since.
             error = member.refusal
-            if not isinstance(error, RefusedError) or member.phase in CUT or error.code in ENDED_CODES:
-                continue  # it is to be told first, or another world was made since
+            if not isinstance(error, RefusedError) or error.code in ENDED_CODES:
+                continue  # another world was made since
+            if member.phase in CUT and member.settings is None:
+                continue  # it refused a Step: that is to be told first
             if isinstance(error, EnvironmentFailedError):
                 if not member.fails_every_reset:
                     continue
@@ -191,7 +191,9 @@ class SlotPolicy:
                 if elsewhere:
                     continue  # its next reset is there
             # A caller that catches the error and goes on gets further attempts, without the settings that were refused.
-            member.error, member.refusal, member.failures, member.settings = None, None, 0, None
+            member.refusal, member.failures, member.settings = None, 0, None
+            if member.phase not in CUT:  # else the next step tells it as the reason why the other lanes were cut
+                member.error = None
             return error
         return None
 
@@ -220,7 +222,7 @@ class SlotPolicy:
                     level = logging.WARNING if self.placement is None else logging.INFO
                     _log.log(level, "%s takes over the slots of %s", spare.remote.url, member.remote.url)
                     yield TakeOver(member, spare)
-                    yield Begin(member, True)
+                    yield Begin(member)
             elif phase is SlotPhase.IDLE:
                 if now >= member.retry_at:
                     yield from self._begin(member, now)
@@ -240,7 +242,7 @@ class SlotPolicy:
         """Ask for the next episode of a world; of a list of URLs elsewhere if its environment always fails."""
         request = self._leaves_for(member) if self.placement is None and member.fails_every_reset else None
         if request is None:
-            yield Begin(member, False)
+            yield Begin(member)
         else:
             self.stood_in_for(member, EndpointEvent.RAISED, now)
             member.remote.record.moves += 1
@@ -289,8 +291,8 @@ class SlotPolicy:
     def _connect(self, member: Member, now: float) -> Iterator[Decision]:
         """Connect a world that has no connection, if it is due: of a directory, to the endpoint that suits best now."""
         placement = self.placement
-        # Each world of a list has its own URL, and so has a spare that the user named.
-        if placement is None or member.endpoint is None:
+        # Each world of a list has its own URL, and so has a spare.
+        if placement is None:
             if now >= member.retry_at:
                 yield Connect(member, None)
             return
@@ -469,7 +471,7 @@ class SlotPolicy:
         _log.info("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
         # Where the replacement is still being joined, the episode begins when that is done.
         if member.phase is SlotPhase.IDLE:
-            yield Begin(member, True)
+            yield Begin(member)
 
 
 def _is_joined(member: Member) -> bool:

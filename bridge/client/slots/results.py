@@ -65,6 +65,7 @@ class Results:
         layout: Of the observations.
         reward_space: Of one environment; None: rewards are floats.
         members: Those that are handed out; None: all. A row is a slot then.
+        tells: Whether the caller sees the flags. Else episodes that were cut count as told only by later results.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Results:
         layout: Layout,
         reward_space: Space[Any] | None,
         members: Sequence[Member] | None = None,
+        *,
+        tells: bool = True,
     ) -> None:
         self._places: list[tuple[Member, slice]] = []
         size = 0
@@ -94,7 +97,7 @@ class Results:
         self.begun: Results | None = None
         """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
         self._infos: list[tuple[Member, int, Any]] = []  # with the first row: as they came, of lanes arrays over them
-        self._pool, self._layout = pool, layout
+        self._pool, self._layout, self._tells = pool, layout, tells
         self._any_info = False
         self._hand_out()
 
@@ -187,7 +190,7 @@ class Results:
             return
         self.errors.update(dict.fromkeys(range(rows.start, rows.stop), error))
         # Once: from then on the row is None, with the reason, until the world is back.
-        if member.phase in CUT:
+        if member.phase in CUT and self._tells:
             member.handle(SlotEvent.TOLD)
             member.remote.record.episodes_lost += member.lanes
             self.batch.truncations[rows] = True

@@ -149,7 +149,7 @@ TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.BEGUN, _E.MOVE): _P.IDLE,
     (_P.BEGUN, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.RUNNING, _E.BEGIN): _P.RESETTING,
-    (_P.RUNNING, _E.RENEW): _P.RENEWING,  # SAME_STEP, where some lanes ended
+    (_P.RUNNING, _E.RENEW): _P.RENEWING,  # a reset with a mask, or SAME_STEP, where some lanes ended
     (_P.RUNNING, _E.STEP): _P.STEPPING,
     (_P.RUNNING, _E.REFUSED): _P.CUT_IDLE,  # in real time an action may be refused by itself
     (_P.RUNNING, _E.LOST): _P.CUT_OFFLINE,
@@ -174,12 +174,15 @@ TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.ENDED, _E.MOVE): _P.IDLE,
     (_P.ENDED, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.RENEWING, _E.BEGIN): _P.RESETTING,
+    # reset() was called for other lanes before these had begun. The answer to the later Reset is for all lanes.
+    (_P.RENEWING, _E.RENEW): _P.RENEWING,
     (_P.RENEWING, _E.ANSWER): _P.RENEWED,
     (_P.RENEWING, _E.REFUSED): _P.CUT_IDLE,
     (_P.RENEWING, _E.LOST): _P.CUT_OFFLINE,
     (_P.RENEWING, _E.MOVE): _P.IDLE,
     (_P.RENEWING, _E.MOVE_AHEAD): _P.CONNECTING,
     (_P.RENEWED, _E.BEGIN): _P.RESETTING,
+    (_P.RENEWED, _E.RENEW): _P.RENEWING,
     (_P.RENEWED, _E.HANDED): _P.RUNNING,
     (_P.RENEWED, _E.REFUSED): _P.CUT_IDLE,
     (_P.RENEWED, _E.LOST): _P.CUT_OFFLINE,
@@ -209,7 +212,7 @@ CONNECTING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING})
 
 # Steps whose results nobody has: those events make them lost, as they drop the answer that is here.
 _OWED = frozenset({_P.STEPPING, _P.ANSWERED})
-_DROPS = frozenset({_E.BEGIN, _E.REFUSED, _E.LOST, _E.MOVE, _E.MOVE_AHEAD})
+_DROPS = frozenset({_E.BEGIN, _E.RENEW, _E.REFUSED, _E.LOST, _E.MOVE, _E.MOVE_AHEAD})
 
 # A cut slot reads as what its world is: the end that is not told yet is in the flags of the next step.
 _STATE_OF: Mapping[SlotPhase, SlotState] = {

@@ -232,11 +232,8 @@ class Slots:
         deadline = time.monotonic() + (pool.timeout if timeout is None else timeout)
         # After a failure too: what is left over would count as answers to the next question.
         while question.missing:
-            event, source = pool.next_event(deadline)
-            if source is None:
+            if not pool.handle_next(deadline):
                 raise self._late(question, timeout)
-            if event is not None:
-                pool.handle(event, source)
         pool.question = None
         if question.failure is not None:
             raise question.failure

@@ -26,6 +26,8 @@ _OUTSTANDING = frozenset({SlotPhase.STEPPING, SlotPhase.ANSWERED})
 # There is something to hand out: an answer, or the end of an episode that was cut; or it is coming.
 _HERE = frozenset({SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED}) | CUT
 _COMING = (frozenset(SlotPhase) - SETTLED) | _HERE
+# Lanes outside of a reset's mask go on with episodes that the user knows of.
+_IN_EPISODES = frozenset({SlotPhase.RUNNING, SlotPhase.RENEWING, SlotPhase.RENEWED})
 # Seconds that `finish_step` waits where no slot has an observation: a loop over it does not spin.
 _PACE = 0.02
 Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
@@ -52,6 +54,8 @@ class Stepper:
     def begin_anew(self) -> None:
         """Have no episodes, as in a copy."""
         self.pool.started = False
+        self._tells = True
+        """False in a reset, which returns no flags: the ends of episodes that were cut are kept for the next step."""
         self._sent = False
         """True if answers to `send` may be outstanding."""
         self._all_running = False
@@ -80,7 +84,7 @@ class Stepper:
         mask = given.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, self.pool.num_envs)
-        self._all_running, self._stepped = False, None
+        self._all_running, self._stepped, self._tells = False, None, False
         self.pool.drain()
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
         plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
@@ -88,9 +92,10 @@ class Stepper:
             # Before the first reset no slot has an episode that a mask could spare.
             chosen = None if mask is None or not self.pool.started else mask[member.slots]
             # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
-            if member.phase is SlotPhase.STEPPING and chosen is not None and not chosen.all():
+            if member.phase in _OUTSTANDING and chosen is not None and not chosen.all():
                 raise AlreadyPendingError(
-                    f"{member.remote.url} still owes the answer to a step that timed out; reset all its slots too",
+                    f"{member.remote.url} still owes the answer to a step, or nobody has taken it; reset all its slots "
+                    "too",
                     "step",
                 )
             if chosen is not None and not chosen.any():
@@ -106,18 +111,25 @@ class Stepper:
             lane_mask = None if member.single or chosen is None or chosen.all() else chosen
             options_here = member.remote.options({**given, **own} if options is not None or own else None)
             plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
+            member.remote.session.write_reset(plans[-1][1])  # raises where it is too large to be sent
         for member, settings in plans:
             if seed is not None:
                 member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
-            # The reset gives that episode up, so its end is no news any more.
-            if member.phase in CUT:
+            masked = "reset_mask" in settings
+            # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
+            # to tell.
+            if member.phase in CUT and not masked:
                 member.handle(SlotEvent.TOLD)
-            member.error = member.refusal = None
-            if member.phase in OFFLINE or member.phase in CONNECTING:
+            member.refusal = None
+            if member.phase not in CUT:
+                member.error = None
+            if member.phase in OFFLINE or member.phase in CONNECTING or member.phase in CUT:
                 # It is kept for the world that is joined next.
                 member.settings = settings
                 # The user asks now: the pause after earlier failures is over.
                 member.retry_at = 0.0
+            elif masked and member.phase in _IN_EPISODES:
+                self.pool.renew(member, settings)
             else:
                 self.pool.begin(member, settings)
         self.pool.check_deadlines(time.monotonic())
@@ -127,7 +139,7 @@ class Stepper:
         """Check and send the Steps."""
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first step()")
-        self._stepped = None
+        self._stepped, self._tells = None, True
         if self._sent:
             if any(member.phase in _OUTSTANDING for member in self.pool.members):
                 raise AlreadyPendingError(
@@ -157,7 +169,6 @@ class Stepper:
             positions: The first row of each one's actions in `columns`; None: its first slot.
             columns: The actions.
         """
-        self._all_running = False
         now, pool = time.monotonic(), self.pool
         running: list[tuple[Member, int]] = []
         ended: list[Member] = []
@@ -166,19 +177,24 @@ class Stepper:
                 running.append((member, member.start if positions is None else positions[index]))
             elif member.phase is SlotPhase.ENDED:
                 ended.append(member)
-        requests = self._write_steps(running, columns) if len(running) > 1 else [None] * len(running)
+        # All are written before anything is sent or changed: one that is too large to be sent raises here.
+        written = self._write_steps(running, columns) if len(running) > 1 else [None] * len(running)
+        requests: list[bytes] = []
+        for (member, position), request in zip(running, written, strict=True):
+            if request is None:
+                world = member.remote.session.world or member.remote.world  # as the property, a call less
+                acted = self.pacer is not None and world.realtime is not None
+                # `_act` has sent the action: the Step asks what came of it, and has none.
+                request = world.first_step if acted else world.write_columns(columns, position)
+            requests.append(request)
+        self._all_running = False
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
         with pool.poller.corked() if pool.shared else nullcontext():
             for member in ended:
                 # The Step after the end begins the next episode (D-9), without a Reset.
                 pool.begin(member, None, reset=False)
-            for (member, position), request in zip(running, requests, strict=True):
-                if request is None:
-                    world = member.remote.session.world or member.remote.world  # as the property, a call less
-                    acted = self.pacer is not None and world.realtime is not None
-                    # `_act` has sent the action: the Step asks what came of it, and has none.
-                    request = world.first_step if acted else world.write_columns(columns, position)
+            for (member, _), request in zip(running, requests, strict=True):
                 member.step(request, deadline)
         # Whoever neither runs nor has just begun an episode may be due for something.
         if len(running) + len(ended) < len(pool.members) or pool.has_errors or now >= pool.policy.look_at:
@@ -200,9 +216,12 @@ class Stepper:
 
     def _act(self, columns: list[Any]) -> None:
         """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
-        for member in self.pool.members:
-            if member.phase is SlotPhase.RUNNING and member.remote.realtime is not None:
-                member.remote.act_columns(columns, member.start)
+        running = (member for member in self.pool.members if member.phase is SlotPhase.RUNNING)
+        remotes = [(member.remote, member.start) for member in running if member.remote.realtime is not None]
+        # All are written before one is sent, which checks their sizes.
+        requests = [remote.world.write_columns(columns, start) for remote, start in remotes]
+        for (remote, _), request in zip(remotes, requests, strict=True):
+            remote.act(request)
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
@@ -326,7 +345,7 @@ class Stepper:
 
     def take_results(self) -> Results:
         """Hand out what has come."""
-        results = Results(self.pool, self._observation_layout, self._reward_space)
+        results = Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells)
         self._all_running = not results.errors and bool(results.valid.all())
         return results
 

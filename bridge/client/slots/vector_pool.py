@@ -23,7 +23,7 @@ from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, St
 from bridge.client.world.remote import Delivery, Remote
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.seeds import pack_seed
-from bridge.errors import PeerError, SettingError, shown_url
+from bridge.errors import ConnectionLostError, PeerError, SettingError, shown_url
 from bridge.logs import LimitedLog, SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport import keepalive
@@ -246,8 +246,8 @@ class VectorPool(Pool):
                     spare.handle(SlotEvent.LOST)
                 case policy.TakeOver(member, spare):
                     self._take_over(member, spare)
-                case policy.Begin(member, new_world):
-                    self._begin_again(member, new_world=new_world)
+                case policy.Begin(member):
+                    self.begin(member, member.settings)
                 case policy.GiveUp(member):
                     self._give_up(member)
 
@@ -268,6 +268,7 @@ class VectorPool(Pool):
         member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
         member.remote, spare.remote = spare.remote, member.remote
         member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
+        member.reseeds = True
         self.member_of[member.remote], self.member_of[spare.remote] = member, spare
         # What a directory or the policy gave is left for good. A user's spare and the slots swap places: the lost
         # remote stands by once it is back, as `spares=` says.
@@ -277,14 +278,6 @@ class VectorPool(Pool):
         # A remote that drains still has its connection: `Disconnect` follows, and ends it.
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
-
-    def _begin_again(self, member: Member, *, new_world: bool) -> None:
-        settings = member.settings
-        if new_world:
-            # A world that is new has no lanes to leave as they are: all of them begin.
-            settings = {key: value for key, value in (settings or {}).items() if key != "reset_mask"}
-            member.reseeds = "seed" not in settings
-        self.begin(member, settings)
 
     def _give_up(self, member: Member) -> None:
         purpose, waited = "a reset", self.timeout
@@ -298,6 +291,9 @@ class VectorPool(Pool):
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
         """Ask for a member's next episode; on another server if its own one drains."""
+        if settings is not None and member.phase is SlotPhase.IDLE:
+            # It is new, or the episodes of all its lanes were cut: there is none that goes on, whatever a mask says.
+            settings = {key: value for key, value in settings.items() if key != "reset_mask"}
         member.settings = settings
         now, remote = time.monotonic(), member.remote
         if self.policy.moves:
@@ -307,14 +303,14 @@ class VectorPool(Pool):
                 return
         member.deadline = now + self.timeout
         member.episodes += 1
-        if member.reseeds and (reset or member.single):
+        if settings is not None and "seed" in settings:
+            member.reseeds = False
+        elif member.reseeds:
             # Its world is not the one that got the user's seed: what it draws would be another with each run.
             seeds = further_seeds(member.seeds, member.start, member.episodes)
             if seeds is not None and remote.realtime is None:
                 seed = seeds[0] if member.single and seeds[0] is not None else seeds
                 settings, reset = {**(settings or {}), "seed": pack_seed(seed)}, True
-            # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
-            member.reseeds = member.single
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
 
@@ -326,28 +322,33 @@ class VectorPool(Pool):
 
     # Answers
 
-    def next_event(self, deadline: float) -> tuple[Event | None, Member | None]:
-        """Take one delivery; (None, None) once the deadline has passed."""
-        while items := self.poller.ready(max(0.0, deadline - time.monotonic())):
-            remote, number, what, arrived = items.popleft()
-            member = self.member_of.get(remote)
-            if member is not None:  # else its remote was moved away from, and it means nothing
-                return remote.receive(number, what, arrived), member
-        return None, None
+    def handle_next(self, deadline: float) -> bool:
+        """Wait for deliveries, and handle them; return False if there are none by the deadline."""
+        items = self.poller.ready(max(0.0, deadline - time.monotonic()))
+        came = bool(items)
+        self._handle_all(items)
+        return came
 
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""
-        member_of = self.member_of
-        while items:
-            remote, number, what, arrived = items.popleft()
-            event = remote.receive(number, what, arrived)
-            member = member_of.get(remote)
-            if event is None or member is None:
-                continue  # it means nothing, or its remote was moved away from
-            if type(event) is StepAnswered and member.phase is SlotPhase.STEPPING:  # as nearly always
-                member.take(event)
-            else:
-                self.handle(event, member)
+        member_of, member = self.member_of, None
+        try:
+            while items:
+                remote, number, what, arrived = items.popleft()
+                member = member_of.get(remote)
+                event = remote.receive(number, what, arrived)
+                if event is None or member is None:
+                    continue  # it means nothing, or its remote was moved away from
+                if type(event) is StepAnswered and member.phase is SlotPhase.STEPPING:  # as nearly always
+                    member.take(event)
+                else:
+                    self.handle(event, member)
+        # KeyboardInterrupt: an answer that was taken and not handled would be waited for until the timeout.
+        except BaseException:
+            if member is not None:
+                error = ConnectionLostError(member.remote.url, "its answer was interrupted")
+                self.lose(member, member.remote.give_up(error))
+            raise
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""
@@ -377,6 +378,8 @@ class VectorPool(Pool):
     def _begun(self, member: Member, now: float) -> None:
         """Take note of the first observation of an episode."""
         member.failures, member.settings, member.refusal = 0, None, None
+        # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
+        member.reseeds = member.reseeds and member.single
         self.policy.saw(member, EndpointEvent.OBSERVED, now)
         member.remote.record.back(now)
         if member.away_since is not None:
@@ -398,9 +401,11 @@ class VectorPool(Pool):
                 member.remote.record.back(now)
         elif not self.started:
             return  # the first reset asks for the episodes
-        # One whose cut was not told yet waits: its next episode begins after the step that tells it.
-        elif self._fits(member, "it came back as another environment") and member.phase is SlotPhase.IDLE:
-            self._begin_again(member, new_world=True)
+        elif self._fits(member, "it came back as another environment"):
+            member.reseeds = True
+            # One whose cut was not told yet waits: its next episode begins after the step that tells it.
+            if member.phase is SlotPhase.IDLE:
+                self.begin(member, member.settings)
 
     def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""

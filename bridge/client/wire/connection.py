@@ -387,63 +387,70 @@ class ClientConnection:
         # Another event of the same round of the selector may have closed this connection.
         if sock is None:
             return
+        count = 0
         try:
-            came: Iterable[Received]
-            # Ciphertext, which cannot be received into the place where an answer is put together.
-            if self._tls is not None:
-                data = sock.recv(_CHUNK, flags)
-                count = len(data)
-                came = self._opened(self._tls, data)
-            elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
-                data = sock.recv(self._chunk, flags)
-                count = len(data)
-                came = protocol.receive_data(data)
-                # It ends within a frame. Answers of one world are alike: the next one is to come in a single piece.
-                if http is not None and http.frame is not None:
-                    size = count + http.frame.left + _SLACK
-                    self._chunk = size if _CHUNK < size <= _LARGEST_CHUNK else _CHUNK
-            else:
-                # The rest of a large answer goes into that answer's own memory, without a copy.
-                with buffer:
-                    count = sock.recv_into(buffer, 0, flags)
-                came = protocol.buffer_updated(count)
-        except BlockingIOError:
-            return
-        except RemoteError as error:  # some of them are OSErrors too
-            self._end(error)
-            return
-        except OSError as error:
-            self._lost(error)
-            return
-        if count:
-            self._heard, self.silent = time.monotonic(), False
-        for call, what in came:
-            if isinstance(what, (RemoteError, CallRefused)):
-                self._end_call(call, what)
-            else:
-                call.deliver(what)
-        # An answer that was delivered, or the end of the last call, may have closed the connection.
-        if self.ended:
-            return
-        if protocol.outgoing or self._out:
-            self.flush()
-            if not self._out:
-                self._replies_taken = protocol.replies
-            elif protocol.replies - self._replies_taken > _MAX_REPLIES:
-                # It asks and never reads: what it is answered would be kept without end.
-                text = f"it has sent pings or settings and read none of {_MAX_REPLIES} answers to them"
-                self._end(PeerError(self._address.url, text))
-                return
-        # The bytes that break the rules came behind answers, which are delivered by now. This raises the error.
-        if http is not None and http.error is not None and not self.ended:
             try:
-                protocol.receive_data(b"")
-            except RemoteError as error:
+                came: Iterable[Received]
+                # Ciphertext, which cannot be received into the place where an answer is put together.
+                if self._tls is not None:
+                    data = sock.recv(_CHUNK, flags)
+                    count = len(data)
+                    came = self._opened(self._tls, data)
+                elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
+                    data = sock.recv(self._chunk, flags)
+                    count = len(data)
+                    came = protocol.receive_data(data)
+                    # It ends within a frame. Answers of one world are alike: the next one is to come in a single piece.
+                    if http is not None and http.frame is not None:
+                        size = count + http.frame.left + _SLACK
+                        self._chunk = size if _CHUNK < size <= _LARGEST_CHUNK else _CHUNK
+                else:
+                    # The rest of a large answer goes into that answer's own memory, without a copy.
+                    with buffer:
+                        count = sock.recv_into(buffer, 0, flags)
+                    came = protocol.buffer_updated(count)
+            except BlockingIOError:
+                return
+            except RemoteError as error:  # some of them are OSErrors too
                 self._end(error)
-        # With an error of the socket, `_lost` reads what is left and then says that error.
-        if not count and not self.ended and self._error is None:
-            why = protocol.cut_off()
-            self._end(self._end_of(why, why))
+                return
+            except OSError as error:
+                self._lost(error)
+                return
+            if count:
+                self._heard, self.silent = time.monotonic(), False
+            for call, what in came:
+                if isinstance(what, (RemoteError, CallRefused)):
+                    self._end_call(call, what)
+                else:
+                    call.deliver(what)
+            # An answer that was delivered, or the end of the last call, may have closed the connection.
+            if self.ended:
+                return
+            if protocol.outgoing or self._out:
+                self.flush()
+                if not self._out:
+                    self._replies_taken = protocol.replies
+                elif protocol.replies - self._replies_taken > _MAX_REPLIES:
+                    # It asks and never reads: what it is answered would be kept without end.
+                    text = f"it has sent pings or settings and read none of {_MAX_REPLIES} answers to them"
+                    self._end(PeerError(self._address.url, text))
+                    return
+            # The bytes that break the rules came behind answers, which are delivered by now. This raises the error.
+            if http is not None and http.error is not None and not self.ended:
+                try:
+                    protocol.receive_data(b"")
+                except RemoteError as error:
+                    self._end(error)
+            # With an error of the socket, `_lost` reads what is left and then says that error.
+            if not count and not self.ended and self._error is None:
+                why = protocol.cut_off()
+                self._end(self._end_of(why, why))
+        # KeyboardInterrupt: nobody knows how far the protocol has read what came.
+        except BaseException:
+            if count:
+                self._end(ConnectionLostError(self._address.url, "the connection was lost: an answer was interrupted"))
+            raise
 
     def check_keepalive(self) -> None:
         """Ask for a sign of a server that has been quiet; give up one that gave none."""

@@ -43,8 +43,8 @@ class Inspector:
         self._connection = connect(self.request.address, self._poller, self._poller.items.append, MAX_MESSAGE_BYTES)
         self._created: str | None = None
         self._joined = False
-        self._abandoned = 0
-        """Requests that timed out: as many answers are dropped before the next one counts."""
+        self._outstanding = 0
+        """Requests whose answers have not come: only the last one's counts, for the others were given up."""
 
     @property
     def server_version(self) -> str | None:
@@ -68,6 +68,7 @@ class Inspector:
         getattr(request, kind).CopyFrom(body)
         # An empty message, such as LeaveWorld, would not be sent otherwise.
         getattr(request, kind).SetInParent()
+        self._outstanding += 1  # first: KeyboardInterrupt may come while it is sent
         self._connection.send(request.SerializeToString())
         data = self._receive(kind)
         try:
@@ -82,13 +83,15 @@ class Inspector:
         return getattr(response, kind)
 
     def _receive(self, kind: str) -> bytes | bytearray:
-        """Wait for the answer to the last request. Answers come in order, so those of abandoned requests come first."""
+        """Wait for the answer to the last request.
+
+        Answers come in order: those to requests that timed out, or were interrupted, come first.
+        """
         deadline = time.monotonic() + self._timeout
         while True:
             try:
                 what = self._poller.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                self._abandoned += 1
                 reason = f"no answer to {kind} within {self._timeout:g} s"
                 if self._connection.silent:
                     hint = "are host and port right, and does a firewall stand between?"
@@ -97,9 +100,9 @@ class Inspector:
             if isinstance(what, RemoteError):
                 # The connection has ended, so nothing that was abandoned can come any more.
                 raise what
-            if not self._abandoned:
+            self._outstanding -= 1
+            if not self._outstanding:
                 return what
-            self._abandoned -= 1
 
     def join(self) -> pb.ActionObservationSpecs:
         """Create the world that the URL asks for and join it, or the one that it names; return the specs."""

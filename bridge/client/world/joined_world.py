@@ -42,6 +42,7 @@ class JoinedWorld:
     """
 
     def __init__(self, request: WorldRequest, found: Description, version: str | None) -> None:
+        self._request = request
         url, foreign = request.address.url, version is None
         self.specs, properties = found.specs, found.properties
         observations, actions = _read_specs(self.specs.observations), _read_specs(self.specs.actions)
@@ -128,6 +129,7 @@ class JoinedWorld:
 
         Raises:
             InvalidActionError: It is not in the action space.
+            SettingError: The Step is too large to be sent.
         """
         # By exact type: True and 1.0 are the same key as 1, but not the same action.
         integer = type(action) in _INTEGERS
@@ -139,16 +141,19 @@ class JoinedWorld:
         return data
 
     def write_step(self, arrays: Sequence[Array]) -> bytes:
-        """Return the Step with the arrays of an action's tensors."""
+        """Return the Step with the arrays of an action's tensors; raises SettingError where it is too large."""
         data = self.codec.write_request(arrays) if self.codec is not None else None
         # The codec writes tensors of one form alone; what else is an action, protobuf writes.
-        if data is not None:
-            return data
-        request = pb.EnvironmentRequest()
-        for uid, array in zip(self._action_uids, arrays, strict=True):
-            fill_tensor(request.step.actions[uid], array)
-        request.step.requested_observations.extend(self._wanted)
-        return request.SerializeToString()
+        if data is None:
+            request = pb.EnvironmentRequest()
+            for uid, array in zip(self._action_uids, arrays, strict=True):
+                fill_tensor(request.step.actions[uid], array)
+            request.step.requested_observations.extend(self._wanted)
+            data = request.SerializeToString()
+        # Here, before anything is sent or changed: a Step that is not sent gets no answer.
+        if len(data) > self._request.max_message_bytes:
+            raise self._request.too_large(len(data))
+        return data
 
     def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
         """Return the Step with the actions of this world's slots, from `slot` on. That of an integer is remembered."""
@@ -169,7 +174,11 @@ class JoinedWorld:
         if self.codec is None or len(arrays) < len(columns):
             return None
         whole = len(slots) == len(arrays[0])
-        return self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+        found = self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+        # All have the same size.
+        if found and len(found[0]) > self._request.max_message_bytes:
+            raise self._request.too_large(len(found[0]))
+        return found
 
     def as_act(self, request: bytes) -> pb.EnvironmentRequest:
         """Return a Step with actions that asks for nothing but times."""

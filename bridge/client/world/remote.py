@@ -29,7 +29,6 @@ from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding import values
 from bridge.encoding.names import CALL_REQUEST_URL
-from bridge.encoding.spaces import Column
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.forks import leak
@@ -199,12 +198,11 @@ class Remote:
             if self._call is not None:
                 self._call.send(data)
 
-    def act_columns(self, columns: Sequence[Column], slot: int) -> None:
-        """Leave actions in a real-time world; what comes of them is asked for by a later Step."""
-        self._act(self.world.write_columns(columns, slot))
+    def act(self, request: bytes) -> None:
+        """Leave the actions of a Step in a real-time world; what comes of them is asked for by a later Step.
 
-    def _act(self, request: bytes) -> None:
-        """Send the actions of a Step on the stream that they have; where there is none, behind the Steps in flight."""
+        They have a stream of their own; where there is none, they are sent behind the Steps in flight.
+        """
         message = self.world.as_act(request)
         # A stream of its own, because one stream is answered in order: behind Steps that the server holds, an action
         # would wait for frames.
@@ -221,7 +219,7 @@ class Remote:
         self.session.ask_ahead(self.now())
         # Without an action there is nothing to apply: the last one stays in force.
         if request != self.world.first_step:
-            self._act(request)
+            self.act(request)
         self._flush()
         self._expect()
 

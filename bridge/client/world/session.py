@@ -27,7 +27,7 @@ from bridge.client.world.joined_world import JoinedWorld, changes_of
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.errors import Code, PeerError, RefusedError, RemoteError, SettingError, TensorError
+from bridge.errors import Code, PeerError, RefusedError, RemoteError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["CONNECTING", "ENDED_CODES", "ONLINE", "TRANSITIONS", "ClientSession", "ClientState", "Trigger"]
@@ -241,17 +241,12 @@ class ClientSession:
     def _send(self, kind: RequestKind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         data = request if isinstance(request, bytes) else request.SerializeToString()
         if len(data) > self.request.max_message_bytes:  # not sent, so it gets no answer
-            raise self._too_large(len(data))
+            raise self.request.too_large(len(data))
         # The order of these two queues is all that matches answers to requests: dm_env_rpc has no ids for them (D-1).
         # KeyboardInterrupt may come between them, and must not leave a request whose answer is not expected.
         number = self._questions_abandoned if kind is RequestKind.QUESTION else self._episode
         self._pending.append(OpenRequest(kind, number, now))
         self.out.append(data)
-
-    def _too_large(self, size: int) -> SettingError:
-        return SettingError(
-            f"a request of {size} bytes is larger than max_message_bytes={self.request.max_message_bytes}"
-        )
 
     def connect(self, now: float) -> None:
         """Begin a new stream: create the world and join it, or join the one that exists.
@@ -281,6 +276,13 @@ class ClientSession:
         join = pb.JoinWorldRequest(world_name=name, settings=settings)
         self._send(RequestKind.JOIN, pb.EnvironmentRequest(join_world=join), now)
 
+    def write_reset(self, settings: Mapping[str, pb.Tensor]) -> bytes:
+        """Return a Reset; raises SettingError where it is too large to be sent."""
+        data = pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings)).SerializeToString()
+        if len(data) > self.request.max_message_bytes:
+            raise self.request.too_large(len(data))
+        return data
+
     def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
         """Ask for the first Step of the next episode; what still comes of the present one is dropped.
 
@@ -296,6 +298,8 @@ class ClientSession:
         answers = world.answers
         if answers is not None and not reset:
             settings, reset = {"restart": pack_tensor(False)}, True
+        # Before anything changes: a Reset that is too large leaves the episode as it is.
+        request = self.write_reset(settings or {}) if reset else b""
         # SAME_STEP in real time: lanes that ended enter the episodes that run by now.
         goes_on = self.state is ClientState.RUNNING and settings is not None and "restart" in settings
         self._move(Trigger.BEGIN)
@@ -307,7 +311,7 @@ class ClientSession:
         self._settings = settings or {}
         # The Step follows without a wait for the answer to the Reset: that saves a round trip (D-25).
         if reset:
-            self._send(RequestKind.RESET, pb.EnvironmentRequest(reset=pb.ResetRequest(settings=self._settings)), now)
+            self._send(RequestKind.RESET, request, now)
         if answers is None:
             self._send(RequestKind.STEP, world.first_step, now)
             return
@@ -331,11 +335,10 @@ class ClientSession:
 
     def step(self, request: bytes, now: float) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
-        # As `_require_world` and `_send`, in fewer calls: this runs in each step of each slot.
+        # As `_require_world` and `_send`, in fewer calls: this runs in each step of each slot. The size was checked by
+        # whoever wrote it.
         if self.state not in ONLINE:
             self._require_world()
-        if len(request) > self.request.max_message_bytes:  # not sent, so it gets no answer
-            raise self._too_large(len(request))
         self._pending.append(OpenRequest(RequestKind.STEP, self._episode, now))
         self.out.append(request)
 

@@ -105,7 +105,7 @@ class StepReader:
             reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
             observation = self.layout.unpack(tensors, form=self._form)
             return observation, reward, bool(terminated), bool(truncated), info
-        except (TensorError, KeyError, ValueError) as error:
+        except (TensorError, KeyError, TypeError, ValueError) as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
@@ -131,7 +131,7 @@ class StepReader:
             batch.rewards[slot:stop] = reward
             batch.terminations[slot:stop] = terminated
             batch.truncations[slot:stop] = truncated
-        except (TensorError, KeyError, ValueError) as error:
+        except (TensorError, KeyError, TypeError, ValueError) as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
         return info
 
@@ -167,6 +167,11 @@ class StepReader:
     def _decode_info(self, data: bytes) -> Any:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
         info, notes, form = values.decode_info(data)
+        # Else it would be found where the infos of all slots are joined, and cost those of other servers too.
+        if not isinstance(info, dict) and not (
+            isinstance(info, list) and len(info) == self.lanes and all(isinstance(own, dict) for own in info)
+        ):
+            raise TensorError(f"expected a dict, or a list of one for each lane, got {info!r:.80}")
         # Told only where it changes: it holds for the answers that follow.
         if form is not values.UNCHANGED:
             self._form = form

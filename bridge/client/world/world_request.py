@@ -75,6 +75,10 @@ class WorldRequest:
         address = self.address
         return None if address.world is not None else (self.env_id, address.settings, self.agent)
 
+    def too_large(self, size: int) -> SettingError:
+        """Return the error of a request of this many bytes."""
+        return SettingError(f"a request of {size} bytes is larger than max_message_bytes={self.max_message_bytes}")
+
     def settings(self) -> dict[str, pb.Tensor]:
         """Return the CreateWorld settings."""
         found = {name: pack_tensor(_parameter(name, text)) for name, text in self.address.settings}
