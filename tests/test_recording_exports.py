@@ -232,6 +232,22 @@ def test_frames_that_cannot_be_rendered_are_logged_and_left_out(tmp_path, caplog
     assert not has_frames(episode)
 
 
+class DrawsObjects(DrawsNothing):
+    """Its frames are arrays of objects, which no file may hold."""
+
+    def render(self) -> Any:
+        return np.array([None, 1])
+
+
+def test_frames_that_are_no_numbers_are_left_out_and_the_steps_are_recorded(tmp_path, caplog):
+    kwargs = {"render_mode": "rgb_array"}
+    with serve_gym(DrawsObjects, env_kwargs=kwargs, record=Recording(tmp_path, frames=True)) as server:
+        play(server.url, 1, steps=3)
+    assert caplog.text.count("no frames are recorded") == 1
+    (episode,) = read_folder(tmp_path).episodes()
+    assert (episode.length, episode.incomplete) == (3, False)
+
+
 def test_frames_without_a_render_mode_are_refused_at_the_start(tmp_path, capsys):
     said = "CartPole-v1 is made without a render mode"
     with pytest.raises(SettingError, match=said):

@@ -23,6 +23,19 @@ def test_a_foreign_file_does_not_hide_a_folder_and_the_list_ends_with_the_server
     shelf.close()
 
 
+def test_what_packages_print_when_they_are_imported_is_no_part_of_the_list(tmp_path, monkeypatch):
+    """Neither text that only looks like JSON nor a line of a log that is written as JSON."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "other.parquet").write_bytes(b"something else")
+    lines = "import sys\nprint('{no JSON')\nprint('{\"level\": 1}', file=sys.stderr)\n"
+    (tmp_path / "sitecustomize.py").write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    shelf = Library(tmp_path / "runs")
+    until(lambda: not shelf.list()["reading"], 60)
+    assert shelf.list() == {"episodes": [], "reading": False, "problem": ""}
+    shelf.close()
+
+
 def test_an_empty_folder_is_an_empty_list_at_once(tmp_path):
     """No process reads it: one that began before the first file was there would call that a problem."""
     shelf = Library(tmp_path)

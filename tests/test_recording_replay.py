@@ -6,6 +6,8 @@ import hashlib
 import importlib
 import io
 import re
+import sys
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gymnasium import spaces
 
 from bridge import (
     RealTime,
@@ -28,9 +31,9 @@ from bridge import (
 )
 from bridge.errors import EnvironmentFailedError, RecordingError, RefusedError, SettingError
 from bridge.perlert import make_perlert_env, serve_perlert
-from bridge.recording.episodes import load_episode
+from bridge.recording.episodes import load_episode, observed_rows
 from bridge.recording.reader import RecordedEpisode, read_folder
-from bridge.recording.replay import Replay, Verification, verify, verify_stream
+from bridge.recording.replay import Replay, Verification, replayed_from, verify, verify_stream
 from bridge.testing import CountingEnv, FailingEnv, Proxy, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
@@ -289,6 +292,42 @@ def test_attributes_that_were_set_are_set_again(tmp_path):
     check_all(tmp_path, allow_calls=True)
 
 
+class Skips(CountingEnv):
+    """Counts on when it is told to skip, and raises then."""
+
+    def skip(self, steps: int) -> None:
+        self.steps += steps
+        raise RuntimeError("on purpose")
+
+    @property
+    def level(self) -> int:
+        return self.steps
+
+    @level.setter
+    def level(self, value: int) -> None:
+        self.skip(value)
+
+
+@pytest.mark.parametrize("fps", [None, 10])
+def test_a_call_that_raised_is_made_again(tmp_path, fps):
+    """It may have changed the environment before."""
+    clock = VirtualClock()
+    keywords = {} if fps is None else {"fps": fps, "realtime": RealTime(clock=clock)}
+    with serve_gym(Skips, env_kwargs={"length": 20}, record=tmp_path, **keywords) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        with pytest.raises(EnvironmentFailedError, match="on purpose"):
+            env.get_wrapper_attr("skip")(3)
+        with pytest.raises(EnvironmentFailedError, match="on purpose"):
+            env.set_wrapper_attr("level", 2)
+        if fps is not None:
+            clock.advance(0.1)
+        env.step(0)
+        env.close()
+    (episode, *_) = check_all(tmp_path, Skips, allow_calls=True)
+    assert [kind for calls in episode.stream.calls.values() for kind, _ in calls] == ["call", "write"]
+
+
 def test_a_step_that_raised_raises_again(tmp_path):
     with serve_gym(FailingEnv, env_kwargs={"fail_in_step": 3}, record=tmp_path) as server:
         env = make_remote(server.url)
@@ -440,6 +479,67 @@ def test_a_replay_yields_what_the_environment_gives(tmp_path):
         rows = [row for _, row in replay.calls(episode.start, episode.stop)]
     recorded = load_episode(episode).observations
     assert [row.observation.tobytes() for row in rows] == [one.tobytes() for one in recorded]
+
+
+class Pictures(gymnasium.Env[Any, Any]):
+    """A megabyte each."""
+
+    observation_space = spaces.Box(0, 255, (1 << 20,), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1 << 20, np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1 << 20, np.uint8), 0.0, False, False, {}
+
+
+def test_what_is_compared_at_once_takes_as_little_memory_as_what_is_written_at_once(tmp_path):
+    with serve_gym(Pictures, record=tmp_path) as server:
+        play(server.url, 100)
+    (episode,) = read_folder(tmp_path).episodes()
+    episode.stream.samples("action", episode.own)  # the file is read before: that is another matter
+    tracemalloc.start()
+    try:
+        assert verify(episode, Pictures).ok
+        assert sum(1 for _ in observed_rows(episode, Pictures)) == 101
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def lines_run(function: Any) -> int:
+    """Return how many lines of Python a call runs, those of its callees and loops among them."""
+    count = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_where_an_episode_is_replayed_from_costs_the_same_in_a_recording_of_any_length(tmp_path):
+    lines = []
+    for number in (20, 200):
+        with serve_gym(CountingEnv, record=tmp_path / str(number)) as server:
+            env = make_remote(server.url)
+            for seed in range(number):
+                env.reset(seed=seed)
+                env.step(0)
+            env.close()
+        *_, last = read_folder(tmp_path / str(number)).episodes()
+        assert replayed_from(last) == last.start
+        lines.append(lines_run(lambda last=last: replayed_from(last)))
+    assert lines[0] == lines[1]
 
 
 def test_a_recording_calls_nothing_that_it_names(tmp_path):

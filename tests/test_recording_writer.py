@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from bridge import Recording, make_remote, make_vec_remote, serve_gym
+from bridge.cli import main
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.recording.writer import Journal
@@ -31,6 +33,19 @@ server = bridge.serve_gym("CartPole-v1", record=sys.argv[1])
 print(server.url, flush=True)
 server.wait(grace=0.0)
 """
+
+
+def run_script(script: str, folder: Path) -> None:
+    """Run a script in a process of its own, which gets a folder."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(folder)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class Slow:
@@ -303,6 +318,95 @@ def test_rows_that_cannot_be_encoded_are_logged_and_counted(tmp_path, caplog):
     assert stream.episodes()[0].end == "terminated"
 
 
+def test_a_row_that_cannot_be_encoded_costs_none_of_those_that_came_with_it(tmp_path, caplog):
+    journal = Journal(tmp_path)
+    tape, slow = tape_of(journal), Slow()
+    assert journal.offer(slow, step_row(0.0), 0)
+    until(slow.entered.is_set)
+    fill(tape, 2)  # all of them come together
+    tape.add(reset_row(2.0, observation="no array"))
+    fill(tape, 2)
+    slow.release.set()
+    until(lambda: journal.queued_bytes == 0)
+    tape.end()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert stream.gaps == [(22, 1)]
+    assert [episode.length for episode in stream.episodes()] == [10] * 4
+    assert caplog.text.count("cannot be encoded") == 2, "that of the slow source, and this one"
+
+
+def test_streams_that_are_written_side_by_side_stay_whole_and_within_the_limit(tmp_path):
+    journal = Journal(Recording(tmp_path, observations=True, max_bytes=60_000))
+    tapes = [tape_of(journal) for _ in range(8)]
+    for _ in range(40):
+        for tape in tapes:
+            fill(tape, 3)
+        until(lambda: journal.queued_bytes == 0)
+    found = read_folder(tmp_path)
+    assert not found.damage
+    assert found.episodes()[-1].end == "terminated"
+    for tape in tapes:
+        tape.end()
+    journal.close()
+    found = read_folder(tmp_path)
+    assert not found.damage
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 60_000
+    assert {file.suffix for file in tmp_path.iterdir()} == {".parquet", ".sums"}
+
+
+def test_a_row_that_is_larger_than_the_limit_costs_no_other_row(tmp_path, caplog):
+    journal = Journal(Recording(tmp_path, max_bytes=30_000))
+    tape = tape_of(journal)
+    fill(tape, 2)
+    until(lambda: journal.queued_bytes == 0)
+    tape.add(reset_row(2.0)._replace(options={"map": os.urandom(40_000)}))
+    until(lambda: "do not fit into the limit of 30000" in caplog.text)
+    tape.end()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert [episode.length for episode in stream.episodes()] == [10, 10]
+
+
+def test_a_sealed_segment_takes_no_memory_where_none_is_ever_deleted(tmp_path):
+    def segments() -> int:
+        gc.collect()
+        return sum(type(one).__name__ == "Segment" for one in gc.get_objects())
+
+    before, journal = segments(), Journal(tmp_path)
+    for _ in range(5):
+        tape = tape_of(journal)
+        fill(tape, 1)
+        tape.end()
+    until(lambda: len(list(tmp_path.glob("*.parquet"))) == 5 and not list(tmp_path.glob("*.arrow")))
+    until(lambda: segments() == before)
+    journal.close()
+
+
+def test_an_episode_that_lacks_calls_in_its_midst_is_lost_and_the_rest_is_listed(tmp_path, capsys):
+    journal = Journal(Recording(tmp_path, observations=True))
+    tape, sizes = tape_of(journal), []
+    for row in (reset_row(0.0), step_row(0.1), step_row(0.2)):
+        tape.add(row)
+        until(lambda: journal.queued_bytes == 0)
+        (path,) = tmp_path.glob("*.arrow")
+        sizes.append(path.stat().st_size)
+    fill(tape, 1)
+    until(lambda: journal.queued_bytes == 0)
+    data = bytearray(path.read_bytes())
+    data[(sizes[0] + sizes[1]) // 2] ^= 1
+    path.write_bytes(data)
+    found = read_folder(tmp_path)
+    assert "are not those that were written" in str(found.damage[0])
+    assert [(episode.end, episode.incomplete) for episode in found.episodes()] == [
+        ("lost", True),
+        ("terminated", False),
+    ]
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "lost" in capsys.readouterr().out
+    journal.close()
+
+
 def test_close_writes_what_is_queued_and_may_be_called_twice(tmp_path):
     journal = Journal(tmp_path)
     tape = tape_of(journal)
@@ -344,6 +448,29 @@ def test_a_journal_that_was_never_used_leaves_no_file_and_no_thread(tmp_path):
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_closes_a_journal_whose_locks_were_held(tmp_path):
+    """As where another thread was waking the writer at the moment of the fork."""
+    script = """
+import os, signal, sys, threading
+from tests.test_recording_writer import Journal
+made, real = [], threading.Event
+threading.Event = lambda: made.append(real()) or made[-1]
+journal = Journal(sys.argv[1])
+threading.Event = real
+for event in made:
+    event._cond.acquire()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    journal.close()
+    os._exit(0)
+assert made
+assert os.waitpid(child, 0)[1] == 0
+"""
+    run_script(script, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_process_records_nothing_and_leaves_the_parents_file_alone(tmp_path):
@@ -364,15 +491,7 @@ fill(tape, 2)
 tape.end()
 journal.close()
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(script, tmp_path)
     found = read_folder(tmp_path)
     assert not found.damage
     assert [episode.number for episode in found.streams[0].episodes()] == [1, 2, 3, 4, 5]

@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError
 from bridge.recording.reader import RecordedEpisode
-from bridge.recording.replay import AT_ONCE, Replay, ReplayComparison, replayed_from
+from bridge.recording.replay import AT_ONCE, Replay, ReplayComparison, batches_of, replayed_from
 from bridge.recording.rows import LaneSamples, Row
 
 __all__ = ["EpisodeData", "ObservedRows", "load_episode", "observed_rows", "obstacle", "stacked"]
@@ -84,9 +84,8 @@ def observed_rows(
     wanted = dict(zip(stream.column("call")[episode.own].tolist(), steps.tolist(), strict=True))
     mode = "rgb_array" if frames else None
     with Replay(stream, env, render_mode=mode, allow_calls=allow_calls) as replay:
-        calls = replay.calls(start, episode.stop)
         # To compare a call by itself takes thirty times as long. But a frame can only be drawn before the next call.
-        while batch := list(itertools.islice(calls, 1 if frames else AT_ONCE)):
+        for batch in batches_of(replay.calls(start, episode.stop), 1 if frames else AT_ONCE):
             if check and (difference := compare.difference(batch)):
                 (first,) = difference.values()
                 raise RecordingError(f"{episode.id}: the replay is not what was recorded: {first}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -52,7 +53,7 @@ class Library:
         # In a folder without modules, and with the modules of this process.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         environment = {**os.environ, "PYTHONPATH": path}
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
             self._process = subprocess.Popen(
                 command, cwd=self._folder, env=environment, text=True, errors="replace", **pipes
@@ -66,19 +67,21 @@ class Library:
     def _wait(self, process: subprocess.Popen[str]) -> None:
         """Wait for a process, and take the list that it prints."""
         try:
-            text, _ = process.communicate(timeout=_DEADLINE)
+            text, problem = process.communicate(timeout=_DEADLINE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             self._end(self._episodes, f"reading the recordings took more than {_DEADLINE:g} s")
             return
         if process.returncode != 0:
-            self._end(self._episodes, f"the recordings cannot be listed: {text.strip()[-300:]}")
+            self._end(self._episodes, f"the recordings cannot be listed: {problem.strip()[-300:]}")
             return
-        # Standard error is in the text, too, such as a warning of a package.
-        lines = [line for line in reversed(text.splitlines()) if line.startswith("{")]
-        # A return may be no number, or infinite, which the JSON of pages does not have.
-        self._end([json.loads(line, parse_constant=lambda name: None) for line in lines], "")
+        episodes = []
+        for line in reversed(text.splitlines()):
+            with contextlib.suppress(ValueError):  # such as what a package prints when it is imported
+                # A return may be no number, or infinite, which the JSON of pages does not have.
+                episodes.append(json.loads(line, parse_constant=lambda name: None))
+        self._end([episode for episode in episodes if isinstance(episode, dict)], "")
 
     def _end(self, episodes: Sequence[dict[str, Any]], problem: str) -> None:
         self._episodes, self._problem, self._read_at = episodes, problem, time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -178,6 +179,7 @@ class RecordedStream:
         """Where calls are missing: the first of them, and how many."""
         if self.first and parts[0][0].part == 1:  # else the segments before were deleted at the limit
             self.gaps.insert(0, (0, self.first))
+        self._lost = [at for at, _ in self.gaps]
         self.closed = bool((kinds == Kind.END).any())
         """True if the environment was closed in order."""
         self.resets, self.calls = self._read_events()
@@ -333,13 +335,13 @@ class RecordedStream:
         """Return an episode; `following` is the call that the lane's next one begins with."""
         calls, kinds, last = self.column("call"), self.column("kind"), rows[-1]
         newest = calls[last]
-        lacks = any(calls[rows[0]] < at <= newest for at, _ in self.gaps)
+        lacks = _has_between(self._lost, calls[rows[0]], newest)
         if kinds[last] == Kind.FAILED_STEP:
             # A step that raised has no outcome: it ends the episode, and is no step of it.
             end, rows = "failed", rows[kinds[rows] < Kind.FAILED_STEP]
-        elif not lacks and not (end := self._end_of(rows)):  # no row ends it
+        elif not (end := self._end_of(rows)):  # no row ends it
             # Calls that are missing between its last row and the next episode may have its end.
-            lacks = any(newest < at and (following is None or at < following) for at, _ in self.gaps)
+            lacks = lacks or _has_between(self._lost, newest, math.inf if following is None else following - 1)
             end = "reset" if following is not None else "closed" if self.closed else "running"
         if lacks and end != "failed":
             end = "lost"
@@ -363,10 +365,17 @@ class RecordedStream:
 
         Calls that are missing after it make it worthless, and it is None then.
         """
-        found = [at for at in self.seeded if at <= call]
-        if not found or any(found[-1] < at <= call for at, _ in self.gaps):
-            return None
-        return found[-1]
+        found = bisect.bisect_right(self.seeded, call)
+        newest = self.seeded[found - 1] if found else None
+        return None if newest is None or _has_between(self._lost, newest, call) else newest
+
+    def has_unknown_options(self, start: int, stop: int) -> bool:
+        """Return whether options of a reset from `start` up to `stop` could not be recorded."""
+        return _has_between(self._unknown, start - 1, stop - 1)
+
+    @functools.cached_property
+    def _unknown(self) -> list[int]:
+        return sorted(at for at, reset in self.resets.items() if reset.unknown_options)
 
     @functools.cached_property
     def seeded(self) -> list[int]:
@@ -375,6 +384,12 @@ class RecordedStream:
         # A reset that raised has an event, too, but no episode begins with it.
         done = set(calls[kinds == Kind.RESET].tolist())
         return sorted(at for at, reset in self.resets.items() if at in done and None not in reset.seeds(self.lanes))
+
+
+def _has_between(calls: Sequence[int], after: float, last: float) -> bool:
+    """Return whether some of these calls, which are in order, come after one and up to another one."""
+    # By bisection: a folder may have many thousand episodes, and each one asks.
+    return bisect.bisect_right(calls, after) < bisect.bisect_right(calls, last)
 
 
 def _printable(text: str) -> str:

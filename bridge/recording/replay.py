@@ -7,9 +7,10 @@ reset that seeded all lanes. What comes is held against what was recorded: a rec
 from __future__ import annotations
 
 import base64
+import bisect
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import package_versions
 from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode
 from bridge.recording.rows import Encoder, Kind, Row, flat_of
+from bridge.recording.tape import size_of
+from bridge.recording.writer import BATCH_BYTES
 from bridge.worlds.base import in_environment
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.hosts import host_of
@@ -40,6 +43,7 @@ __all__ = [
     "Replay",
     "ReplayComparison",
     "Verification",
+    "batches_of",
     "env_for",
     "refuse_calls",
     "replayed_from",
@@ -48,7 +52,7 @@ __all__ = [
 ]
 
 AT_ONCE = 512
-"""Calls that are read, and compared, at once."""
+"""The most calls that are read, and compared, at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,8 +289,8 @@ def _unknown(stream: RecordedStream) -> SettingError:
 
 def refuse_calls(stream: RecordedStream, stop: int, allow_calls: bool) -> None:
     """Raise RecordingError where methods were called before a call, and that is not allowed."""
-    count = sum(len(calls) for call, calls in stream.calls.items() if call < stop)
-    if count and not allow_calls:
+    count = 0 if allow_calls else sum(len(calls) for call, calls in stream.calls.items() if call < stop)
+    if count:
         raise RecordingError(
             f"{stream.run}-{stream.number} cannot be replayed: {count} calls of methods and attributes were recorded, "
             "which would run here; if you trust the recording, allow them: --allow-calls, allow_calls=True"
@@ -349,8 +353,8 @@ def verify_stream(
             yield _judged(episode, start, differences)
 
 
-def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int, last: int) -> dict[int, str]:
-    """Replay a stream; return the first difference after each seeded reset, by the number of the call.
+def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int, last: int) -> list[tuple[int, str]]:
+    """Replay a stream; return the first difference after each seeded reset, with the number of the call, in order.
 
     Args:
         stream: What was recorded.
@@ -359,7 +363,7 @@ def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int
         begin: The call from which on seeded resets count.
         last: The call before which it ends.
     """
-    found: dict[int, str] = {}
+    found: list[tuple[int, str]] = []
     # Where calls are missing, what follows depends on what nobody knows, up to the next seeded reset.
     for start, end in itertools.pairwise([begin, *(at for at, _ in stream.gaps if begin < at < last), last]):
         seeded = [call for call in stream.seeded if start <= call < end]
@@ -369,19 +373,20 @@ def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int
             compare, replayed = ReplayComparison(stream), replay.calls(seeded[0], end)
             # A seed sets the generator anew: episodes after it may be right though those before it differ.
             for first, stop in itertools.pairwise([*seeded, end]):
-                found.update(compare.all(itertools.islice(replayed, stop - first)))
+                found.extend(compare.all(itertools.islice(replayed, stop - first)).items())
     return found
 
 
-def _judged(episode: RecordedEpisode, start: int, differences: Mapping[int, str]) -> Verification:
+def _judged(episode: RecordedEpisode, start: int, differences: Sequence[tuple[int, str]]) -> Verification:
     """Return what the differences of a replay mean for an episode, which depends on the calls from `start` on."""
-    call = min((call for call in differences if start <= call < episode.stop), default=None)
-    if call is None:
+    at = bisect.bisect_left(differences, (start,))
+    if at == len(differences) or differences[at][0] >= episode.stop:
         return Verification(episode.id, episode.stop - start)
+    call, difference = differences[at]
     step = episode.step_of(call)
     where = "the first observation" if step == 0 else f"{-step} calls before the episode, which it depends on"
     where = f"step {step}" if step > 0 else where
-    return Verification(episode.id, call + 1 - start, f"{where}: {differences[call]}", step, _versions(episode.stream))
+    return Verification(episode.id, call + 1 - start, f"{where}: {difference}", step, _versions(episode.stream))
 
 
 def replayed_from(episode: RecordedEpisode) -> int:
@@ -404,7 +409,7 @@ def replayed_from(episode: RecordedEpisode) -> int:
             f"{episode.id} cannot be verified: no reset with a seed was recorded before it (or rows are missing "
             "since), so the state of the random generator at its beginning is not known; reset with a seed"
         )
-    if any(reset.unknown_options for at, reset in episode.stream.resets.items() if call <= at < episode.stop):
+    if episode.stream.has_unknown_options(call, episode.stop):
         raise RecordingError(f"{episode.id} cannot be replayed: it was reset with options that could not be recorded")
     return call
 
@@ -415,6 +420,19 @@ def _versions(stream: RecordedStream) -> str:
     here = package_versions(str(stream.header.get("entry_point") or ""))
     other = [f"{name} {text} (here {here.get(name)})" for name, text in recorded.items() if here.get(name) != text]
     return f"it was recorded with {', '.join(other)}" if other else ""
+
+
+def batches_of(replayed: Iterable[tuple[int, Row]], most: int = AT_ONCE) -> Iterator[list[tuple[int, Row]]]:
+    """Yield calls in lists that are compared at once: of so many at most, and of about as many bytes as are written."""
+    held, size = list[tuple[int, Row]](), 0
+    for call in replayed:
+        held.append(call)
+        size += size_of(call[1].observation)
+        if len(held) == most or size >= BATCH_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
 
 
 class ReplayComparison:
@@ -437,7 +455,7 @@ class ReplayComparison:
     def all(self, replayed: Iterator[tuple[int, Row]]) -> dict[int, str]:
         """Compare calls, to the last also after one that differs; return as `difference`."""
         found: dict[int, str] = {}
-        while part := list(itertools.islice(replayed, AT_ONCE)):
+        for part in batches_of(replayed):
             # After a difference the rest is run and not compared: the next seeded reset needs the environment to have
             # gone on.
             found = found or self.difference(part)

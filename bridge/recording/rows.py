@@ -136,7 +136,8 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
     # of `pack` and `tobytes`.
     if layout.single and type(sample) is np.ndarray and sample.flags.c_contiguous:
         spec = layout.specs[0]
-        if sample.dtype == spec.dtype and sample.shape == spec.shape and spec.dtype.kind in "biuf":
+        fits = sample.dtype == spec.dtype and sample.shape == spec.shape and spec.dtype.kind in "biuf"
+        if fits and spec.dtype.str[0] != ">":
             digest.update(sample.data)
             return digest.digest()
     # Rounded as on the wire: an environment that returns float64 for a float32 Box is common, and no error.
@@ -639,7 +640,7 @@ def _array(cells: Any, kind: pa.DataType) -> pa.Array:
     is_list = pa.types.is_list(kind)
     size = math.prod(cells.shape[1:]) * (1 if is_list else cells.dtype.itemsize)
     # Arrow's `list` and `binary` have offsets of 32 bits. The writer's batches are far below: 8 MiB, or one call.
-    offsets = pa.array(np.arange(len(cells) + 1, dtype=np.int32) * np.int32(size))
+    offsets = pa.array(np.arange(len(cells) + 1, dtype=np.int64) * size, pa.int32())  # raises where they are above that
     if is_list:
         return pa.ListArray.from_arrays(offsets, pa.array(found.reshape(-1)), type=kind)
     # Cells of one size need no copy: Arrow takes the array's memory as it is.

@@ -24,6 +24,7 @@ from bridge.recording.facts import describe_world
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.writer import Journal
 from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result
+from bridge.worlds.hosts import checked_lanes, checked_values
 from bridge.worlds.realtime.clocked_world import IMMUTABLE, ClockedWorld, kept
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.single import EnvWorld
@@ -192,7 +193,8 @@ class _RecordedLane:
         except RequestError as error:
             why = error.message.partition("\n")[0]
         else:
-            if all(isinstance(frame, np.ndarray) for frame in frames):
+            # An array of objects cannot be written without pickling them.
+            if all(isinstance(frame, np.ndarray) and not frame.dtype.hasobject for frame in frames):
                 return frames
             why = "render() gives no arrays; make the environment with render_mode='rgb_array'"
         # An environment that cannot draw would raise, and cost time, in each step from here on.
@@ -290,31 +292,35 @@ class RecordedEnv(EnvironmentProxy):
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute; calls are recorded, for they may change its state."""
-        response = await self.inner.call(request)
+        # To read an attribute changes nothing that a replay depends on.
+        if request.look:
+            return await self.inner.call(request)
         part, tapes = bridge_pb2.CallRequest(), self._tapes
         part.CopyFrom(request)
         if self._by_lane:  # a stream of the recording has one lane
-            tapes = [tapes[lane] for lane in request.lanes or range(len(tapes))]
+            tapes = [tapes[lane] for lane in checked_lanes(request.lanes, len(tapes))]
             del part.lanes[:]
-        # To read an attribute changes nothing that a replay depends on.
-        for tape in () if request.look else tapes:
-            tape.note("call", part)
-        return response
+        try:
+            return await self.inner.call(request)
+        finally:  # one that raised may have changed the environment before
+            for tape in tapes:
+                tape.note("call", part)
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Answer a request for a property; what is written is recorded, for each lane its own value."""
-        response = await self.inner.answer_property(request)
-        written = request.write_property
         if request.WhichOneof("payload") != "write_property":
-            return response
-        if not self._by_lane:
-            self._tapes[0].note("write", request)
-            return response
-        # The message has a value for each lane, and a stream is replayed as an environment of one.
-        for tape, value in zip(self._tapes, read_encoded(written.value), strict=True):
-            own = properties_pb2.WritePropertyRequest(key=written.key, value=encoded([value]))
-            tape.note("write", properties_pb2.PropertyRequest(write_property=own))
-        return response
+            return await self.inner.answer_property(request)
+        written, parts = request.write_property, [request]
+        if self._by_lane:
+            # The message has a value for each lane, and a stream is replayed as an environment of one.
+            write = partial(properties_pb2.WritePropertyRequest, key=written.key)
+            each = checked_values(read_encoded(written.value), len(self._tapes))
+            parts = [properties_pb2.PropertyRequest(write_property=write(value=encoded([value]))) for value in each]
+        try:
+            return await self.inner.answer_property(request)
+        finally:  # as of a call
+            for tape, part in zip(self._tapes, parts, strict=True):
+                tape.note("write", part)
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""

@@ -25,7 +25,7 @@ from bridge.logs import SafeLog
 from bridge.recording.files import Segment
 from bridge.recording.rows import FLAT, Encoder
 
-__all__ = ["Journal"]
+__all__ = ["BATCH_BYTES", "Journal"]
 
 _log = SafeLog(__name__)
 _GATHER = 0.1
@@ -36,7 +36,7 @@ _CLOSE = 10.0
 """Seconds that `close` waits for what is queued to be written."""
 _BATCH = 4096
 """The most calls that are encoded at once."""
-_BATCH_BYTES = 8 << 20
+BATCH_BYTES = 8 << 20
 """The most bytes of it, about. To encode a batch costs as much as hundreds of small rows, whatever its size, so it has
 to hold many pictures. But memory for 16 MiB comes from the system each time, which clears it: that took more time than
 to compress them."""
@@ -144,7 +144,7 @@ class Journal:
     def after_fork(self) -> None:
         """In a forked process: record nothing; the files are the parent's."""
         # Another thread may have held their locks at the moment of the fork, and does not exist here.
-        self._closing, self._starting = threading.Event(), threading.Lock()
+        self._wake, self._closing, self._starting = threading.Event(), threading.Event(), threading.Lock()
         self._closing.set()
         self._closed, self._thread = True, None
 
@@ -191,7 +191,7 @@ class Journal:
                 rows = waiting[: min(left, _BATCH * FLAT)]
                 sizes = np.cumsum(rows[::FLAT])
                 # At least one call, however large: else a call above the limit would stay here for ever.
-                count = min(len(sizes), int(np.searchsorted(sizes, _BATCH_BYTES)) + 1)
+                count = min(len(sizes), int(np.searchsorted(sizes, BATCH_BYTES)) + 1)
                 del rows[count * FLAT :], waiting[: count * FLAT]
                 left -= count * FLAT
                 self._store(source, rows)
@@ -201,24 +201,28 @@ class Journal:
                 self._files.end(source)
 
     def _store(self, source: Encoder, rows: list[Any]) -> None:
-        """Encode and write a flat list of rows. Of those that do not fit on the disk, the first are written."""
+        """Encode and write a flat list of rows; of those that do not fit on the disk, the first.
+
+        A row that cannot be encoded is left out.
+        """
         if self._files.is_paused:
             return
+        problem: Exception | None = None
         try:
-            batches = source.encode(rows)
+            if not (batches := source.encode(rows)) or self._files.write(source, batches):
+                return
         except Exception as error:  # whatever an environment returned
-            source.rewind()
-            _log.error("rows of a recording cannot be encoded: %r", error, exc_info=error)
-            return
-        if not batches or self._files.write(source, batches):
-            return
+            problem = error
         source.rewind()
         # After rewind() the encoder expects these calls again: those that are never written show as a gap in the
         # numbers.
         if len(rows) == FLAT:
-            self._files.pause()
+            if problem is None:
+                self._files.pause()
+            else:
+                _log.error("a row of a recording cannot be encoded: %r", problem, exc_info=problem)
             return
-        # How many rows come at once depends on the processor's speed, and what a disk holds of them must not.
+        # How many rows come at once depends on the processor's speed, and what is recorded of them must not.
         half = len(rows) // FLAT // 2 * FLAT
         self._store(source, rows[:half])
         self._store(source, rows[half:])
@@ -272,7 +276,7 @@ class _Files:
     def _append(self, segment: Segment, batches: list[pa.RecordBatch]) -> bool:
         data = segment.pack(batches)
         # A line of digests takes less than 100 bytes.
-        if not self._make_room(len(data) + 100):
+        if not self._make_room(len(data) + 100, segment):
             self._problem = f"{len(data)} bytes do not fit into the limit of {self._most}"
             return False
         try:
@@ -293,17 +297,26 @@ class _Files:
             except (OSError, pa.ArrowException) as error:
                 _log.error("a segment of the recording in %s cannot be sealed, and stays %s: %s", self._folder,
                            segment.path.name, error)  # fmt: skip
-        self._ended.append(segment)
-        self._make_room(0)  # the Parquet of a few rows is larger than their stream
+        if self._most is not None:  # else none is ever deleted, and there may be one for each of very many streams
+            self._ended.append(segment)
+            self._make_room(0)  # the Parquet of a few rows is larger than their stream
 
-    def _make_room(self, size: int) -> bool:
-        """Delete the oldest segments until so many bytes fit within the limit; return whether they do."""
+    def _make_room(self, size: int, written: Segment | None = None) -> bool:
+        """Delete the oldest segments until so many bytes fit within the limit; return whether they do.
+
+        Args:
+            size: The bytes.
+            written: The segment that they are for, which is not deleted.
+        """
         if self._most is None:
             return True
+        if size > self._most:
+            return False  # whatever is deleted
         while size + sum(segment.size for segment in (*self._ended, *self._open.values())) > self._most:
-            if not self._ended and len(self._open) < 2:
+            others = [source for source, segment in self._open.items() if segment is not written]
+            if not self._ended and not others:
                 return False
-            oldest = self._ended.popleft() if self._ended else self._open.pop(next(iter(self._open)))
+            oldest = self._ended.popleft() if self._ended else self._open.pop(others[0])
             oldest.delete()
             # Once is enough: at the limit, each further segment deletes one.
             level = _log.warning if not self._told else _log.debug
