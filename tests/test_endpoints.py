@@ -144,6 +144,19 @@ def readers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "bridge-directory"]
 
 
+def test_a_directory_is_read_again_after_no_thread_could_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    directory = Listed(Endpoint("grpc://a:1"))
+    watch = EndpointWatch(directory, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            watch.poll(0.0)
+    assert watch.wait(1.0, 20.0) == tuple(directory.listed)
+
+
 def test_a_directory_that_cannot_be_read_at_first_is_an_error(tmp_path: Path) -> None:
     missing = f"file://{tmp_path}/none.txt"
     with pytest.raises(errors.SettingError, match=r"none\.txt.*cannot be read"):

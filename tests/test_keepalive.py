@@ -11,7 +11,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from bridge.errors import ConnectionLostError
+from bridge.errors import ConnectError, ConnectionLostError, PeerError
 from bridge.transport import keepalive
 from tests.inside import Call, new_poller, sign_of_life_after
 from tests.support import until
@@ -232,3 +232,21 @@ def test_an_environment_that_is_collected_while_the_thread_starts_does_not_block
     monkeypatch.undo()
     keeper.remove(pool)
     assert blocked == [False]
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_server_is_told_by_which_rule_of_http2_its_connection_is_ended(server, answered):
+    call = Call(server.url)
+    server.accept()
+    if answered:
+        server.h2.send_headers(1, HEADERS)
+        server.h2.send_data(1, ANSWER)
+        server.send()
+        assert isinstance(call.receive(), (bytes, bytearray))
+    server.sock.sendall(b"\0\0\1" + bytes(5) + b"\0x")  # DATA outside of all streams
+    assert isinstance(call.receive(), PeerError if answered else ConnectError)
+    seen = server.seen
+    while data := server.sock.recv(65536):
+        seen += server.h2.receive_data(data)
+    assert [event.error_code for event in seen if isinstance(event, h2.events.ConnectionTerminated)] == [1]
+    call.close(0.0)

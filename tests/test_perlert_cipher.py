@@ -6,7 +6,7 @@ pytest.importorskip("cryptography")
 
 from bridge.errors import SettingError
 from bridge.perlert.protocol.cipher import OVERHEAD, UP_OVERHEAD, ClientSeal, ServerSeal, check_key
-from bridge.perlert.protocol.packet import MAX_DATAGRAM, MAX_MESSAGE
+from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE, MAX_DATAGRAM, MAX_MESSAGE
 
 KEY = b"0123456789abcdef"
 ANN, EVE = ("10.0.0.1", 1), ("10.0.0.2", 2)
@@ -36,7 +36,7 @@ def test_messages_pass_both_ways_and_are_not_readable():
     answer = server.seal(b"city:7;registered=agent0", ANN)
     assert len(answer) == len(b"city:7;registered=agent0") + OVERHEAD
     assert client.open(answer) == b"city:7;registered=agent0"
-    assert MAX_MESSAGE + OVERHEAD <= MAX_DATAGRAM
+    assert MAX_MESSAGE + OVERHEAD == MAX_CLIENT_MESSAGE + UP_OVERHEAD == MAX_DATAGRAM
 
 
 def test_a_datagram_of_one_port_opens_at_no_other_one():

@@ -16,5 +16,6 @@ def test_the_limits_in_the_docs_are_the_defaults():
                 value = getattr(config, name)
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     assert f"{value:,g}".replace("e+06", ",000,000") in values.replace(".0", ""), (name, value, values)
-    assert f"{packet.MAX_DATAGRAM:,} and {packet.MAX_MESSAGE:,} bytes" in text
+    sizes = packet.MAX_DATAGRAM, packet.MAX_MESSAGE, packet.MAX_CLIENT_MESSAGE
+    assert f"{', '.join(f'{size:,}' for size in sizes)} bytes" in text
     assert f"| {packet.MAX_FIELD} bytes |" in text

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import PacketError
 from bridge.perlert.protocol.packet import (
+    MAX_CLIENT_MESSAGE,
     MAX_MESSAGE,
     RESERVED_KEYS,
     Action,
@@ -221,11 +222,13 @@ def test_a_tag_cannot_forge_a_slot():
         parse_client(f"city:7;register=agent0,{forged}".encode())
 
 
-def test_nothing_longer_than_a_datagram_is_written():
-    head = len(b"city:7;message=")
-    assert len(format_message(Message(CITY, "m" * (MAX_MESSAGE - head)))) == MAX_MESSAGE
-    with pytest.raises(PacketError, match=f"at most {MAX_MESSAGE} bytes, got {MAX_MESSAGE + 1}"):
-        format_message(Message(CITY, "m" * (MAX_MESSAGE - head + 1)))
+@pytest.mark.parametrize(("kind", "most"), [(Message, MAX_MESSAGE), (Action, MAX_CLIENT_MESSAGE)])
+def test_nothing_longer_than_a_datagram_is_written(kind, most):
+    """P-26: with a key, whose additions to a client's message are the longer ones."""
+    room = most - len(format_message(kind(CITY, "m"))) + 1
+    assert len(format_message(kind(CITY, "m" * room))) == most
+    with pytest.raises(PacketError, match=f"at most {most} bytes, got {most + 1}"):
+        format_message(kind(CITY, "m" * (room + 1)))
 
 
 def test_an_error_says_what_was_expected_and_what_came_and_can_be_pickled():

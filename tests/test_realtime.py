@@ -21,9 +21,11 @@ from bridge import RealTime, RemoteVectorEnv, Server, SlotState, make_remote, ma
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import (
+    Code,
     EnvironmentFailedError,
     RefusedError,
     RemoteTimeoutError,
+    RequestError,
     ResetNeededError,
     SettingError,
 )
@@ -76,6 +78,29 @@ def ready(envs: RemoteVectorEnv, actions: Any) -> tuple[Any, ...]:
         if all(row is not None for row in result[0]):
             return result
         assert time.monotonic() < deadline, "no observation came"
+
+
+class Player:
+    """The player of a world without a server, in its first episode; the time is the test's."""
+
+    def __init__(self, env: Callable[[], gymnasium.Env[Any, Any]], fps: float, wait: str) -> None:
+        self.clock = VirtualClock()
+        self.runtime = LocalRuntime(self.clock.now)
+        self.world = direct_world(gym_source(env, fps=fps), runtime=self.runtime)
+        self.agent = self.world.join({"wait": pack_tensor(wait)})
+        self.agent.begin()
+        self.outcomes: list[Any] = []
+        """The state and the error of each Step that was answered."""
+
+    def step(self) -> None:
+        coroutine = self.agent.wrapped.step({1: np.int64(1)})
+        self.runtime.scheduler.start(coroutine, lambda *outcome: self.outcomes.append(outcome))
+
+    def advance(self, seconds: float) -> None:
+        for _ in range(round(seconds * 10)):
+            self.clock.advance(0.1)
+            self.runtime.scheduler.run()
+            self.runtime.run_until(lambda: not self.runtime.scheduler.ready)
 
 
 @everywhere
@@ -344,6 +369,47 @@ def test_a_crash_of_one_slot_is_that_slots_alone(serve: Any, clock: VirtualClock
     envs.close()
 
 
+@pytest.mark.parametrize("wait", ["now", "next_frame"])
+def test_a_step_after_one_that_a_failure_refused_waits_for_the_next_episode(wait: str) -> None:
+    env = FailingEnv(fail_in_step=2, fail_in_reset=2, length=LONG)
+    player = Player(lambda: env, 10.0, wait)
+    player.advance(0.2)
+    player.step()
+    assert "step 2 fails on purpose" in str(player.outcomes.pop()[1])
+    player.step()
+    assert player.outcomes == []
+    player.advance(0.2)
+    assert "reset 2 fails on purpose" in str(player.outcomes.pop()[1])
+    player.step()
+    player.advance(0.5)
+    assert player.outcomes == [(pb.RUNNING, None)]
+    assert player.agent.observe([1])[1][0] == 2
+    player.world.close()
+
+
+def test_steps_in_flight_behind_one_that_a_failure_refused_enter_no_episode() -> None:
+    player = Player(lambda: FailingEnv(fail_in_step=2, length=LONG), 10.0, "new_frame")
+    player.advance(0.2)
+    player.step()
+    assert "step 2 fails on purpose" in str(player.outcomes.pop()[1])
+    player.step()
+    assert player.outcomes.pop()[1].code == Code.FAILED_PRECONDITION
+    player.world.close()
+
+
+def test_a_reset_world_interrupts_an_agent_whose_last_step_a_failure_refused() -> None:
+    player = Player(lambda: FailingEnv(fail_in_step=2, length=LONG), 10.0, "now")
+    player.advance(0.2)
+    player.step()
+    assert "step 2 fails on purpose" in str(player.outcomes.pop()[1])
+    player.agent.interrupt()
+    uids = {spec.name: uid for uid, spec in player.agent.observations.items()}
+    told = player.agent.observe(list(uids.values()))
+    assert told[uids["observation"]].tolist() == [1, 0]
+    assert (told[uids["reward"]], told[uids["truncated"]]) == (0.0, True)
+    player.world.close()
+
+
 @everywhere
 def test_a_crash_of_one_lane_is_that_lanes_alone(serve: Any, clock: VirtualClock) -> None:
     """Mistake: one crash raised for the whole vector; here within a world."""
@@ -374,6 +440,22 @@ def test_an_environment_that_fails_in_every_reset_is_an_error_of_blocking_reset(
     with pytest.raises(EnvironmentFailedError, match="no cartridge"):
         envs.reset()
     envs.close()
+
+
+def test_resets_that_fail_count_as_no_episodes() -> None:
+    clock = VirtualClock()
+    runtime = LocalRuntime(clock.now)
+    world = direct_world(gym_source(lambda: FailingEnv(fail_in_reset=1), fps=10.0), runtime=runtime)
+    agent = world.join({})
+    with pytest.raises(RequestError, match="reset 1 fails on purpose"):
+        agent.begin()
+    agent.reset({}, False)
+    agent.begin()
+    assert (world.counts().steps, world.counts().episodes) == (0, 0)
+    agent.reset({}, True)
+    agent.begin()
+    assert (world.counts().steps, world.counts().episodes) == (0, 1)
+    world.close()
 
 
 def test_blocking_reset_waits_for_every_slot_and_lane(serve: Any, clock: VirtualClock) -> None:
@@ -564,20 +646,13 @@ def test_wait_next_frame_gives_one_decision_a_frame(serve: Any, clock: VirtualCl
 
 
 def test_wait_next_frame_waits_as_long_as_a_frame_of_the_world_takes() -> None:
-    clock = VirtualClock()
-    runtime = LocalRuntime(clock.now)
-    world = direct_world(gym_source(CountingEnv, fps=0.05), runtime=runtime)
-    agent = world.join({"wait": pack_tensor("next_frame")})
-    agent.begin()
-    ended: list[Any] = []
-    runtime.scheduler.start(agent.wrapped.step({1: np.int64(1)}), lambda *outcome: ended.append(outcome))
-    for seconds in (19.0, 2.0):
-        assert ended == []
-        clock.advance(seconds)
-        runtime.scheduler.run()
-        runtime.run_until(lambda: not runtime.scheduler.ready)
-    assert ended == [(pb.RUNNING, None)]
-    world.close()
+    player = Player(CountingEnv, 0.05, "next_frame")
+    player.step()
+    player.advance(19.0)
+    assert player.outcomes == []
+    player.advance(2.0)
+    assert player.outcomes == [(pb.RUNNING, None)]
+    player.world.close()
 
 
 @pytest.mark.parametrize(("setting", "value"), [("role", "owner"), ("wait", "forever")])

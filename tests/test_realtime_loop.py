@@ -292,6 +292,28 @@ def test_a_player_that_leaves_takes_its_action_along() -> None:
     assert drive.actions == ["a", "default"]
 
 
+def test_an_action_that_no_frame_uses_is_counted_whatever_ends_its_episode() -> None:
+    drive = Drive(length=100)
+    observer = drive.player()
+    job = drive.loop.poll(0.1)[0]
+    drive.loop.act(observer, 0, "a", 0.1)
+    drive.loop.failed(job, 0.1, "RuntimeError: x")
+    assert drive.loop.actions_dropped == 1
+    observer.buffers[0].abandon()
+    drive.until(0.5)
+    drive.loop.take(observer, 0)
+    drive.loop.act(observer, 0, "b", 0.5)
+    drive.loop.ask_reset(0)
+    assert drive.loop.actions_dropped == 2
+    observer.buffers[0].abandon()
+    drive.until(0.5)
+    drive.loop.take(observer, 0)
+    drive.loop.act(observer, 0, "c", 0.5)
+    drive.loop.leave(observer)
+    assert drive.loop.actions_dropped == 3
+    assert drive.loop.actions_applied == 0
+
+
 def test_a_failure_cuts_the_episode_off_once_and_is_tried_again_with_growing_pauses() -> None:
     drive = Drive(length=100)
     observer = drive.player()

@@ -172,6 +172,17 @@ def test_arguments_come_from_the_server_and_the_client_on_top():
     assert made[-1].name == "server"
 
 
+def test_a_first_lane_that_is_false_is_made_once():
+    class Empty(CountingEnv):
+        def __len__(self):
+            return 0
+
+    factory, made = keeping(Empty)
+    world = make(EnvSource(factory), num_envs=2)
+    assert len(made) == 2
+    world.close()
+
+
 def test_arguments_reach_a_registered_environment(made):
     world = make(EnvSource("FrozenLake-v1", env_kwargs={"map_name": "8x8"}), kwargs__is_slippery=False)
     (env,) = made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 import socket
 import ssl
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from websockets.frames import Opcode
 from websockets.sync.client import connect as public_connect
+from websockets.utils import accept_key
 
 from bridge import TLS, Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
@@ -209,6 +211,26 @@ def test_an_answer_that_is_too_large_ends_the_connection_by_name(server):
     assert isinstance(ending, errors.RefusedError)
     assert "larger than max_message_bytes=40" in str(ending)
     call.close(1.0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(frame(Opcode.BINARY, bytes(2000), masked=False), 1009), (frame(3, b"x", masked=False), 1002)]
+)
+def test_a_server_is_told_why_its_connection_is_ended(sent, code):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        call = Call(f"ws://127.0.0.1:{listener.getsockname()[1]}", 1000)
+        peer, _ = listener.accept()
+        with peer:
+            peer.settimeout(20.0)
+            key = re.search("Sec-WebSocket-Key: (.*)\r\n", peer.recv(4096).decode())[1]
+            fields = f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept_key(key)}\r\n"
+            fields += f"Sec-WebSocket-Protocol: {SUBPROTOCOL}\r\n\r\n"
+            peer.sendall(b"HTTP/1.1 101 Switching Protocols\r\n" + fields.encode() + sent)
+            assert isinstance(call.receive(), errors.RemoteError)
+            opcode, _, *mask = peer.recv(6)
+            data = bytes(byte ^ mask[index % 4] for index, byte in enumerate(peer.recv(4096)))
+            assert (opcode, int.from_bytes(data[:2], "big")) == (0x80 | Opcode.CLOSE, code)
+        call.close(0.0)
 
 
 # The token, and who may come

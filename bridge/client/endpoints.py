@@ -200,8 +200,10 @@ class EndpointWatch:
             self._read_at = now
             # A name server, or a network's file system, that hangs would hold up every slot otherwise. A daemon,
             # because nothing could end such a call.
-            self._reading = threading.Thread(target=self._read, name="bridge-directory", daemon=True)
-            self._reading.start()
+            thread = threading.Thread(target=self._read, name="bridge-directory", daemon=True)
+            # Kept only once it runs: where the system has no thread left, the next call tries again.
+            thread.start()
+            self._reading = thread
 
     def wait(self, now: float, timeout: float) -> tuple[Endpoint, ...]:
         """Read the directory for the first time, and return its endpoints.

@@ -29,7 +29,7 @@ from bridge.perlert.player import Player, PlayerConfig
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import MAX_MESSAGE, Message, Slot, check_label
+from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE, Message, Slot, check_label
 from bridge.perlert.protocol.profile import MAX_NAME
 from bridge.perlert.udp import ClientPort
 from bridge.worlds.default_actions import neutral_action
@@ -299,8 +299,9 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             if not self.action_space.contains(action):
                 raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
             text = self._actions.encode(action)
-            if len(text) > MAX_MESSAGE - 150:
-                raise InvalidActionError(f"expected an action of at most {MAX_MESSAGE - 150} bytes, got {len(text)}")
+            most = MAX_CLIENT_MESSAGE - 150  # with the longest name and the profile, a message has 127 bytes besides
+            if len(text) > most:
+                raise InvalidActionError(f"expected an action of at most {most} bytes, got {len(text)}")
             # The end may have come between two calls. It is told by this step, whose action has nothing left to act on.
             if not self._newest.done:
                 now = time.monotonic()

@@ -53,7 +53,13 @@ class _Keeper:
                 return
             thread = self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
         # Without the lock: the garbage collector may call `remove` in the new thread while `start` waits for it.
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread left: the next one to be added tries again
+            with self._change:
+                self._thread = None
+                self._all.discard(poller)
+            raise
 
     def look_soon(self) -> None:
         """Poll everything now: something is due earlier than the last poll has said."""

@@ -209,8 +209,8 @@ class EnvRecipe:
             first.close()
             raise lanes_already(self.title, first.num_envs)
         # The environment that was made to see what the function returns becomes the first lane.
-        made = iter([first])
-        return SyncVectorEnv([lambda: next(made, None) or self._one(factory)] * self.num_envs, copy=False)
+        made = [first]
+        return SyncVectorEnv([lambda: made.pop() if made else self._one(factory)] * self.num_envs, copy=False)
 
     def _one(self, factory: Callable[..., object]) -> GymEnv:
         env = self._adapted(factory(**self.kwargs))

@@ -533,6 +533,13 @@ class ClientConnection:
         if self._dialer is not None:
             self._dialer.cancel()
         if sock is not None:
+            outgoing, tls = self.protocol.outgoing, self._tls
+            # A GOAWAY or a Close frame may be in it, which tells the server why. Once, and without waiting for a socket
+            # that may be full or broken.
+            if outgoing and (tls is None or tls.ready):
+                with contextlib.suppress(OSError):
+                    self._out.extend(map(memoryview, outgoing if tls is None else [tls.send(outgoing)]))
+                    send_parts(sock, self._out)
             self.poller.forget(sock)
             sock.close()
 

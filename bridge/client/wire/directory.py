@@ -66,7 +66,7 @@ class _Resolver:
         self._waiting: dict[tuple[str, int], list[_Done]] = {}
 
     def look_up(self, host: str, port: int, done: _Done) -> None:
-        """Look a name up, and call `done` in another thread with the targets, or with the error."""
+        """Look a name up, and call `done`, mostly in another thread, with the targets, or with the error."""
         with self._lock:
             waiting = self._waiting.setdefault((host, port), [])
             waiting.append(done)
@@ -74,7 +74,11 @@ class _Resolver:
             if len(waiting) > 1:
                 return
         # A daemon: neither `close` nor the end of the program waits for the resolver's timeouts.
-        threading.Thread(target=self._run, args=(host, port), name="bridge-resolver", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(host, port), name="bridge-resolver", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread left now; whoever asks later asks anew
+            self._tell(host, port, OSError(str(error)))
 
     def _run(self, host: str, port: int) -> None:
         # A tuple, because several dialers wait for the same look-up and each goes through the addresses by itself: from
@@ -84,8 +88,9 @@ class _Resolver:
             found = interleave(_targets(host, port))
         except OSError as error:
             found = error
-        except UnicodeError as error:  # a name that DNS cannot hold
-            found = OSError(str(error))
+        self._tell(host, port, found)
+
+    def _tell(self, host: str, port: int, found: tuple[Target, ...] | OSError) -> None:
         with self._lock:
             # Taken out before they are told: who asks meanwhile would join a list that nobody reads any more.
             waiting = self._waiting.pop((host, port))

@@ -255,7 +255,15 @@ class GrpcClient:
         try:
             return self._handle(self.http.buffer_updated(count))
         except Http2Error as error:
-            raise PeerError(self._address.url, f"it speaks no HTTP/2: {error}") from error
+            raise self._broken(error) from error
+
+    def _broken(self, error: Http2Error) -> RemoteError:
+        """Tell the server that it breaks the rules of HTTP/2; return the error that says so to the user."""
+        self.http.go_away(error.code, str(error))
+        if self.answered:
+            return PeerError(self._address.url, f"it speaks no HTTP/2: {error}")
+        details = f"no gRPC server: {error}"
+        return ConnectError(self._address.url, f"{details}. {remedy(self._address.scheme, details)}")
 
     def receive_data(self, data: bytes) -> list[Received]:
         """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
@@ -271,10 +279,7 @@ class GrpcClient:
                     return [(stream.owner, event)]
             return self._handle(events)
         except Http2Error as error:
-            if self.answered:
-                raise PeerError(self._address.url, f"it speaks no HTTP/2: {error}") from error
-            details = f"no gRPC server: {error}"
-            raise ConnectError(self._address.url, f"{details}. {remedy(self._address.scheme, details)}") from error
+            raise self._broken(error) from error
 
     def _handle(self, events: list[tuple[Stream, Event]]) -> list[Received]:
         """Return what events mean to the calls."""

@@ -28,7 +28,9 @@ __all__ += ["format_lobby", "parse_header", "parse_server"]
 MAX_DATAGRAM = 1200
 """Bytes; nothing longer is sent, so that no path has to fragment it."""
 MAX_MESSAGE = MAX_DATAGRAM - 25
-"""Bytes of a message, which leaves room for the pre-shared key's counter and tag (P-26)."""
+"""Bytes of a server's message, which leaves room for what the pre-shared key adds to it (P-26)."""
+MAX_CLIENT_MESSAGE = MAX_DATAGRAM - 49
+"""Bytes of a client's message, to which the key adds more."""
 MAX_FIELD = 64
 """Bytes of a NAME, KEY, KIND or TAG."""
 RESERVED_KEYS = frozenset({"register", "registered", "ready", "message", "start", "action", "lobby"})
@@ -296,13 +298,16 @@ def format_message(message: ClientMessage | ServerMessage) -> bytes:
 
     Raises:
         PacketError: A field holds what the grammar bans there, so that another message would be read; or the datagram
-            would be longer than `MAX_MESSAGE` bytes.
+            would be longer than `MAX_MESSAGE` bytes, of a client `MAX_CLIENT_MESSAGE`.
     """
     datagram = (text := _write(message)).encode(errors="surrogatepass")  # which reads as no UTF-8
-    if len(datagram) > MAX_MESSAGE:
-        raise PacketError(f"expected a message of at most {MAX_MESSAGE} bytes, got {len(datagram)}: {text[:80]!r}…")
+    most, parse = (
+        (MAX_CLIENT_MESSAGE, parse_client) if isinstance(message, ClientMessage) else (MAX_MESSAGE, parse_server)
+    )
+    if len(datagram) > most:
+        raise PacketError(f"expected a message of at most {most} bytes, got {len(datagram)}: {text[:80]!r}…")
     # What was written is read back: a text with a separator, such as a tag, must not become another message.
-    read = (parse_client if isinstance(message, ClientMessage) else parse_server)(datagram)
+    read = parse(datagram)
     if type(read) is not type(message) or read != message:
         raise _refusal("fields without what separates fields", text)
     return datagram

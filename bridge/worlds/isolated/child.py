@@ -59,7 +59,7 @@ class Pipe:
         self._sock.sendall(LENGTH.pack(len(message)) + message)
 
 
-def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
+def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: int | None, held: int = -1) -> None:
     """Serve an environment over a pipe until it ends, a message says so, or this process's parent is gone.
 
     Args:
@@ -67,6 +67,7 @@ def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: i
         recipe: A pickle of how to make environments, and of what is asked for.
         factory: A client's own factory, pickled.
         max_bytes: The memory that may be allocated.
+        held: The writing end of a pipe that only the parent reads; -1: `multiprocessing` knows the parent.
     """
     if hasattr(os, "setsid"):
         with contextlib.suppress(PermissionError):
@@ -74,16 +75,16 @@ def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: i
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A thread, because this one may be in a call that never returns, and so never see the end of the pipe.
-    threading.Thread(target=_end_with_parent, name="bridge-isolated-watch", daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(held,), name="bridge-isolated-watch", daemon=True).start()
     sock.setblocking(True)
     _Child(recipe, factory, max_bytes).serve(Pipe(sock))
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(held: int) -> None:
     parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)  # an environment that never returns must not outlive its server
+    # A pipe that nobody reads any more is ready too, with an error.
+    connection.wait([held if parent is None else parent.sentinel])
+    os._exit(1)  # an environment that never returns must not outlive its server
 
 
 class _Child:

@@ -75,9 +75,9 @@ def run(sock: int, held: int) -> None:
 
     Args:
         sock: The number of the pipe's end.
-        held: The number of a file that is open as long as the process is there.
+        held: The number of the writing end of a pipe, which is open as long as the process is there.
     """
     for number in (sock, held):
         # What the environment starts must not hold them open: the server would not see this process end.
         os.set_inheritable(number, False)
-    main(socket.socket(fileno=sock), sys.stdin.buffer.read(), None, None)
+    main(socket.socket(fileno=sock), sys.stdin.buffer.read(), None, None, held)

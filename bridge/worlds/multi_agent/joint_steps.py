@@ -71,7 +71,7 @@ class Participant:
 
     name: str
     agent: Agent
-    """The agent, by which the world's `ResetBook` knows it."""
+    """The agent: the world's `ResetBook` takes note of it, and it says who acts."""
     sequence: int = -1
     """The sequence that it last took part in."""
     playing: bool = False

@@ -73,7 +73,6 @@ class MultiAgent(EnvAgent):
     def interrupt(self) -> None:
         """End the sequence for this agent, with what it has seen last."""
         self._tell(True)
-        self.participant.take_outcome()
         self._world.table.drop(self.participant)
         self._world.advance()
 

@@ -159,6 +159,10 @@ class RealtimeAgent(EnvAgent):
         if self._acts_only:
             self._timing[..., :2] = received, self.world.now()
             return pb.RUNNING
+        buffer = self._loop_agent.buffers[0]
+        # The last Step was refused, as below: this one is the first of the next episode.
+        if self.lanes is None and not buffer.reading:
+            return await self.begin()
         if self._wait == "next_frame":
             await self._wait_for_frame()
         elif self._wait == "new_frame":
@@ -166,10 +170,10 @@ class RealtimeAgent(EnvAgent):
         # A client that does not ask for `resetting` cannot be told that a lane has no observation, so it waits for one.
         if self.lanes is not None and not self._partial:
             await self._wait_for_lanes()
-        buffer = self._loop_agent.buffers[0]
         # The Step is refused, and a refused Step tells nothing else: the agent is out of the episode, so the next one
         # begins.
         if self.lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
+            self._ended = True
             buffer.abandon()
             raise RequestError(Code.INTERNAL, error)
         self._collect(self._take(), received)
@@ -285,10 +289,10 @@ class RealtimeAgent(EnvAgent):
                 # Told once. An ended episode's error comes with the end, and is not kept here.
                 buffer.error = None
         if self.lanes is None:
-            first = taken[0]
-            if first is None:
-                raise RequestError(Code.INTERNAL, "a single environment was read while it had no episode")
-            self._observation, self._info = first.observation, first.info
+            # None: a ResetWorld ends the sequence after a failure has ended its episode. The last observation stays.
+            if taken[0] is not None:
+                self._observation = taken[0].observation
+            self._info = infos[0]
             return
         # A tensor has a row for each lane, and no None: a lane that resets has its last observation, or a placeholder.
         seen = [buffer.lane.observation if item is None else item.observation for item, buffer in pairs]

@@ -205,9 +205,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def counts(self) -> WorldCounts:
         """Return how much it has done; frames count as steps."""
         lanes = self.loop.lanes
-        under_way = sum(lane.phase in (Phase.RUNNING, Phase.RESETTING) and lane.episode > 0 for lane in lanes)
-        episodes = sum(lane.episode for lane in lanes) - under_way
-        return WorldCounts(len(lanes), sum(lane.frames for lane in lanes), episodes)
+        ended = sum(lane.begun - (lane.phase is Phase.RUNNING) for lane in lanes)
+        return WorldCounts(len(lanes), sum(lane.frames for lane in lanes), ended)
 
     def describe(self) -> dict[str, object]:
         """Return what a page shows of it."""

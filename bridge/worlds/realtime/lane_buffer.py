@@ -186,6 +186,5 @@ class LaneBuffer:
 
     def take_records(self) -> list[Ended]:
         """Give out the ends of all finished episodes that were not given out before, the oldest first."""
-        records = list(self._records)
-        self._records.clear()
-        return records
+        records, self._records = self._records, deque()
+        return list(records)

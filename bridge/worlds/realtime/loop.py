@@ -84,6 +84,8 @@ class LoopLane:
     phase: Phase = Phase.IDLE
     episode: int = 0
     """The number of the running episode, or of the one that is being made."""
+    begun: int = 0
+    """How many episodes have begun: numbers of resets that failed, or were replaced, are of none."""
     busy: bool = False
     """True if a job is under way."""
     asked: bool = False
@@ -123,6 +125,7 @@ class LoopLane:
     def begin(self, now: float, first: Transition) -> None:
         """Begin an episode with what its reset returned at `now`, seconds."""
         self.move(LaneEvent.BEGAN)
+        self.begun += 1
         self.observation, self.info, self.observed_at = first.observation, first.info, now
         self.reward, self.length = 0.0, 0
         self.acted_at, self.unused = -math.inf, False
@@ -333,7 +336,7 @@ class RealtimeLoop:
         lane = self.lanes[job.lane]
         # Also where the result is stale: the environment is free again.
         lane.busy = False
-        if lane.episode != job.episode or lane.asked:
+        if lane.episode != job.episode:
             self.stale += 1
             return None
         return lane
@@ -372,6 +375,7 @@ class RealtimeLoop:
 
     def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
         """End an episode: the environment raised, which finishes one that ran, or a new one was asked for."""
+        self.drop_action(lane)
         lane.end(lane.episode, error=error, finished=finished)
 
     def _renew(self, lane: LoopLane) -> None:
@@ -411,7 +415,7 @@ class RealtimeLoop:
                     lane.buffers.remove(buffer)
                 if loop_agent.player:
                     # A robot must not go on with the last action of a client that died.
-                    lane.acted_at, lane.unused = -math.inf, False
+                    self.drop_action(lane)
             if self._rests and not self.loop_agents:
                 self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
 
@@ -427,7 +431,6 @@ class RealtimeLoop:
         lane.move(LaneEvent.ASKED)
         lane.seed, lane.options = seed, options
         lane.asked = True
-        self.drop_action(lane)
 
     def act(self, loop_agent: LoopAgent, index: int, action: object, now: float, episode: int | None = None) -> bool:
         """Let a player's action go on from now; return whether its episode still runs (U-5).
