@@ -160,8 +160,7 @@ class Host(abc.ABC, Generic[E]):
                 raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
     def _get_attr(self, name: str) -> list[object]:
-        response = self.call(bridge_pb2.CallRequest(name=name))
-        return [values.from_value(result) for result in response.results]
+        return [values.from_value(result) for result in self.call(bridge_pb2.CallRequest(name=name)).results]
 
     def _set_attr(self, name: str, value: object) -> None:
         refuse_private(name)

@@ -386,11 +386,7 @@ class EnvWorld(World):
         holder: EnvAgent | EnvWorld = self._agent or self
         # Read by an agent that is not in, because there may be none yet, and bad settings must change nothing (D-2).
         before, holder.pending = holder.pending, self.make_agent().read_settings(settings)
-
-        def undo() -> None:
-            holder.pending = before
-
-        return undo
+        return lambda: setattr(holder, "pending", before)
 
     def make_agent(self) -> EnvAgent:
         """Return an agent that is not in."""

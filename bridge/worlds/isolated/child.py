@@ -164,9 +164,7 @@ class _Child:
         return packed
 
     def _call(self, payload: bytes) -> bytes:
-        response = self._hosted().call(bridge_pb2.CallRequest.FromString(payload))
-        data: bytes = response.SerializeToString()
-        return data
+        return self._hosted().call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
 
     def _property(self, payload: bytes) -> bytes:
         return self._properties.answer(properties_pb2.PropertyRequest.FromString(payload)).SerializeToString()
