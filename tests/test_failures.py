@@ -21,17 +21,14 @@ from bridge import (
     Limits,
     SlotState,
     errors,
-    make_parallel_remote,
     make_remote,
     make_vec_remote,
     serve_gym,
-    serve_parallel,
 )
 from bridge.encoding.values import encode
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import begin_step, finish_step
-from tests.parallel_envs import Relay
 from tests.support import SERVE, server_process, until, world_of
 
 ZEROS = {n: np.zeros(n, np.int64) for n in (1, 2, 3, 4)}
@@ -587,26 +584,6 @@ def test_steps_of_one_form_that_are_too_large_to_be_sent_change_nothing() -> Non
         assert envs.report()["steps_asked"] == 0
         assert envs.get_attr("steps") == (0, 0)
         envs.close()
-
-
-def test_a_joint_step_that_is_too_large_for_one_agent_leaves_all_as_they_are() -> None:
-    class Talk(Relay):
-        def action_space(self, agent: str) -> Any:
-            return TEXT
-
-        def _speed(self, agent: str, action: str) -> int:
-            return len(action)
-
-    with serve_parallel(Talk) as server:
-        env = make_parallel_remote(server.url, max_message_bytes=10_000, timeout=20.0)
-        env.reset()
-        actions = dict.fromkeys(env.agents, "x")
-        for call in (lambda: env.step({**actions, env.agents[-1]: LONG}), lambda: env.reset(options={"text": LONG})):
-            with pytest.raises(errors.SettingError, match="larger than max_message_bytes=10000"):
-                call()
-        for time in (1, 2):
-            assert env.step(actions)[0]["ann"][-1] == time
-        env.close()
 
 
 def test_an_observation_that_its_space_cannot_hold_costs_that_slot_alone() -> None:

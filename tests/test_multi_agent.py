@@ -552,3 +552,25 @@ def test_a_copy_joins_a_world_of_its_own_in_its_first_reset(remote, copied):
         env.step(actions)
     finally:
         other.close()
+
+
+def test_a_joint_step_that_is_too_large_for_one_agent_leaves_all_as_they_are():
+    text, large = gymnasium.spaces.Text(20_000), "x" * 15_000
+
+    class Talk(Relay):
+        def action_space(self, agent):
+            return text
+
+        def _speed(self, agent, action):
+            return len(action)
+
+    with bridge.serve_parallel(Talk) as server:
+        env = bridge.make_parallel_remote(server.url, max_message_bytes=10_000, timeout=20.0)
+        env.reset()
+        actions = dict.fromkeys(env.agents, "x")
+        for call in (lambda: env.step({**actions, env.agents[-1]: large}), lambda: env.reset(options={"text": large})):
+            with pytest.raises(SettingError, match="larger than max_message_bytes=10000"):
+                call()
+        for time in (1, 2):
+            assert env.step(actions)[0]["ann"][-1] == time
+        env.close()

@@ -282,7 +282,11 @@ UNHASHABLE = array_message(dtype="<m8", data=b"\x05" + bytes(7), is_scalar=True)
             "a dict",
         ),
         (pb.Value(set=pb.Value.List(items=[pb.Value(list=pb.Value.List())])), "a set cannot hold"),
-        (pb.Value(set=pb.Value.List(items=[UNHASHABLE])), "a set cannot hold"),
+        pytest.param(
+            pb.Value(set=pb.Value.List(items=[UNHASHABLE])),
+            "a set cannot hold",
+            marks=pytest.mark.skipif(np.__version__ < "2", reason="this NumPy hashes spans of time without a unit"),
+        ),
         (pb.Value(frozenset=pb.Value.List(items=ALIKE)), "a frozenset cannot hold .* have the same hash"),
         (pb.Value(dict=pb.Value.Dict(any_keys=ALIKE, values=ALIKE)), "a dict cannot hold .* have the same hash"),
         (pb.Value(big_integer="--5"), "integer in decimal"),
