@@ -118,7 +118,7 @@ def test_a_masked_reset_does_not_give_up_a_step_of_the_other_slots(envs: Blockin
     envs.step_async(NONE)
     with pytest.raises(RemoteTimeoutError):
         envs.step_wait(timeout=0.05)
-    with pytest.raises(AlreadyPendingError, match="still owes the answer"):
+    with pytest.raises(AlreadyPendingError, match="to a step has not come, or was not taken; reset all"):
         envs.reset(options={"reset_mask": np.array([True, False])})
     gate.set()
     assert envs.reset()[0].tolist() == [[2, 0], [2, 0]]

@@ -61,7 +61,6 @@ class SB3VecEnv(VecEnv):
                 f"expected on_lost to be 'wait' or 'raise', got {on_lost!r}: Stable-Baselines3 cannot leave the "
                 "transitions of a lost slot out; give make_vec_remote spares"
             )
-        self._choices: dict[str, Any] = {"on_lost": on_lost, "max_failures": max_failures}
         if isinstance(envs, (BlockingReset, RemoteVectorEnv)):
             # Stable-Baselines3 knows this mode alone: what `step_wait` returns at an end is the next episode's first
             # observation.
@@ -69,7 +68,8 @@ class SB3VecEnv(VecEnv):
                 envs.env if isinstance(envs, BlockingReset) else envs,
                 envs.timeout,
                 autoreset_mode=AutoresetMode.SAME_STEP,
-                **self._choices,
+                on_lost=on_lost,
+                max_failures=max_failures,
             )
         else:
             raise SettingError(

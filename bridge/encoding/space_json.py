@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.encoding.tensors import Array, cast
+from bridge.encoding.values import MAX_DIMENSIONS
 from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
 from bridge.gymnasium_versions import dict_space, discrete_space, graph_space
 
@@ -39,7 +40,6 @@ SpaceReader: TypeAlias = Callable[[Mapping[str, Any], Space[Any]], Space[Any]]
 """Makes a space of its attributes and of the plain space that stands for it."""
 
 _MAX_DEPTH = 64
-_MAX_DIMENSIONS = 64  # of the newest NumPy
 # A line of JSON must not claim any amount of memory.
 _MAX_BYTES = 1 << 29
 _CUSTOM_TEXT = {"min_length": 0, "max_length": 4096, "charset": string.printable}
@@ -335,8 +335,8 @@ def _number(item: Any) -> Any:
 def _shape(data: Any) -> tuple[int, ...]:
     shape = tuple(data)
     # The product of a million numbers would take hours.
-    if len(shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"expected at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"expected at most {MAX_DIMENSIONS} dimensions, got {len(shape)}")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
         raise ValueError(f"expected sizes of 0 or more, got {data!r:.80}")
     return shape

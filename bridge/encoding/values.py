@@ -23,6 +23,7 @@ from bridge.pb import bridge_pb2 as pb
 
 __all__ = [
     "EMPTY_DICT",
+    "MAX_DIMENSIONS",
     "UNCHANGED",
     "Notes",
     "check_count",
@@ -52,7 +53,7 @@ _INT64 = 1 << 63
 # Python itself reads no integer of more than 4300 digits.
 MAX_DIGITS = 4000
 _MAX_BITS = int(MAX_DIGITS * math.log2(10))
-_MAX_DIMENSIONS = 64  # of the newest NumPy
+MAX_DIMENSIONS = 64  # of the newest NumPy
 # Elements of an array that takes no bytes on the wire.
 _MAX_WITHOUT_BYTES = 1 << 16
 # Limited, as an environment may have ever new keys in its infos, and each note is remembered.
@@ -436,8 +437,8 @@ def _read_array(message: pb.Value.Array, depth: int) -> Any:
     shape = tuple(message.shape)
     try:
         # NumPy would refuse them too, but not before the product of a million numbers was found, which takes hours.
-        if len(shape) > _MAX_DIMENSIONS:
-            raise ValueError(f"it has more than {_MAX_DIMENSIONS} dimensions")
+        if len(shape) > MAX_DIMENSIONS:
+            raise ValueError(f"it has more than {MAX_DIMENSIONS} dimensions")
         if message.dtype == "object":
             array: Any = np.empty(len(message.items), dtype=object)
             for index, item in enumerate(message.items):

@@ -94,7 +94,7 @@ class Stepper:
             # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
             if member.phase in _OUTSTANDING and chosen is not None and not chosen.all():
                 raise AlreadyPendingError(
-                    f"{member.remote.url} still owes the answer to a step, or nobody has taken it; reset all its slots "
+                    f"the answer of {member.remote.url} to a step has not come, or was not taken; reset all its slots "
                     "too",
                     "step",
                 )

@@ -346,7 +346,7 @@ class VectorPool(Pool):
         # KeyboardInterrupt: an answer that was taken and not handled would be waited for until the timeout.
         except BaseException:
             if member is not None:
-                error = ConnectionLostError(member.remote.url, "its answer was interrupted")
+                error = ConnectionLostError(member.remote.url, "a call was interrupted while its answer was read")
                 self.lose(member, member.remote.give_up(error))
             raise
 

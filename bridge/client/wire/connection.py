@@ -424,33 +424,41 @@ class ClientConnection:
                     self._end_call(call, what)
                 else:
                     call.deliver(what)
-            # An answer that was delivered, or the end of the last call, may have closed the connection.
-            if self.ended:
-                return
-            if protocol.outgoing or self._out:
-                self.flush()
-                if not self._out:
-                    self._replies_taken = protocol.replies
-                elif protocol.replies - self._replies_taken > _MAX_REPLIES:
-                    # It asks and never reads: what it is answered would be kept without end.
-                    text = f"it has sent pings or settings and read none of {_MAX_REPLIES} answers to them"
-                    self._end(PeerError(self._address.url, text))
-                    return
-            # The bytes that break the rules came behind answers, which are delivered by now. This raises the error.
-            if http is not None and http.error is not None and not self.ended:
-                try:
-                    protocol.receive_data(b"")
-                except RemoteError as error:
-                    self._end(error)
-            # With an error of the socket, `_lost` reads what is left and then says that error.
-            if not count and not self.ended and self._error is None:
-                why = protocol.cut_off()
-                self._end(self._end_of(why, why))
+            # After nearly every answer there is nothing else to do: a call less in each step.
+            if not count or protocol.outgoing or self._out or (http is not None and http.error is not None):
+                self._settle(count)
         # KeyboardInterrupt: nobody knows how far the protocol has read what came.
         except BaseException:
             if count:
-                self._end(ConnectionLostError(self._address.url, "the connection was lost: an answer was interrupted"))
+                text = "the connection was given up, for a call was interrupted while an answer was read"
+                self._end(ConnectionLostError(self._address.url, text))
             raise
+
+    def _settle(self, count: int) -> None:
+        """Send what answers the `count` bytes that came, and end the connection where they end it; 0: its end."""
+        protocol, http = self.protocol, self.protocol.http
+        # An answer that was delivered, or the end of the last call, may have closed the connection.
+        if self.ended:
+            return
+        if protocol.outgoing or self._out:
+            self.flush()
+            if not self._out:
+                self._replies_taken = protocol.replies
+            elif protocol.replies - self._replies_taken > _MAX_REPLIES:
+                # It asks and never reads: what it is answered would be kept without end.
+                text = f"it has sent pings or settings and read none of {_MAX_REPLIES} answers to them"
+                self._end(PeerError(self._address.url, text))
+                return
+        # The bytes that break the rules came behind answers, which are delivered by now. This raises the error.
+        if http is not None and http.error is not None and not self.ended:
+            try:
+                protocol.receive_data(b"")
+            except RemoteError as error:
+                self._end(error)
+        # With an error of the socket, `_lost` reads what is left and then says that error.
+        if not count and not self.ended and self._error is None:
+            why = protocol.cut_off()
+            self._end(self._end_of(why, why))
 
     def check_keepalive(self) -> None:
         """Ask for a sign of a server that has been quiet; give up one that gave none."""
