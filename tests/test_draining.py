@@ -138,8 +138,7 @@ def test_ctrl_c_ends_the_wait_of_stop_and_the_next_stop_ends_the_server(processe
             env.step(0)  # it still drains
             server.stop()
             with pytest.raises(errors.ConnectionLostError):
-                for _ in range(3):
-                    env.step(0)
+                [env.step(0) for _ in range(3)]
     finally:
         signal.signal(signal.SIGINT, before)
 
