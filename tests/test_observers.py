@@ -19,8 +19,6 @@ from bridge import Episode, Episodes, Listener, Observer, make_remote, make_vec_
 from bridge.encoding.tensors import unpack_tensor
 from bridge.errors import RemoteError, RequestError
 from bridge.testing import CountingEnv, Inspector
-from bridge.worlds.base import Agent, World
-from bridge.worlds.observers import Background
 from bridge.wrappers import BlockingReset
 from tests.support import until
 from tests.trick_envs import TrickEnv
@@ -166,11 +164,11 @@ class Raising(Observer):
         def over(self, error: RequestError) -> None:
             raise RuntimeError("the listener does not end")
 
-    def start(self, background: Background) -> None:
+    def start(self, background: Any) -> None:
         self.background = background
         self.worked = threading.Event()
 
-    def made(self, world: World) -> Listener:
+    def made(self, world: Any) -> Listener:
         def done(result: object) -> None:
             self.worked.set()
             raise RuntimeError("the result is of no use")
@@ -209,7 +207,7 @@ def test_a_default_world_is_made_anew_though_an_observer_raised_at_the_end_of_th
 
 
 class Keeping(Observer):
-    def keep(self, world: World, agent: Agent) -> bool:
+    def keep(self, world: Any, agent: Any) -> bool:
         raise RuntimeError("nobody knows whether to keep it")
 
 
