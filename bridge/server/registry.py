@@ -261,7 +261,7 @@ class Registry:
         making = self._default = PendingResult()
         try:
             if entry is not None:
-                await entry.world.close()
+                await _end(entry.world)
             world = await self._make_world(DEFAULT_WORLD, {})
             if entry is not None:
                 # Only now that another one takes its place: until then its counts are those of a listed world.
