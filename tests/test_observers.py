@@ -16,10 +16,12 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import bridge
 from bridge import Episode, Episodes, Listener, Observer, make_remote, make_vec_remote, serve_gym
-from bridge.encoding.tensors import unpack_tensor
-from bridge.errors import RemoteError, RequestError
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.errors import Code, RemoteError, RequestError
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, Inspector
 from bridge.wrappers import BlockingReset
+from tests.peers import Stream
 from tests.support import until
 from tests.trick_envs import TrickEnv
 
@@ -130,6 +132,32 @@ def test_a_listener_may_act_in_the_agent_s_place_and_change_what_the_world_is_to
             np.testing.assert_array_equal(observation, expected)
             assert doubled == 2.0 * reward
         env.close()
+
+
+class Strict(Observer):
+    """Looks at who has joined before it refuses."""
+
+    refuses = True
+
+    def join(self, world: Any, settings: Mapping[str, Any], join: Any) -> Any:
+        agent = join(settings)
+        if self.refuses and agent.unwrapped.observations:
+            raise RequestError(Code.PERMISSION_DENIED, "not today")
+        return agent
+
+
+@pytest.mark.parametrize("settings", [{}, {"frame": "png"}], ids=["plain", "with pictures"])
+def test_a_client_that_an_observer_refuses_after_it_has_joined_leaves_its_seat(settings: dict[str, str]) -> None:
+    strict = Strict()
+    request = pb.JoinWorldRequest(settings={name: pack_tensor(value) for name, value in settings.items()})
+    with serve_gym("CartPole-v1", web=True, observers=[strict]) as server:
+        client = Stream(server, own_connection=True)
+        assert client.ask(join_world=request).error.message == "not today"
+        assert server.status()["viewers"] == 0
+        strict.refuses = False
+        assert client.ask(join_world=request).WhichOneof("payload") == "join_world"
+        client.die()
+        client.channel.close()
 
 
 class Broken(Observer):
