@@ -22,6 +22,7 @@ from gymnasium import spaces
 
 import bridge
 from bridge import TLS, make_remote, make_vec_remote
+from bridge.encoding.values import encode
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RefusedError, RemoteError
 from bridge.testing import EVERY_SPACE, CountingEnv, check_server, make_certificates, make_info
 from bridge.wrappers import BlockingReset
@@ -243,6 +244,16 @@ def test_a_setting_of_a_few_bytes_does_not_announce_what_fills_the_memory(shape,
     ask(session, join_world={})
     seed = public.Tensor(int8s={"array": b"1"}, shape=shape)
     assert reason in ask(session, reset={"settings": {"seed": seed}}).error.message
+
+
+@pytest.mark.parametrize("setting", ["env_id", "render_mode", "num_envs", "kwargs"])
+def test_a_setting_of_create_world_that_is_of_another_kind_is_the_clients_fault(setting):
+    """D-3."""
+    (session,) = sessions(CountingEnv, 1)
+    wrong = np.frombuffer(encode(3), np.uint8) if setting == "kwargs" else ["a", "b"]
+    error = ask(session, create_world={"settings": {setting: tensor_utils.pack_tensor(wrong)}}).error
+    assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0], error.message
+    assert setting in error.message
 
 
 def test_an_environment_that_cannot_be_drawn_as_asked_is_closed():

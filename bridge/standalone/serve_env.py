@@ -438,14 +438,17 @@ def parse_integer(text):
     return int(text)
 
 
-def read_value(tensor, name):
-    """Return the value that a tensor of bytes holds."""
+def read_dict(tensor, name):
+    """Return the dict, or the None, that a tensor of bytes holds as a value."""
     if tensor.WhichOneof("payload") != "uint8s":
         raise Refusal(f"{name}: expected uint8 bytes that hold a value")
     try:
-        return decode(pb.Value.FromString(tensor.uint8s.array))
+        found = decode(pb.Value.FromString(tensor.uint8s.array))
     except (DecodeError, TypeError, ValueError) as error:
         raise Refusal(f"{name}: the bytes hold no value: {error}") from error
+    if not isinstance(found, (dict, type(None))):
+        raise Refusal(f"expected {name} to be a dict, got {type(found).__name__}")
+    return found
 
 
 # Spaces
@@ -798,9 +801,7 @@ class StandaloneWorld:
         known = ("seed", "options") if self.lanes is None else ("seed", "options", "reset_mask")
         refuse_unknown(settings, known, "Reset")
         seeds = self._read_seeds(unpack(settings["seed"], "seed")) if "seed" in settings else None
-        options = read_value(settings["options"], "options") if "options" in settings else None
-        if not isinstance(options, (dict, type(None))):
-            raise Refusal(f"expected options to be a dict, got {type(options).__name__}")
+        options = read_dict(settings["options"], "options") if "options" in settings else None
         mask = unpack(settings["reset_mask"], "reset_mask") if "reset_mask" in settings else None
         if mask is not None and (mask.shape != (self.lanes,) or mask.dtype != np.bool_ or not mask.any()):
             raise Refusal(f"expected a reset_mask of {self.lanes} bools, one of them True, got {mask!r:.80}")
@@ -989,9 +990,8 @@ class StandaloneSession:
 
     def answer(self, data):
         """Return the answer to a request's bytes; or a Future to wait for, and then to give to `answer_late`."""
-        response = pb.EnvironmentResponse()
         try:
-            request = pb.EnvironmentRequest.FromString(data)
+            request, response = pb.EnvironmentRequest.FromString(data), pb.EnvironmentResponse()
             kind = request.WhichOneof("payload")
             if kind is None or self.closed:
                 raise Refusal("expected a request of one of the protocol's kinds, on a connection that is open")
@@ -1265,13 +1265,13 @@ class StandaloneServer:
     def _make_world(self, name, settings):
         plain = [key for key in settings if not key.startswith("kwargs.")]
         refuse_unknown(plain, [*self.SETTINGS, "kwargs.NAME"], "CreateWorld")
-        kwargs = {**self.kwargs, **(read_value(settings["kwargs"], "kwargs") if "kwargs" in settings else {})}
-        given = {key: unpack(tensor, key) for key, tensor in settings.items() if key != "kwargs"}
+        asked = read_dict(settings.pop("kwargs"), "kwargs") if "kwargs" in settings else None
+        given = {key: unpack(item, key, () if key in plain else None) for key, item in settings.items()}
         given = {key: array.item() if array.shape == () else array for key, array in given.items()}
-        kwargs.update((key[7:], value) for key, value in given.items() if key[:7] == "kwargs.")
-        if given.get("env_id", self.env_id) != self.env_id:
-            here = self.env_id or "one without an id"
-            raise Refusal(f"the environment {given['env_id']!r} is not served here; this server has {here}", NOT_FOUND)
+        kwargs = {**self.kwargs, **(asked or {}), **{key[7:]: item for key, item in given.items() if key not in plain}}
+        wanted, here = given.get("env_id", self.env_id), self.env_id or "one without an id"
+        if wanted != self.env_id:
+            raise Refusal(f"the environment {wanted!r} is not served here; this server has {here}", NOT_FOUND)
         if given.get("render_mode"):
             kwargs["render_mode"] = given["render_mode"]
         lanes = given.get("num_envs", self.lanes)
