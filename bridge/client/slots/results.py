@@ -105,6 +105,7 @@ class Results:
         """Take the answers that have come."""
         pool, batch, valid, infos = self._pool, self.batch, self.valid, self._infos
         stacked = self._stack_answers()
+        pool.handing_out = True
         for member, rows in self._places:
             answer, start = member.answer, rows.start
             # Its remote is away or not ready, or it was asked for nothing.
