@@ -138,7 +138,7 @@ class Stepper:
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""
         if not self.pool.started:
-            raise ResetNeededError("expected reset() before step(): none was called, or a call was interrupted")
+            raise ResetNeededError("expected reset() before the first step(), and after one that was interrupted")
         self._stepped, self._tells = None, True
         if self._sent:
             if any(member.phase in _OUTSTANDING for member in self.pool.members):
@@ -359,7 +359,7 @@ class Stepper:
     def send(self, actions: Any, slots: Any) -> None:
         """Do what `RemoteVectorEnv.send` says."""
         if not self.pool.started:
-            raise ResetNeededError("expected reset() before the first send()")
+            raise ResetNeededError("expected reset() before the first send(), and after a call that was interrupted")
         order = _checked_slots(slots, self.pool.num_envs)
         members, positions = self._plan(order)
         columns = self._action_layout.split(actions, len(order))
@@ -395,7 +395,7 @@ class Stepper:
     def recv(self, at_least: int) -> Received:
         """Do what `RemoteVectorEnv.recv` says."""
         if not self.pool.started:
-            raise ResetNeededError("expected reset() before recv(): none was called, or a call was interrupted")
+            raise ResetNeededError("expected reset() before recv(), and after one that was interrupted")
         if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
             raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
         self.pool.drain()
