@@ -140,12 +140,18 @@ def test_an_observer_that_does_not_close_keeps_no_other_open(caplog: pytest.LogC
     assert "the disk is full" in caplog.text
 
 
-def test_several_agents_have_a_return_each() -> None:
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_several_agents_have_a_return_each(shape: tuple[int, ...]) -> None:
     pytest.importorskip("pettingzoo")
     from tests.parallel_envs import Relay
 
+    class Shaped(Relay):
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *rest = super().step(actions)
+            return observations, {agent: np.full(shape, reward) for agent, reward in rewards.items()}, *rest
+
     told = Told()
-    with bridge.serve_parallel(Relay, observers=[told]) as server:
+    with bridge.serve_parallel(Shaped, observers=[told]) as server:
         env = bridge.make_parallel_remote(server.url)
         env.reset(seed=0)
         sums = dict.fromkeys(env.agents, 0.0)
