@@ -113,8 +113,10 @@ class ObservedEnv(EnvironmentProxy):
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""
-        self._listener.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
-        await self.inner.close(reason)
+        try:
+            self._listener.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
+        finally:  # a listener is a user's own, and may raise
+            await self.inner.close(reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +178,9 @@ class Episodes(Listener):
         return result
 
     def _add_batch(self, rewards: object, ended: Array) -> None:
-        lanes = len(self._sums)
         # In NEXT_STEP mode the step after an end resets the lane: its reward and flags are of no episode.
         counts = ~self._resets
-        self._sums += np.where(counts, np.asarray(rewards, np.float64).reshape(lanes, -1).sum(axis=1), 0.0)
+        self._sums += np.where(counts, np.asarray(rewards, np.float64).reshape(len(counts), -1).sum(axis=1), 0.0)
         self._lengths += counts
         for lane in np.flatnonzero(ended & counts).tolist():
             self._end(lane)
