@@ -19,6 +19,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from bridge.client.realtime.answer_buffer import AnswerBuffer
+from bridge.client.realtime.reader import UNREADABLE
 from bridge.client.warn import warn
 from bridge.client.world.description import Description
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
@@ -27,7 +28,7 @@ from bridge.client.world.joined_world import JoinedWorld, changes_of
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.errors import Code, PeerError, RefusedError, RemoteError, TensorError
+from bridge.errors import Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["CONNECTING", "ENDED_CODES", "ONLINE", "TRANSITIONS", "ClientSession", "ClientState", "Trigger"]
@@ -37,8 +38,6 @@ ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 # Resets in a row that may give the specs other UIDs, before a Step has been answered. UIDs are stable until a Reset
 # (D-7): a server that numbers them anew each time would be reset for ever.
 _MAX_RENUMBERED = 3
-# What answers to Steps in flight raise that lack something, or say what is not possible.
-_UNREADABLE = (KeyError, IndexError, OverflowError, TensorError, TypeError, ValueError)
 
 
 class ClientState(enum.Enum):
@@ -426,7 +425,7 @@ class ClientSession:
             # Before an episode has begun there is no observation that could be told again.
             repeats = self.state is ClientState.RUNNING
             found = None if world.answers is None else world.answers.take(now, repeats=repeats)
-        except _UNREADABLE as problem:
+        except UNREADABLE as problem:
             return self._break(f"its answers cannot be read: {problem}")
         if isinstance(found, RemoteError):
             self._move(Trigger.REFUSED)
@@ -499,6 +498,8 @@ class ClientSession:
             found.take(answer.message, answer.error, self._url, answer.now - answer.request.sent)
         except PeerError as problem:
             return self.connection_lost(problem)
+        except UNREADABLE as problem:
+            return self._break(f"what it says of its world cannot be read: {problem}")
         if not found.unread:
             return self._become_ready()
         self._send(RequestKind.DESCRIBE, found.next_request(), answer.now)
@@ -509,8 +510,8 @@ class ClientSession:
             self._learn(self._description, self.server_version)
         except RemoteError as problem:
             return self.connection_lost(problem)
-        except TensorError as problem:
-            return self.connection_lost(PeerError(self._url, str(problem)))
+        except UNREADABLE as problem:
+            return self.connection_lost(PeerError(self._url, f"what it says of its world cannot be read: {problem}"))
         self._move(Trigger.READY)
         return Joined()
 
@@ -569,7 +570,7 @@ class ClientSession:
             if not answers.push(message, request.number, request.sent, now):
                 self.stale += 1
                 world.dropped()
-        except _UNREADABLE as problem:
+        except UNREADABLE as problem:
             return self._break(f"its answer cannot be read: {problem}")
         # One for each that was answered, so that as many as a round trip has frames are on their way.
         self._send_ahead(world, answers, now, answers.may_send)
