@@ -287,8 +287,7 @@ class Remote:
             # The stream has ended: nothing more would come.
             self.finish(0.0)
             return lost
-        joining = self.session.state in CONNECTING
-        if joining:
+        if self.session.state in CONNECTING:
             # The metadata that has it comes before the first answer, and decides what the join asks for.
             self.session.server_version = call.server_version
         event = self.session.receive(what, arrived)
@@ -299,7 +298,7 @@ class Remote:
         if isinstance(event, Joined):
             self._open_acting()
         if isinstance(event, Lost):
-            self.finish(0.5 if joining else 0.0)
+            self.finish(0.0)
         return event
 
     def _receive_other(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
