@@ -238,9 +238,7 @@ class ClientSession:
         return out
 
     def _send(self, kind: RequestKind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
-        data = request if isinstance(request, bytes) else request.SerializeToString()
-        if len(data) > self.request.max_message_bytes:  # not sent, so it gets no answer
-            raise self.request.too_large(len(data))
+        data = request if isinstance(request, bytes) else self.write(request)  # not sent, it gets no answer
         # The order of these two queues is all that matches answers to requests: dm_env_rpc has no ids for them (D-1).
         # KeyboardInterrupt may come between them, and must not leave a request whose answer is not expected.
         number = self._questions_abandoned if kind is RequestKind.QUESTION else self._episode
@@ -276,8 +274,12 @@ class ClientSession:
         self._send(RequestKind.JOIN, pb.EnvironmentRequest(join_world=join), now)
 
     def write_reset(self, settings: Mapping[str, pb.Tensor]) -> bytes:
-        """Return a Reset; raises SettingError where it is too large to be sent."""
-        data = pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings)).SerializeToString()
+        """Return a Reset; raises as `write`."""
+        return self.write(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings)))
+
+    def write(self, request: pb.EnvironmentRequest) -> bytes:
+        """Return a request's bytes; raises SettingError where it is too large to be sent."""
+        data = request.SerializeToString()
         if len(data) > self.request.max_message_bytes:
             raise self.request.too_large(len(data))
         return data
@@ -346,7 +348,7 @@ class ClientSession:
         self._require_world()
         self._send(RequestKind.ACT, request, now)
 
-    def ask(self, request: pb.EnvironmentRequest, now: float) -> None:
+    def ask(self, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         """Ask for a property or a method call; `Replied` says what was answered."""
         self._require_world()
         self._send(RequestKind.QUESTION, request, now)
