@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import socket
@@ -352,6 +353,15 @@ def test_a_draining_endpoint_takes_no_world() -> None:
     with serve_gym(long) as one, serve_gym(long) as other:
         envs = make_vec_remote(Listed(Endpoint(one.url, draining=True), Endpoint(other.url)), num_envs=2)
         assert envs.urls == (other.url, other.url)
+        envs.close()
+
+
+def test_a_shallow_copy_has_connections_of_its_own_too() -> None:
+    with serve_gym(long) as server:
+        envs = make_vec_remote(server.url, num_envs=2)
+        envs.reset()
+        copy.copy(envs).close()
+        assert envs.step(zeros(envs))[4]["n"] is not None
         envs.close()
 
 

@@ -52,6 +52,8 @@ class RealtimeReader:
         self.latency = Latency()
         self.resetting: Array | None = None
         """Which lanes had no observation in the last answer; None: it was not asked for."""
+        self.told: Mapping[str, Any] | None = None
+        """The `latency` that was put into an info last; of single environments."""
         self.stale = 0
         """Answers of episodes that had been given up."""
         self.in_flight = False
@@ -129,7 +131,7 @@ class RealtimeReader:
             if lane in episodes:
                 extra["episodes"] = episodes[lane]
             if figures is not None:
-                extra["latency"] = {name: value[lane].item() for name, value in figures.items()}
+                extra["latency"] = self.told = {name: value[lane].item() for name, value in figures.items()}
             extended.append({**own, **extra})
         return extended[0] if self._lanes is None else extended
 

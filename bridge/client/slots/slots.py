@@ -243,9 +243,8 @@ class Slots:
         assert question is not None, "`waiting` lets nobody wait for what was not asked"
         deadline = time.monotonic() + (pool.timeout if timeout is None else timeout)
         # After a failure too: what is left over would count as answers to the next question.
-        while question.missing:
-            if not pool.handle_next(deadline):
-                raise self._late(question, timeout)
+        if not pool.gather(lambda: not question.missing, deadline):
+            raise self._late(question, timeout)
         pool.question = None
         if question.failure is not None:
             raise question.failure

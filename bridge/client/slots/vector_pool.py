@@ -331,13 +331,6 @@ class VectorPool(Pool):
 
     # Answers
 
-    def handle_next(self, deadline: float) -> bool:
-        """Wait for deliveries, and handle them; return False if there are none by the deadline."""
-        items = self.poller.ready(max(0.0, deadline - time.monotonic()))
-        came = bool(items)
-        self._handle_all(items)
-        return came
-
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""
         member_of, remote = self.member_of, None

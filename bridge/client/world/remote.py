@@ -275,7 +275,6 @@ class Remote:
             self._acting.receive(what, arrived)
             return None
         if number != _DUE or self._call is None or self.answers is None or self.session.state not in ONLINE:
-            self.session.stale += number != _DUE
             return None
         event = self.session.due(self.now())
         if isinstance(event, Lost):

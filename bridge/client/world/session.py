@@ -191,8 +191,6 @@ class ClientSession:
         """The name of the world that was asked for last."""
         self.server_version: str | None = None
         """The version of a server of this package, as its metadata says; set by the driver before `receive`."""
-        self.stale = 0
-        """Answers that belonged to nothing any more."""
         self.error: RemoteError | None = None
         """The reason why the stream was lost; None: it was not."""
         self._url = request.address.url
@@ -408,7 +406,6 @@ class ClientSession:
                 return self._on_step(request, world, answer, answer.state, now)
         # The stream was given up, and the server had answered before it heard of that.
         if self.state is ClientState.OFFLINE or self.state is ClientState.LOST:
-            self.stale += 1
             return None
         try:
             message = pb.EnvironmentResponse.FromString(bytes(data))
@@ -418,7 +415,12 @@ class ClientSession:
             return self._break("it sent an answer to no request")
         request = pending.popleft()
         error = refusal(self._url, message.error) if message.WhichOneof("payload") == "error" else None
-        return self._ON_ANSWER[request.kind](self, Answer(request, message, error, now))
+        try:
+            return self._ON_ANSWER[request.kind](self, Answer(request, message, error, now))
+        except RemoteError as problem:
+            return self.connection_lost(problem)
+        except UNREADABLE as problem:
+            return self._break(f"its answer cannot be read: {problem}")
 
     def due(self, now: float) -> StepAnswered | Refused | Lost | None:
         """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
@@ -496,24 +498,14 @@ class ClientSession:
         # Older servers of ours lack the properties of Steps in flight: the world works without.
         if answer.error is not None and not found.optional:
             return self.connection_lost(answer.error)
-        try:
-            found.take(answer.message, answer.error, self._url, answer.now - answer.request.sent)
-        except PeerError as problem:
-            return self.connection_lost(problem)
-        except UNREADABLE as problem:
-            return self._break(f"what it says of its world cannot be read: {problem}")
+        found.take(answer.message, answer.error, self._url, answer.now - answer.request.sent)
         if not found.unread:
             return self._become_ready()
         self._send(RequestKind.DESCRIBE, found.next_request(), answer.now)
         return None
 
     def _become_ready(self) -> Event:
-        try:
-            self._learn(self._description, self.server_version)
-        except RemoteError as problem:
-            return self.connection_lost(problem)
-        except UNREADABLE as problem:
-            return self.connection_lost(PeerError(self._url, f"what it says of its world cannot be read: {problem}"))
+        self._learn(self._description, self.server_version)
         self._move(Trigger.READY)
         return Joined()
 
@@ -537,7 +529,6 @@ class ClientSession:
         self, request: OpenRequest, world: JoinedWorld, answer: StepMessage, state: int, now: float
     ) -> StepAnswered | None:
         if request.number != self._episode:
-            self.stale += 1
             world.salvage(answer)
             return None
         if world.realtime is not None:
@@ -568,12 +559,8 @@ class ClientSession:
                 # In its turn: observations that came before it are told first.
                 answers.push_error(error)
             return self.due(now)
-        try:
-            if not answers.push(message, request.number, request.sent, now):
-                self.stale += 1
-                world.dropped()
-        except UNREADABLE as problem:
-            return self._break(f"its answer cannot be read: {problem}")
+        if not answers.push(message, request.number, request.sent, now):
+            world.dropped()
         # One for each that was answered, so that as many as a round trip has frames are on their way.
         self._send_ahead(world, answers, now, answers.may_send)
         return self.due(now)
@@ -581,7 +568,6 @@ class ClientSession:
     def _on_step_or_reset(self, answer: Answer) -> Event | None:
         world, (request, message, error, now) = self._require_world(), answer
         if request.number != self._episode:
-            self.stale += 1
             world.salvage(message)
             return None
         if error is not None:
@@ -624,10 +610,8 @@ class ClientSession:
         return Refused(answer.error)
 
     def _on_reply(self, answer: Answer) -> Event | None:
-        if answer.request.number != self._questions_abandoned:
-            self.stale += 1
-            return None
-        return Replied(answer.message, answer.error)
+        given_up = answer.request.number != self._questions_abandoned
+        return None if given_up else Replied(answer.message, answer.error)
 
     _ON_ANSWER: Mapping[RequestKind, Callable[..., Event | None]] = {
         RequestKind.CREATE: _on_create,
