@@ -610,8 +610,9 @@ class ClientSession:
         return Refused(answer.error)
 
     def _on_reply(self, answer: Answer) -> Event | None:
-        given_up = answer.request.number != self._questions_abandoned
-        return None if given_up else Replied(answer.message, answer.error)
+        if answer.request.number != self._questions_abandoned:
+            return None
+        return Replied(answer.message, answer.error)
 
     _ON_ANSWER: Mapping[RequestKind, Callable[..., Event | None]] = {
         RequestKind.CREATE: _on_create,
