@@ -435,6 +435,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
         self._slots.close()
 
+    def __copy__(self) -> RemoteVectorEnv:
+        """Return a copy with connections of its own, as `copy.deepcopy`: else the end of one would be the other's."""
+        return copy.deepcopy(self)
+
     def __del__(self) -> None:
         if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
             self._slots.pool.close_all(0.0)

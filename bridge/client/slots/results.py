@@ -246,15 +246,10 @@ class Results:
         for member, start, info in self._infos:
             if not info:
                 continue
-            if _acted_for(info):  # batched by itself, as its space says
-                info = (
-                    [{key: value for key, value in own.items() if key != ACTION} for own in info]
-                    if isinstance(info, list)
-                    else {key: value for key, value in info.items() if key not in (ACTION, f"_{ACTION}")}
-                )
             if member.single:
                 # Below, all of them at once: here each of these numbers would be a call of `_add_info`.
-                if only_single and member.remote.realtime is not None and "latency" in info:
+                realtime = member.remote.realtime
+                if only_single and realtime is not None and realtime.told and realtime.told is info.get("latency"):
                     times.append((start, info["latency"]))
                     info = {key: value for key, value in info.items() if key != "latency"}
                 joiner.add(info, start)
@@ -265,11 +260,7 @@ class Results:
             else:
                 for lane in range(member.lanes):
                     joiner.add(lane_info(rows, lane), start + lane)
-        try:
-            merge_latency(joiner.infos, times, self.size)
-        except (AttributeError, LookupError, TypeError, ValueError):  # it is an environment's own `latency`
-            for start, latency in times:
-                joiner.add({"latency": latency}, start)
+        merge_latency(joiner.infos, times, self.size)
         return joiner.infos
 
     def own_infos(self) -> list[dict[str, Any]]:

@@ -84,6 +84,8 @@ class Stepper:
         mask = given.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, self.pool.num_envs)
+            if self.pool.started:  # what stands for the others in the list seeds nothing
+                seeds = [one if chosen else None for one, chosen in zip(seeds, mask, strict=True)]
         self._all_running, self._stepped, self._tells = False, None, False
         self.pool.drain()
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
@@ -114,7 +116,11 @@ class Stepper:
             member.remote.session.write_reset(plans[-1][1])  # raises where it is too large to be sent
         for member, settings in plans:
             if seed is not None:
-                member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
+                part = seeds[member.slots]
+                member.seeds = [
+                    old if new is None else new for old, new in zip(member.seeds or part, part, strict=True)
+                ]
+                member.episodes, member.reseeds = 0, False
             masked = "reset_mask" in settings
             # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
             # to tell.

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import Space
 
-from bridge.client.realtime.reader import RealtimeReader
+from bridge.client.realtime.reader import UNREADABLE, RealtimeReader
 from bridge.client.warn import warn
 from bridge.encoding import values
 from bridge.encoding.interventions import PACE
@@ -105,7 +105,7 @@ class StepReader:
             reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
             observation = self.layout.unpack(tensors, form=self._form)
             return observation, reward, bool(terminated), bool(truncated), info
-        except (TensorError, KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
@@ -131,7 +131,7 @@ class StepReader:
             batch.rewards[slot:stop] = reward
             batch.terminations[slot:stop] = terminated
             batch.truncations[slot:stop] = truncated
-        except (TensorError, KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
         return info
 
