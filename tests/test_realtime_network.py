@@ -30,6 +30,19 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         item.close()
 
 
+def test_a_server_that_refuses_a_world_holds_nobody_up_while_it_is_left(network: Make) -> None:
+    net = network()
+    remote = net.remote()
+    remote.close(0.0)
+    net.closings.clear()
+    remote.open()
+    net.refuse(remote)  # CreateWorld, after which the default world is asked for
+    lost = net.refuse(remote)
+    assert lost is not None
+    assert not remote.connected
+    assert net.closings == [0.0]
+
+
 def step(net: Network, remote: Any, action: int = 0) -> Any:
     net.answers.clear()
     remote.step(action)

@@ -49,20 +49,12 @@ class InfoJoiner(VectorEnv[Any, Any, Any]):
                 self.infos = self._add_info(self.infos, {key: value}, slot)
             # One server's info must not cost the others theirs: what fits into no array is kept as objects.
             except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
-                self.infos[key] = self._objects(key)
-                self.infos[key][slot] = value
-                self.infos[f"_{key}"][slot] = True
-
-    def _objects(self, key: str) -> Array:
-        """Return what there is of a key as an array of objects. As in Gymnasium's, slots without the key hold None."""
-        array, before = np.full(self.num_envs, None), self.infos.get(key)
-        mask = self.infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))
-        for slot in np.flatnonzero(mask).tolist():
-            if isinstance(before, Mapping):
-                array[slot] = lane_info(before, slot)
-            elif isinstance(before, np.ndarray):
-                array[slot] = before[slot].copy() if before.ndim > 1 else before.item(slot)
-        return array
+                known = {name: self.infos[name] for name in (key, f"_{key}") if name in self.infos}
+                # As in Gymnasium's arrays of objects, where slots without the key hold None.
+                self.infos[key] = np.full(self.num_envs, None)
+                for other in range(self.num_envs):
+                    self.infos[key][other] = value if other == slot else lane_info(known, other).get(key)
+                self.infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))[slot] = True
 
 
 class Results:

@@ -25,7 +25,6 @@ from bridge.errors import (
     ClosedError,
     ConnectionLostError,
     NothingPendingError,
-    RefusedError,
     RemoteTimeoutError,
     SettingError,
 )
@@ -204,14 +203,6 @@ class Slots:
             self._ask(key, lambda member, lanes: property_request(key))
             answers = self._wait_for_replies().answers
             return [(each, property_value(answers[each], each.remote.url, True)) for each in self.pool.members]
-
-    def wrapper_classes(self) -> tuple[list[str], ...]:
-        """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
-        try:
-            names = self.read_property("world.wrappers")
-        except RefusedError:
-            return ([],) * self.pool.num_envs
-        return tuple(found for member, found in names for _ in range(member.lanes))
 
     def _ask(
         self,

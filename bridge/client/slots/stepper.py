@@ -373,9 +373,7 @@ class Stepper:
         for member in members:
             if member.phase in _OUTSTANDING:
                 raise AlreadyPendingError(
-                    f"the slots {member.start} to {member.start + member.lanes - 1} have an action already whose "
-                    "answer was not taken; call recv first",
-                    "recv",
+                    f"an action of {member.title} was sent already, whose answer was not taken; call recv first", "recv"
                 )
         self._sent = True
         self.send_steps(members, positions, columns)  # of a slot that has no episode, the next one begins by itself
@@ -390,8 +388,8 @@ class Stepper:
             stop = position + member.lanes
             if member.lanes > 1 and order[position:stop] != list(range(member.start, member.start + member.lanes)):
                 raise SettingError(
-                    f"the slots {member.start} to {member.start + member.lanes - 1} are lanes of one world, which one "
-                    "message steps: name all of them, in order and side by side, as recv returns them"
+                    f"{member.title} are lanes of one world, which one message steps: name all of them, in order and "
+                    "side by side, as recv returns them"
                 )
             members.append(member)
             positions.append(position)
