@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from bridge.client.realtime.acting import ActingStream
+from bridge.client.realtime.answer_buffer import AnswerBuffer
 from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.slots.remote_record import RemoteRecord
 from bridge.client.wire.connect import AnyCall, connect
@@ -103,6 +104,11 @@ class Remote:
     def realtime(self) -> RealtimeReader | None:
         """Reads what only a real-time world answers; None: this is none."""
         return None if self.session.world is None else self.session.world.realtime
+
+    @property
+    def answers(self) -> AnswerBuffer | None:
+        """The results of Steps in flight in a far real-time world; None: each Step waits for its own answer."""
+        return self.session.answers
 
     @property
     def slots(self) -> int:
@@ -213,7 +219,7 @@ class Remote:
 
     def _expect(self) -> None:
         """Have `receive` called when a call has something to return, whatever arrives. For Steps in flight."""
-        answers = self.session.answers
+        answers = self.answers
         if answers is None:
             return
         # Nothing need arrive for a call to be due: an answer may be here already, or the last observation is to be
@@ -268,19 +274,18 @@ class Remote:
         if number == -self._number and self._acting is not None:
             self._acting.receive(what, arrived)
             return None
-        answers = self.session.answers
-        if number != _DUE or self._call is None or answers is None or self.session.state not in ONLINE:
+        if number != _DUE or self._call is None or self.answers is None or self.session.state not in ONLINE:
             return None
         event = self.session.due(self.now())
         if isinstance(event, Lost):
             self.finish(0.0)
-        elif answers.asked:
+        elif self.answers.asked:
             self._expect()
         return event
 
     def _open_acting(self) -> None:
         """Open the stream for actions, where Steps are to be in flight."""
-        world, answers = self.world, self.session.answers
+        world, answers = self.world, self.answers
         # Where each Step waits for its own answer, it carries its action itself.
         if answers is None or world.seat is None or self.session.world_name is None:
             return
