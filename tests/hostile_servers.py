@@ -311,7 +311,7 @@ def misdescribed(url, key, value):
 
 
 def misreported(url, name, value):
-    """Relay a server, and give in each Step after the first ones a value of the values codec as an observation."""
+    """Relay a server, and give in each Step after the first ones a value, or its bytes, as an observation."""
     uids, steps = [], []
 
     def change(kind, response):
@@ -321,7 +321,7 @@ def misreported(url, name, value):
         elif kind == "step":
             steps.append(kind)
             if len(steps) > 3:
-                data = values.encode(value)
+                data = value if isinstance(value, bytes) else values.encode(value)
                 tensor = pb.Tensor(uint8s={"array": data}, shape=[len(data)])
                 response.step.observations[uids[0]].CopyFrom(tensor)
 

@@ -1,12 +1,16 @@
 """A server that means harm: what it declares and says costs our client little, and ends in an error that says so."""
 
+import warnings
+
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
 import bridge
 from bridge import serve_gym
 from bridge.cli import main
+from bridge.encoding import values
 from bridge.errors import PeerError, RefusedError, RemoteError, TensorError
+from bridge.pb import bridge_pb2
 from tests.hostile_servers import HOSTILE, Foreign, Talks, misdescribed, misreported, observation, specs_of
 
 
@@ -98,6 +102,24 @@ def test_records_that_cannot_be_read_cost_the_other_servers_nothing(lanes, recor
             envs.step_async(envs.action_space.sample())
             envs.env.cancel()
         envs.close()
+
+
+def test_notes_without_end_are_told_a_hundred_times():
+    notes = bridge_pb2.Value(notes=[f"{number} " + "x" * 5000 for number in range(70)])
+    with (
+        serve_gym("CartPole-v1") as server,
+        misreported(server.url, "info", values.with_remarks(values.encode({}), notes)) as relay,
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        env = bridge.make_remote(relay.url, timeout=20)
+        env.reset(seed=0)
+        for _ in range(6):
+            env.step(0)
+        env.close()
+    found = [str(warning.message) for warning in told if issubclass(warning.category, RuntimeWarning)]
+    assert len(found) == 100
+    assert max(map(len, found)) < 1100
 
 
 def test_an_error_of_many_lines_stays_one():
