@@ -151,7 +151,7 @@ def render(snapshot: Snapshot, rows: int | None = None) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     table.add_column("server", no_wrap=True, overflow="ellipsis", min_width=12)
     table.add_column("state", no_wrap=True)
     for column in ("worlds", "slots", "steps/s", "steps", "episodes", "failures", "up"):
@@ -211,14 +211,15 @@ def _bars(history: Sequence[float]) -> str:
 def _cells(row: ServerRow) -> list[Any]:
     from rich.text import Text
 
+    name = Text(clean(row.name))  # as a text, the host of grpc://[fe80::1]:50051 would be markup
     state = Text(row.state, style=_STYLES.get(row.state, "red"))
     if not row.uptime:  # it let nobody in
-        return [row.name, state, *(["-"] * 7)]
+        return [name, state, *(["-"] * 7)]
     slots = f"{row.slots_used:,}" if row.slots is None else f"{row.slots_used:,}/{row.slots:,}"
     rate = "-" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}"
     failures = Text(f"{row.failures:,}", style="red" if row.failures else "")
     return [
-        row.name,
+        name,
         state,
         f"{row.worlds:,}",
         slots,
