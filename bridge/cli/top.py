@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from bridge.cli.program import FAILED, OK, clean, positive, say
+from bridge.cli.program import FAILED, OK, clean, positive, positive_int, say
 from bridge.errors import SettingError
 from bridge.extras import install_command
 from bridge.fleet.top import SERVES, ServerRow, Snapshot, Top, find_directory
@@ -52,18 +52,12 @@ def register(commands: Any) -> None:
         "--interval", type=positive, default=2.0, metavar="S", help="seconds between refreshes (default: 2)"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object per refresh instead of a table")
-    parser.add_argument("--count", type=_count, metavar="N", help="stop after N refreshes (default: on Ctrl-C)")
+    parser.add_argument("--count", type=positive_int, metavar="N", help="stop after N refreshes (default: on Ctrl-C)")
     parser.add_argument(
         "--timeout", type=positive, default=2.0, metavar="S", help="seconds that a server has to answer (default: 2)"
     )
     add_credential_options(parser)
     parser.set_defaults(run=run)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
