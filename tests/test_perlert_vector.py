@@ -1,3 +1,5 @@
+import contextlib
+
 import gymnasium
 import numpy as np
 import pytest
@@ -128,3 +130,35 @@ def test_a_server_that_is_gone_is_no_exception_for_the_vector():
         envs.close()
     assert "within the deadline" in error
     assert alive > 20
+
+
+class Counting(gymnasium.Env):
+    """Rewards each frame, and shows how many there were."""
+
+    observation_space = spaces.Box(0, 1e6, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.full(1, self.count, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("refused", [[0, 5], [0], [0, 0, 0]])
+def test_a_refused_action_loses_no_reward_of_the_other_slots(refused):
+    with (
+        serve_perlert(Counting, instances=2, fps=50) as server,
+        contextlib.closing(PerlertVectorEnv(server.urls)) as envs,
+    ):
+        observations, _ = envs.reset()
+        while any(seen is None for seen in observations):
+            observations, *_ = envs.step(np.array([0, 0]))
+        before = observations
+        with pytest.raises(InvalidActionError):
+            envs.step(np.array(refused))
+        after, rewards, *_ = envs.step(np.array([0, 0]))
+    assert [float(now[0] - then[0]) for now, then in zip(after, before, strict=True)] == rewards.tolist()

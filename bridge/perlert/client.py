@@ -299,6 +299,16 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             self.in_episode = True
             return self._observed()
 
+    def action_text(self, action: Any) -> str:
+        """Return an action as it is sent; raises InvalidActionError where `step` does."""
+        if not self.action_space.contains(action):
+            raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
+        text = self._actions.encode(action)
+        most = MAX_CLIENT_MESSAGE - 150  # with the longest name and the profile, a message has 127 bytes besides
+        if len(text) > most:
+            raise InvalidActionError(f"expected an action of at most {most} bytes, got {len(text)}")
+        return text
+
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the action, and return the next observation and everything that was rewarded since the last one.
 
@@ -310,12 +320,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         with self._exclusive() as me:
             if not self.in_episode or self._newest is None:
                 raise ResetNeededError("expected a running episode, got none or one that is over; call reset()")
-            if not self.action_space.contains(action):
-                raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
-            text = self._actions.encode(action)
-            most = MAX_CLIENT_MESSAGE - 150  # with the longest name and the profile, a message has 127 bytes besides
-            if len(text) > most:
-                raise InvalidActionError(f"expected an action of at most {most} bytes, got {len(text)}")
+            text = self.action_text(action)
             # The end may have come between two calls. It is told by this step, whose action has nothing left to act on.
             if not self._newest.done:
                 now = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import select
+import selectors
 import socket
 import struct
 import sys
@@ -222,8 +222,11 @@ class ClientPort:
 
     def wait(self, timeout: float) -> None:
         """Wait for a datagram, at most so many seconds."""
-        with contextlib.suppress(ValueError):
-            select.select([self._socket], [], [], max(0.0, timeout))
+        # Windows has no `poll`. Elsewhere `select` takes no file from the 1,024th on.
+        selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
+        with contextlib.suppress(ValueError):  # another thread has closed it
+            selector.register(self._socket, READ)
+            selector.select(max(0.0, timeout))
 
     def read(self) -> tuple[bytes, Address, float] | None:
         """Return a message that is there, its sender, and how many seconds ago it arrived; None: none is there."""

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.client.slots.resets import check_mask
 from bridge.client.slots.slot import SlotState
-from bridge.errors import ClosedError, RemoteError, ResetNeededError, SettingError
+from bridge.errors import ClosedError, InvalidActionError, RemoteError, ResetNeededError, SettingError
 from bridge.perlert.client import PerlertEnv
 
 __all__ = ["PerlertVectorEnv"]
@@ -133,16 +133,21 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
 
         Raises:
             ResetNeededError: `reset` was never called.
-            InvalidActionError: An action is not in its space.
+            InvalidActionError: An action is not in its space, or there is not one for each slot; none was sent.
         """
         if all(state is SlotState.CONNECTING for state in self._states):
             raise ResetNeededError("expected reset() before the first step()")
         running = [slot for slot, state in enumerate(self._states) if state is SlotState.RUNNING]
         playing = {slot for slot in running if self.envs[slot].in_episode}
+        chosen = list(iterate(self.action_space, actions))
+        if len(chosen) != self.num_envs:
+            raise InvalidActionError(f"expected {self.num_envs} actions, got {len(chosen)}")
+        for slot in playing:
+            # Before any slot acts: what the others' steps return would be lost with the exception.
+            self.envs[slot].action_text(chosen[slot])
         # Slots whose episode ended in the last step, and those that were lost, go for their next run.
         self._begin(set(range(self.num_envs)) - playing)
-        chosen = enumerate(iterate(self.action_space, actions))
-        steps = {slot: self._threads.submit(self.envs[slot].step, action) for slot, action in chosen if slot in playing}
+        steps = {slot: self._threads.submit(self.envs[slot].step, chosen[slot]) for slot in playing}
         self._calls |= steps
         if steps:
             # Each is bounded by its own `timeout`.
