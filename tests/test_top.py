@@ -153,6 +153,15 @@ def test_servers_that_cannot_be_asked_are_rows_with_the_reason() -> None:
     assert "… and 1 more problems" in text
 
 
+def test_a_server_that_is_named_twice_is_one_row(tmp_path: Path) -> None:
+    with serve_gym("CartPole-v1") as server:
+        (tmp_path / "urls.txt").write_text(f"{server.url}\n{server.url}\n")
+        for targets in ([server.url, server.url], [(tmp_path / "urls.txt").as_uri()]):
+            with Top(find_directory(targets), "two") as top:
+                assert [[row.state for row in top.look().servers] for _ in range(3)] == [["serving"]] * 3
+                assert server.connections == 1
+
+
 def test_who_looks_on_does_not_keep_a_server_from_ending() -> None:
     with serve_gym("CartPole-v1") as server:
         env = make_remote(server.url)
@@ -307,6 +316,17 @@ def test_a_long_fleet_shows_those_that_do_not_serve_first() -> None:
     assert "1d 1h" in text
     assert "3/16" in text
     assert max(map(len, lines)) <= 110
+
+
+def test_the_table_of_a_local_server_fits_a_terminal_of_80_columns_and_hosts_are_shown_as_they_are() -> None:
+    busy = {"worlds": 12, "slots": 64, "slots_used": 12, "steps": 1_234_567, "steps_per_second": 9876.5, "uptime": 4e6}
+    local = ServerRow("localhost:50051", "localhost:50051", "serving", **busy)
+    assert "…" not in drawn(Snapshot(0.0, "a fleet", (local,), "", ()), width=80)
+    known = ServerRow("grpc://[fe80::1]:50051", "grpc://[fe80::1]:50051", "serving", **busy)
+    lost = ServerRow("grpc://[fd00::2]:50051", "grpc://[fd00::2]:50051", "unreachable")
+    text = drawn(Snapshot(0.0, "a fleet", (known, lost), "", ()))
+    assert known.name in text
+    assert lost.name in text
 
 
 def test_the_status_of_several_processes_is_their_sum() -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.program import OK, say
+from bridge.cli.program import OK, positive, say
 from bridge.cli.target import find_target
 from bridge.errors import RecordingError
 from bridge.recording.exports import export_minari, export_mp4
@@ -42,7 +42,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--author", metavar="NAME", help="with --minari: who made the dataset")
     parser.add_argument("--data-format", choices=["hdf5", "arrow"], help="with --minari: how it is stored")
     parser.add_argument("--task", metavar="TEXT", help="with --lerobot: the task in words (default: the environment)")
-    parser.add_argument("--fps", type=float, metavar="X", help="with --mp4 and --lerobot: frames a second")
+    parser.add_argument("--fps", type=positive, metavar="X", help="with --mp4 and --lerobot: frames a second")
     parser.add_argument(
         "--allow-calls", action="store_true", help="call the recorded methods and set the recorded attributes"
     )

@@ -20,10 +20,10 @@ from bridge.cli.program import FAILED, OK, clean
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address
-from bridge.perlert.client import PerlertClient, check_names
+from bridge.perlert.client import PerlertClient, check_action, check_names
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import Action, Message, Start, check_label, format_message
+from bridge.perlert.protocol.packet import Message, Start, check_label
 from bridge.perlert.protocol.profile import parse_tag
 from bridge.worlds.default_actions import neutral_action
 
@@ -206,7 +206,7 @@ class _Terminal:
         try:
             if self.space is not None:
                 TextCodec(self.space, named=False, decimals=None).decode(text)
-            format_message(Action(self.me.header, text))
+            check_action(self.me.header, text)
         except PacketError as error:
             self.say(f"not an action: {error}")
             return

@@ -199,7 +199,8 @@ class Top:
         """Ask every server how it is."""
         problem = ""
         try:
-            self._endpoints = tuple(self._directory.endpoints())
+            # A URL that is named twice is one server: two threads must not ask over its one connection.
+            self._endpoints = tuple({endpoint.url: endpoint for endpoint in self._directory.endpoints()}.values())
         except (BridgeError, OSError, ValueError) as error:
             if not self._endpoints:
                 raise

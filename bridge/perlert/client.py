@@ -29,12 +29,20 @@ from bridge.perlert.player import Player, PlayerConfig
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE, Message, Slot, check_label
-from bridge.perlert.protocol.profile import MAX_NAME
+from bridge.perlert.protocol.packet import (
+    MAX_CLIENT_MESSAGE,
+    Action,
+    Header,
+    Message,
+    Slot,
+    check_label,
+    format_message,
+)
+from bridge.perlert.protocol.profile import MAX_NAME, action_text
 from bridge.perlert.udp import ClientPort
 from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
+__all__ = ["PerlertClient", "PerlertEnv", "check_action", "check_names", "make_perlert_env"]
 
 
 class PerlertClient:
@@ -103,6 +111,12 @@ def check_names(tag: str, agent: str | None = None) -> None:
         raise SettingError(str(error)) from error
     if len(tag.encode()) > MAX_NAME:
         raise SettingError(f"expected a tag of at most {MAX_NAME} bytes, got {len(tag.encode())}")
+
+
+def check_action(header: Header, text: str) -> None:
+    """Raise PacketError unless an action can be sent, also with the most that the profile writes before it."""
+    for action in (text, action_text("0" * 12, 65535, 10**15 - 1, text)):
+        format_message(Action(header, action))
 
 
 class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
