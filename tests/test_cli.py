@@ -292,12 +292,11 @@ def test_servers_do_not_outlive_a_program_that_is_killed() -> None:
     assert not server.is_running()
 
 
-def test_a_server_process_that_fails_says_what_it_said() -> None:
-    with (
-        ServerProcess("Nope-v1") as server,
-        pytest.raises(ConnectError, match=r"ended before it printed a URL; it said: bridge: cannot serve 'Nope-v1'"),
-    ):
-        _ = server.url
+def test_a_server_process_that_fails_says_what_it_said_each_time() -> None:
+    with ServerProcess("Nope-v1") as server:
+        for _ in range(2):
+            with pytest.raises(ConnectError, match="before it printed a URL; it said: bridge: cannot serve 'Nope"):
+                _ = server.url
 
 
 @pytest.mark.parametrize(

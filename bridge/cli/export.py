@@ -64,7 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     episodes = selection_of(arguments).of(found)
     say(f"{len(episodes)} of {len(found)} episodes")
     if not episodes:
-        raise RecordingError("there are no such episodes; `bridge runs` lists those that there are")
+        raise RecordingError(
+            "there are no such episodes; `bridge runs` lists those that there are, of which --unfinished takes also "
+            "those that did not end"
+        )
     how = {"env": env, "say": say, "allow_calls": arguments.allow_calls}
     if arguments.minari is not None:
         named = {"author": arguments.author, "data_format": arguments.data_format}
