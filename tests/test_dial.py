@@ -490,6 +490,7 @@ def test_a_listener_stays_with_its_process() -> None:
     [
         ("listen://127.0.0.1", AddressError),
         ("listen://127.0.0.1:x", AddressError),
+        ("listen://[::1", AddressError),
         ("listen://127.0.0.1:0/CartPole-v1", AddressError),
         ("listen://127.0.0.1:0?token=a", AddressError),
         ("listen://0.0.0.0:0", SettingError),
