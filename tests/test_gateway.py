@@ -232,6 +232,8 @@ def test_a_client_that_hangs_up_in_the_midst_of_a_long_wait_leaves_the_server():
         ('{"worlds": [{"name": 3, "seats": "all", "fps": {}, "lanes": [], "more": 1}, 4]}', 1),
         ('{"worlds": [], "fps": "fast"}', 1),  # what is to be made
         ('{"worlds": 5}', 0),
+        ('{"worlds": [{"name": "a", "fps": NaN}]}', 0),
+        ('{"worlds": [{"name": "a", "more": [1e999]}]}', 0),
         ("[]", 0),
         ("nothing", 0),
         ("[" * 100_000, 0),
