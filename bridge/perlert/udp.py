@@ -129,18 +129,25 @@ class ServerPorts:
             if datagram is None:
                 self.counts["cut"] += 1
                 continue
-            for level, kind, data in ancillary:  # P-12: the answer leaves from the address that was asked
-                # IPv4's is (interface, local address, destination), of which the interface is left to the system.
-                self._asked[sender] = level, kind, bytes(4) + data[4:] if level == socket.IPPROTO_IP else data
-                self._asked.move_to_end(sender)
-                if len(self._asked) > _MAX_PEERS:
-                    self._asked.popitem(last=False)
             try:
+                # A datagram that is forged must not have a client's steps leave from another address of ours.
+                if ancillary and not self._host.guard.doubts(sender, datagram):
+                    self._note_asked(sender, ancillary)
                 if (message := self._opened(sock, port, datagram, sender)) is not None:
+                    if self._seal is not None:
+                        self._note_asked(sender, ancillary)
                     self._host.receive(port, message, sender)
             except Exception:  # a fault of ours costs one datagram, and not the server
                 self.counts["failed"] += 1
                 _log.exception("a datagram from %s was not handled", sender)
+
+    def _note_asked(self, sender: Address, ancillary: _Ancillary) -> None:
+        for level, kind, data in ancillary:  # P-12: the answer leaves from the address that was asked
+            # IPv4's is (interface, local address, destination), of which the interface is left to the system.
+            self._asked[sender] = level, kind, bytes(4) + data[4:] if level == socket.IPPROTO_IP else data
+            self._asked.move_to_end(sender)
+            if len(self._asked) > _MAX_PEERS:
+                self._asked.popitem(last=False)
 
     def _opened(self, sock: socket.socket, port: int | None, datagram: bytes, sender: Address) -> bytes | None:
         """Return the message in a datagram; answer one of no connection, if it is one's that has the key."""
