@@ -366,5 +366,5 @@ class InstanceHost:
                 names = ", ".join(map(str, list(self.instances)[:8]))
                 text = f"There is no {message.header} here; there is {names}"
                 told = packet.format_message(packet.Message(message.header, text))
-                if self.guard.answer(sender, len(told), len(datagram), now):
+                if self.guard.spend(sender, len(told), now):
                     self.ports.send(None, told, sender)
