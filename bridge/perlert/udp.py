@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import selectors
 import socket
 import struct
@@ -20,11 +21,13 @@ from bridge.perlert.protocol.cipher import ClientSeal, ServerSeal
 from bridge.perlert.protocol.packet import MAX_DATAGRAM
 from bridge.server.event_loop import READ
 
-__all__ = ["ClientPort", "ServerPorts", "receive"]
+__all__ = ["MOST_WAITING", "ClientPort", "ServerPorts", "receive"]
 
 _log = SafeLog(__name__)
 CLIENT_BUFFER = 1472
 """Bytes; a foreign server may fill an Ethernet frame."""
+MOST_WAITING = 1024
+"""Datagrams that a client reads at once: more than a socket's buffer holds, so that the newest is among them."""
 _BATCH = 64
 _UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH}
 _LINUX = sys.platform.startswith("linux")
@@ -237,8 +240,8 @@ class ClientPort:
 
     def read(self) -> tuple[bytes, Address, float] | None:
         """Return a message that is there, its sender, and how many seconds ago it arrived; None: none is there."""
-        while (got := receive(self._socket, CLIENT_BUFFER)) is not None:
-            datagram, sender, ancillary = got
+        waiting = iter(lambda: receive(self._socket, CLIENT_BUFFER), None)
+        for datagram, sender, ancillary in itertools.islice(waiting, MOST_WAITING):
             self.cut += datagram is None
             if datagram is not None and self._seal is not None:
                 datagram = self._seal.open(datagram, self._rollout(sender))
