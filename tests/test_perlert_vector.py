@@ -1,4 +1,6 @@
 import contextlib
+import os
+import signal
 
 import gymnasium
 import numpy as np
@@ -130,6 +132,32 @@ def test_a_server_that_is_gone_is_no_exception_for_the_vector():
         envs.close()
     assert "within the deadline" in error
     assert alive > 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_leaves_the_slots_to_its_parent():
+    with (
+        serve_perlert(Counting, instances=2, fps=50) as server,
+        contextlib.closing(PerlertVectorEnv(server.urls)) as envs,
+    ):
+        observations, _ = envs.reset()
+        while any(seen is None for seen in observations):
+            observations, *_ = envs.step(np.array([0, 0]))
+        for call in (envs.reset, lambda: envs.step(np.array([0, 0]))):
+            child = os.fork()
+            if child == 0:
+                # Without an error it would wait for threads that are the parent's alone.
+                signal.alarm(10)
+                try:
+                    call()
+                except ClosedError:
+                    os._exit(7)
+                finally:
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        observations, *_ = envs.step(np.array([0, 0]))
+        assert all(seen is not None for seen in observations)
 
 
 class Counting(gymnasium.Env):

@@ -236,12 +236,16 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
                 raise error(self.url, f"{problem} within the deadline: {self._client.player.waits_for()}")
             self._client.wait(deadline)
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[Player]:
-        """Let one thread in, with what has come; a second one gets an error, not a race."""
+    def check_open(self) -> None:
+        """Raise ClosedError where the environment is closed, or was made before this process was forked."""
         if self._closed or self._client.port.closed:
             problem = "a closed one" if self._closed else "one of another process, which keeps its slot"
             raise ClosedError(f"expected an open environment, got {problem}; make a new one")
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[Player]:
+        """Let one thread in, with what has come; a second one gets an error, not a race."""
+        self.check_open()
         with self._conflicts:
             self._client.pump()
             self._take_events()

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.client.slots.resets import check_mask
 from bridge.client.slots.slot import SlotState
-from bridge.errors import ClosedError, InvalidActionError, RemoteError, ResetNeededError, SettingError
+from bridge.errors import InvalidActionError, RemoteError, ResetNeededError, SettingError
 from bridge.perlert.client import PerlertEnv
 
 __all__ = ["PerlertVectorEnv"]
@@ -73,8 +73,8 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _begin(self, slots: Iterable[int]) -> None:
         """Let slots go for their next runs, unless they do already."""
-        if self.closed:
-            raise ClosedError("expected an open environment, got a closed one; make a new one")
+        for env in self.envs:
+            env.check_open()
         for slot in set(slots) - self._calls.keys():
             self._states[slot] = SlotState.RESETTING
             self._calls[slot] = self._threads.submit(self.envs[slot].reset)
