@@ -323,6 +323,18 @@ def test_bound_wider_than_loopback_without_a_key_warns():
         assert server.url.startswith("perlert://localhost:")
 
 
+def test_a_recording_that_is_refused_leaves_no_port_bound(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with serve_perlert(Counter, name="count") as server:
+        port = server.port
+    with pytest.raises(SettingError, match="cannot record") as error:
+        serve_perlert(Counter, name="count", port=port, record=file)
+    with serve_perlert(Counter, name="count", port=port) as server:
+        assert server.port == port
+    assert error  # which holds the frames that it passed
+
+
 def test_an_environment_whose_observations_may_not_fit_is_refused_with_the_remedy():
     before = Counter.closed
     with pytest.raises(UnsupportedSpaceError, match=r"fit into \d+ bytes of a datagram.*decimals=2"):
