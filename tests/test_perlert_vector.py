@@ -1,6 +1,7 @@
 import contextlib
 import os
 import signal
+import threading
 
 import gymnasium
 import numpy as np
@@ -10,6 +11,7 @@ from gymnasium import spaces
 from bridge import SlotState
 from bridge.errors import ClosedError, InvalidActionError, ResetNeededError, SettingError
 from bridge.perlert import PerlertVectorEnv, serve_perlert
+from tests.support import until
 
 
 class Line:
@@ -190,3 +192,31 @@ def test_a_refused_action_loses_no_reward_of_the_other_slots(refused):
             envs.step(np.array(refused))
         after, rewards, *_ = envs.step(np.array([0, 0]))
     assert [float(now[0] - then[0]) for now, then in zip(after, before, strict=True)] == rewards.tolist()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals that wake a thread")
+def test_a_step_that_is_interrupted_is_returned_by_the_next_one_and_left_by_a_reset():
+    with (
+        serve_perlert(Counting, instances=2, fps=4) as server,
+        contextlib.closing(PerlertVectorEnv(server.urls, start_timeout=0.5)) as envs,
+    ):
+        observations, _ = envs.reset()
+        while any(seen is None for seen in observations):
+            observations, *_ = envs.step(np.array([0, 0]))
+
+        def interrupt(sent):
+            until(lambda: envs.envs[0].stats["sent"] > sent)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        def interrupted_step():
+            thread = threading.Thread(target=interrupt, args=[envs.envs[0].stats["sent"]])
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                envs.step(np.array([1, 1]))
+            thread.join()
+
+        interrupted_step()
+        after, rewards, *_ = envs.step(np.array([0, 0]))
+        assert [float(now[0] - then[0]) for now, then in zip(after, observations, strict=True)] == rewards.tolist()
+        interrupted_step()
+        assert envs.reset()[1]["slot_state"].tolist() == [SlotState.RESETTING] * 2
