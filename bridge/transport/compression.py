@@ -7,7 +7,7 @@ import importlib
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from bridge.errors import SettingError
 from bridge.extras import install_command
@@ -52,8 +52,7 @@ def checked_compression(value: Any) -> Compression | None:
         raise SettingError(f"expected compression='zstd', 'gzip' or None, got {value!r:.80}")
     if value == "zstd" and _zstd() is None:
         raise SettingError(f"compression='zstd' needs a library that is not installed: {install_command('zstd')}")
-    found: Compression = value
-    return found
+    return cast(Compression, value)
 
 
 def compress(encoding: str, parts: Sequence[bytes | memoryview]) -> bytes:
