@@ -20,7 +20,7 @@ from bridge.cli.program import FAILED, OK, clean
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address
-from bridge.perlert.client import PerlertClient, check_action, check_names
+from bridge.perlert.client import PerlertClient, check_names
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import Message, Start, check_label
@@ -206,11 +206,9 @@ class _Terminal:
         try:
             if self.space is not None:
                 TextCodec(self.space, named=False, decimals=None).decode(text)
-            check_action(self.me.header, text)
+            self.client.port.send(self.me.act(text, time.monotonic()))
         except PacketError as error:
             self.say(f"not an action: {error}")
-            return
-        self.client.port.send(self.me.act(text, time.monotonic()))
 
     @property
     def space(self) -> Space | None:

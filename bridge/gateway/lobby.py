@@ -24,7 +24,7 @@ from bridge.errors import BridgeError, Code, ConnectError, PacketError, RequestE
 from bridge.gateway.servers import world_entry
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
-from bridge.perlert.client import PerlertClient, check_action, check_names
+from bridge.perlert.client import PerlertClient, check_names
 from bridge.perlert.player import PlayerState
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
@@ -143,8 +143,6 @@ class LobbyClient:
             return
         if self._codec is not None:
             self._codec.decode(text)
-        # Only to see that it can be sent: an action that cannot is refused here and now.
-        check_action(self.me.header, text)
         self._client.port.send(self.me.act(text, self._runtime.scheduler.now()))
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -29,20 +30,12 @@ from bridge.perlert.player import Player, PlayerConfig
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import (
-    MAX_CLIENT_MESSAGE,
-    Action,
-    Header,
-    Message,
-    Slot,
-    check_label,
-    format_message,
-)
-from bridge.perlert.protocol.profile import MAX_NAME, action_text
-from bridge.perlert.udp import ClientPort
+from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE, Message, Slot, check_label
+from bridge.perlert.protocol.profile import MAX_NAME
+from bridge.perlert.udp import MOST_WAITING, ClientPort
 from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["PerlertClient", "PerlertEnv", "check_action", "check_names", "make_perlert_env"]
+__all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
 
 
 class PerlertClient:
@@ -80,7 +73,8 @@ class PerlertClient:
 
     def pump(self) -> None:
         """Read what is there and send what is due; does not wait."""
-        for datagram, sender, age in iter(self.port.read, None):
+        # Bounded, for others could send faster than this reads.
+        for datagram, sender, age in itertools.islice(iter(self.port.read, None), MOST_WAITING):
             now = time.monotonic()
             # When it arrived, and not when it is read: the agent may have thought for seconds in between, which is not
             # the network's.
@@ -111,12 +105,6 @@ def check_names(tag: str, agent: str | None = None) -> None:
         raise SettingError(str(error)) from error
     if len(tag.encode()) > MAX_NAME:
         raise SettingError(f"expected a tag of at most {MAX_NAME} bytes, got {len(tag.encode())}")
-
-
-def check_action(header: Header, text: str) -> None:
-    """Raise PacketError unless an action can be sent, also with the most that the profile writes before it."""
-    for action in (text, action_text("0" * 12, 65535, 10**15 - 1, text)):
-        format_message(Action(header, action))
 
 
 class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
@@ -248,12 +236,16 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
                 raise error(self.url, f"{problem} within the deadline: {self._client.player.waits_for()}")
             self._client.wait(deadline)
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[Player]:
-        """Let one thread in, with what has come; a second one gets an error, not a race."""
+    def check_open(self) -> None:
+        """Raise ClosedError where the environment is closed, or was made before this process was forked."""
         if self._closed or self._client.port.closed:
             problem = "a closed one" if self._closed else "one of another process, which keeps its slot"
             raise ClosedError(f"expected an open environment, got {problem}; make a new one")
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[Player]:
+        """Let one thread in, with what has come; a second one gets an error, not a race."""
+        self.check_open()
         with self._conflicts:
             self._client.pump()
             self._take_events()
