@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -93,7 +94,8 @@ def fetch(server: Server, path: str, body: Any = None, **headers: str) -> tuple[
         with urllib.request.urlopen(urllib.request.Request(web(server) + path, data, headers), timeout=20) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+        with error:
+            return error.code, json.loads(error.read())
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY_SPACE if name not in WITHOUT_JSON])
@@ -265,6 +267,19 @@ def test_tokens_are_asked_for_everywhere_but_at_health() -> None:
         env = make_remote(openenv(server), token="secret")
         env.reset()
         env.close()
+
+
+def test_a_server_that_speaks_no_http_is_no_server_of_openenv() -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"220 mail.example ready\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
+        threads.submit(answer)
+        with pytest.raises(ConnectError, match=r"no answer to GET /schema: 220 mail\.example ready"):
+            make_remote(f"openenv://127.0.0.1:{listener.getsockname()[1]}", timeout=20)
 
 
 def test_pages_of_other_sites_are_not_let_in() -> None:
