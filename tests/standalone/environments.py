@@ -111,6 +111,7 @@ ENVIRONMENTS = (
     # What RLlib 2.60 pins, and the newest of everything.
     Environment("3.11", ("gymnasium==1.2.2", "protobuf==4.25.8", "numpy<2"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.13", ("gymnasium>=1.4", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
+    Environment("3.14", ("gymnasium>=1.4", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
     # Packages that pin what this one has left behind.
     Environment(
         "3.8",
