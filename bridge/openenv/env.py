@@ -107,10 +107,10 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         try:
             with urllib.request.urlopen(urllib.request.Request(url, headers=fields), timeout=self._timeout) as response:
                 data = response.read(max_bytes)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
             if isinstance(error, urllib.error.HTTPError):
                 error.close()  # it holds the connection
-            raise ConnectError(self.url, f"no answer to GET /schema: {error}") from error
+            raise ConnectError(self.url, f"no answer to GET /schema: {error!r:.200}") from error
         with expecting("JSON", data, self._fail):
             return json.loads(data)
 
