@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge import serve_gym, serve_parallel
+from bridge import make_remote, serve_gym, serve_parallel
 from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
 from tests.web_envs import Paddle, Race
 
@@ -60,3 +60,33 @@ def test_nothing_moves_for_those_who_want_little_motion(opened, reduced):  # noq
         page = opened(server.web_url, reduced_motion=reduced)
         seconds = page.evaluate("() => getComputedStyle(document.getElementById('play')).transitionDuration")
         assert all(float(each.strip().removesuffix("s")) == 0 for each in seconds.split(",")) == (reduced == "reduce")
+
+
+LOOKS = """(selector) => {
+  const {backgroundColor, borderTopWidth, borderTopColor} = getComputedStyle(document.querySelector(selector));
+  return [backgroundColor, borderTopWidth, borderTopColor].join(" ");
+}"""
+
+
+def test_a_palette_of_the_system_s_own_tells_what_is_chosen_and_held(opened):  # noqa: F811
+    with serve_gym(Paddle, web=True) as server:
+        envs = [make_remote(server.url) for _ in range(2)]
+        page = opened(server.web_url, forced_colors="active")
+        says(page, "#worlds", "agent")
+        page.wait_for_selector("#worlds button[aria-current=true]")
+        chosen, other = (
+            page.evaluate(LOOKS, f"#worlds button[aria-current={current}]") for current in ("true", "false")
+        )
+        assert chosen != other
+        for env in envs:
+            env.close()
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url, forced_colors="active")
+        page.click("#begin")
+        says(page, "#legend", "→")
+        page.keyboard.down("ArrowRight")
+        page.wait_for_selector("kbd.held")
+        assert page.evaluate(LOOKS, "kbd.held") != page.evaluate(LOOKS, "kbd:not(.held)")
+        icon, ground = page.evaluate("""() => ["::before", null].map((part) =>
+            getComputedStyle(document.getElementById("player-play"), part).backgroundColor)""")
+        assert icon != ground, "the buttons of a replay have signs"
