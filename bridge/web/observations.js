@@ -42,7 +42,7 @@ export class Numbers {
 
   // box: the element; named: [[name, numbers], …].
   show(box, named) {
-    const rows = named.flatMap(([name, numbers]) => numbers.map((number, index) => [numbers.length > 1 ? `${name}[${index}]` : name, Number(number)]));
+    const rows = named.flatMap(([name, numbers]) => numbers.map((number, index) => [numbers.length > 1 ? `${name}[${index}]` : name, Number(number), number]));
     if (rows.length > MOST) {
       box.textContent = `${rows.length} numbers: ${rows.slice(0, MOST).map(([, number]) => number).join(", ")}, …`;
       return;
@@ -55,13 +55,13 @@ export class Numbers {
         return row;
       }));
     }
-    rows.forEach(([name, number], position) => {
+    rows.forEach(([name, number, given], position) => {
       const [label, bar, text] = box.children[position].children;
       const most = Math.max(this.#most.get(name) ?? 1e-6, Math.abs(number) || 0);
       this.#most.set(name, most);
       label.textContent = name;
       Object.assign(bar, {min: -most, max: most, value: number || 0});
-      text.textContent = Number.isInteger(number) ? String(number) : number.toFixed(3);
+      text.textContent = Number.isInteger(number) || Number.isNaN(number) ? String(given) : number.toFixed(3); // it may be a text
     });
   }
 }
