@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from bridge import make_remote, serve_gym, serve_parallel
 from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
@@ -18,6 +21,20 @@ FINDINGS = """async () => {
   return violations.filter(({impact}) => ["serious", "critical"].includes(impact))
     .map(({id, nodes}) => `${id}: ${nodes.map(({html}) => html).join(", ")}`);
 }"""
+
+
+class Numbers(gymnasium.Env):
+    """Draws nothing; its observations are more numbers than the page has room for."""
+
+    observation_space = spaces.Box(-1, 1, (40,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.linspace(-1, 1, 40, dtype=np.float32), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make check-web")
@@ -43,6 +60,14 @@ def test_axe_finds_nothing_serious(opened, scheme, touch):  # noqa: F811
         assert page.evaluate(FINDINGS) == [], "while somebody plays"
         page.click("#help-open")
         assert page.evaluate(FINDINGS) == [], "in the help"
+    with serve_gym(Numbers, web=True, fps=30) as server:
+        page = opened(server.web_url, **options)
+        page.set_viewport_size({"width": 1280, "height": 600})
+        shows(page, "() => !document.getElementById('play').disabled")
+        page.add_script_tag(path=AXE)
+        page.click("#begin")
+        says(page, "#panel", "[39]")
+        assert page.evaluate(FINDINGS) == [], "where there are no pictures"
     with serve_parallel(Race, web=True, fps=60, match=True) as server:
         page = opened(server.web_url, **options)
         shows(page, "() => !document.getElementById('play').disabled")

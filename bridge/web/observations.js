@@ -51,7 +51,9 @@ export class Numbers {
       box.replaceChildren(...rows.map(() => {
         const row = document.createElement("div");
         row.className = "number";
-        row.append(document.createElement("span"), document.createElement("meter"), document.createElement("output"));
+        const bar = document.createElement("meter");
+        bar.ariaHidden = "true"; // the number says the same
+        row.append(document.createElement("span"), bar, document.createElement("output"));
         return row;
       }));
     }
@@ -60,7 +62,7 @@ export class Numbers {
       const most = Math.max(this.#most.get(name) ?? 1e-6, Math.abs(number) || 0);
       this.#most.set(name, most);
       label.textContent = name;
-      Object.assign(bar, {min: -most, max: most, value: number || 0});
+      Object.assign(bar, {min: -most, max: most, value: number || 0, hidden: Number.isNaN(number)});
       text.textContent = Number.isInteger(number) || Number.isNaN(number) ? String(given) : number.toFixed(3); // it may be a text
     });
   }
@@ -100,7 +102,7 @@ export class Observations {
       return;
     }
     const named = this.#specs.filter(([, {uid}]) => answer.observations.has(uid))
-      .map(([name, {uid}]) => [name, Array.from(values(answer.observations.get(uid)))]);
+      .map(([name, {uid}]) => [name.replace("observation.", ""), Array.from(values(answer.observations.get(uid)))]);
     this.#numbers.show(this.#panel.querySelector(".numbers"), named);
   }
 }
