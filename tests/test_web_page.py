@@ -21,9 +21,11 @@ from gymnasium import spaces
 
 import bridge
 from bridge import Auth, make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.support import keeping, read_property, server_process, until
 from tests.web_envs import PADDLE, Doors, Paddle, Paddles
+from tests.websocket_tools import Hand
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -188,8 +190,8 @@ def test_a_double_click_on_play_asks_for_one_seat(opened):
 
 
 def test_a_world_that_is_looked_at_shows_nothing_of_the_one_before(opened):
-    with serve_gym(lambda render_mode=None: Paddle(render_mode, length=5), web=True) as server:
-        env, other = make_remote(server.url), make_remote(server.url)
+    with serve_gym(lambda render_mode=None: Paddle(render_mode, length=5), web=True) as server, Hand(server) as hand:
+        env = make_remote(server.url)
         env.reset(seed=0)
         page = opened(server.web_url)
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
@@ -197,13 +199,20 @@ def test_a_world_that_is_looked_at_shows_nothing_of_the_one_before(opened):
             env.step(1)
         says(page, "#last-return", "5.00")
         says(page, "#episodes", "1 episode")
+        hand.open().ask(create_world=pb.CreateWorldRequest())
         page.click("#worlds li:nth-child(2) button")  # nobody has reset it: there is no picture
         shows(page, "() => document.querySelector('#worlds li:nth-child(2) button').ariaCurrent === 'true'")
         assert page.text_content("#last-return") == "–"
         assert page.text_content("#episodes") == ""
         assert page.evaluate(PIXEL) == [0, 0, 0]
         env.close()
-        other.close()
+        shows(page, "() => document.querySelectorAll('#worlds li').length === 1")
+        page.click("#play")  # in a world of one's own
+        says(page, "#badge", "playing")
+        shows(page, f"() => ({PIXEL})()[2] > 100")
+        page.keyboard.press("Escape")
+        says(page, "#badge", "watching")
+        assert page.evaluate(PIXEL) == [0, 0, 0]
 
 
 class Reading(gymnasium.Env):

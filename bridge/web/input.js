@@ -11,14 +11,15 @@ import {announce} from "./words.js";
 
 const MOST_PRESSES = 4;
 
+let choosing = null; // the place in the legend of what gets the next key that is pressed
+
 // Chosen keys stay in this browser, for all worlds with the same controls.
 export function recall(keyboard) {
+  choosing = null; // it was of another world
   const stored = localStorage.getItem(keyboard.storedAs);
   if (stored) keyboard.restore(JSON.parse(stored));
   if (!keyboard.names.length) announce(keyboard.controls.why ?? "");
 }
-
-let choosing = null; // the place in the legend of what gets the next key that is pressed
 
 export function chooseKey(position, meaning) {
   choosing = position;
@@ -97,8 +98,7 @@ export function startInput() {
     if (state.playing.presses) hold(name, false);
   });
   document.addEventListener("keydown", (event) => {
-    if (!state.playing) choosing = null;
-    if (choosing !== null && !isTyping(event)) return choose(event);
+    if (choosing !== null && state.playing && !isTyping(event)) return choose(event);
     if (event.key === "?" && !isTyping(event) && !state.playing?.keyboard.uses("?")) return help();
     if (!state.playing || isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
     const name = state.playing.keyboard.meant(nameOf(event));

@@ -8,7 +8,7 @@ import {Keyboard} from "./keys.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
 import {kindOf, seatKey, serverOf, state, want, worldOf} from "./state.js";
 import {match} from "./views.js";
-import {show} from "./watching.js";
+import {clear, show} from "./watching.js";
 import {request, tensor, textTensor, values} from "./wire.js";
 import {announce, badge, myName, tell} from "./words.js";
 import {chosenEnvironment, refresh, select, selectFirst} from "./worlds.js";
@@ -136,6 +136,7 @@ export async function play(chosen) {
     if (own) {
       state.watching?.close();
       state.watching = null;
+      clear(null);
       $("panel").hidden = true;
     } else if (!state.watching || env) select(name);
     await (home.match ? rounds : steps)(state.playing, joined, fps);

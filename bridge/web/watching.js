@@ -26,7 +26,7 @@ function lanesWanted() {
 let shown = null; // the name of the world whose picture and figures the page has
 
 // Show nothing of the world that was looked at before.
-function clear(name) {
+export function clear(name) {
   state.frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
   state.returns.length = 0;
   if (name === shown) return;
