@@ -247,12 +247,18 @@ def test_a_seat_is_free_again_though_an_observer_raised_as_its_client_was_lost(s
         streams(server).join()
 
 
-def test_several_agents_have_a_return_each() -> None:
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_several_agents_have_a_return_each(shape: tuple[int, ...]) -> None:
     pytest.importorskip("pettingzoo")
     from tests.parallel_envs import Relay
 
+    class Shaped(Relay):
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *rest = super().step(actions)
+            return observations, {agent: np.full(shape, reward) for agent, reward in rewards.items()}, *rest
+
     told = Told()
-    with bridge.serve_parallel(Relay, observers=[told]) as server:
+    with bridge.serve_parallel(Shaped, observers=[told]) as server:
         env = bridge.make_parallel_remote(server.url)
         env.reset(seed=0)
         sums = dict.fromkeys(env.agents, 0.0)

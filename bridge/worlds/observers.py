@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Result
+from bridge.worlds.rewards import as_number
 from bridge.worlds.settings import Settings
 
 if TYPE_CHECKING:
@@ -164,9 +165,9 @@ class Episodes(Listener):
         over = terminated or truncated
         if self._facts.agents:
             for agent, value in reward.items():
-                self._agents[str(agent)] = self._agents.get(str(agent), 0.0) + float(value)
+                self._agents[str(agent)] = self._agents.get(str(agent), 0.0) + as_number(value)
             # The episode goes on while any agent is alive.
-            reward, over = sum(map(float, reward.values())), not result[5]
+            reward, over = sum(map(as_number, reward.values())), not result[5]
         elif type(reward) is not float:
             reward = float(np.sum(reward))
         index = lane or 0
