@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -16,12 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gymnasium import spaces
 
 from bridge import Recording, make_remote, serve_gym
 from bridge.cli import main
+from bridge.encoding.space_json import space_to_json
 from bridge.errors import RecordingError
 from bridge.recording.reader import read_folder
-from tests.support import sampled
+from bridge.recording.writer import Journal
+from tests.recording_tape import fill, tape_of
+from tests.support import sampled, until
 
 
 @pytest.fixture
@@ -63,6 +68,16 @@ def column(table: pa.Table, name: str, cells: Any) -> bytes:
     return as_stream(table.set_column(at, field, pa.array(cells, field.type)))
 
 
+def of_shapes(table: pa.Table) -> bytes:
+    """Rewards as lists of other lengths than their space says."""
+    header = json.loads(table.schema.metadata[b"bridge"])
+    header["reward_space"] = space_to_json(spaces.Box(0, 1, (2,), np.float64))
+    field = pa.field("reward", pa.list_(pa.field("element", pa.float64())))
+    cells = pa.array([None, *[[1.0]] * (len(table) - 1)], field.type)
+    table = table.set_column(table.schema.get_field_index("reward"), field, cells)
+    return as_stream(table.replace_schema_metadata({b"bridge": json.dumps(header).encode()}))
+
+
 HOSTILE: dict[str, Any] = {
     "garbage": lambda table: (b"PAR1 and nothing else", "parquet"),
     "nothing": lambda table: (b"", "arrow"),
@@ -76,6 +91,9 @@ HOSTILE: dict[str, Any] = {
     "spaces that are none": lambda table: (with_header(table, b"Discrete", b"Discreet"), "arrow"),
     "a lane that is not there": lambda table: (column(table, "lane", [7] * len(table)), "arrow"),
     "calls out of order": lambda table: (column(table, "call", range(len(table), 0, -1)), "arrow"),
+    "a time that is none": lambda table: (column(table, "time", [float("inf")] * len(table)), "arrow"),
+    "versions that are none": lambda table: (with_header(table, b'"versions": {', b'"versions": 1, "": {'), "arrow"),
+    "rewards of other shapes": lambda table: (of_shapes(table), "arrow"),
     "an event that is none": lambda table: (column(table, "event", ["{"] * len(table)), "arrow"),
     "a seed that is none": lambda table: (
         column(table, "event", ['{"seed": "os"}', *[None] * (len(table) - 1)]),
@@ -272,3 +290,53 @@ def test_runs_says_a_line_of_each_file_that_it_cannot_read_and_lists_the_rest(re
     ]
     assert "(and 1 more)" in out
     assert "1 episodes, 8 steps" in out
+
+
+def test_what_is_written_while_it_is_read_is_no_damage(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "written")
+    tape = tape_of(journal)
+    for lines in (1, 2):  # two appends
+        fill(tape, 1)
+        until(lambda lines=lines: [sums for sums in journal.folder.glob("*.sums") if lines_of(sums) == lines] != [])
+    ours = {path.name: path.read_bytes() for path in journal.folder.iterdir()}
+    tape.end()
+    journal.close()
+    (sums,) = (name for name in ours if name.endswith(".sums"))
+    first = int(ours[sums].split()[1])
+    cut = {sums: ours[sums].splitlines(keepends=True)[0], sums.removesuffix(".sums"): ours[sums[:-5]][:first]}
+    folder = tmp_path / "read"
+    folder.mkdir()
+    for name, data in cut.items():
+        (folder / name).write_bytes(data)
+    real, opened = Path.open, list[str]()
+
+    def writes_after_the_first(path: Path, *arguments: Any, **keywords: Any) -> Any:
+        if opened and path.parent == folder and opened[0] != path.name:
+            for name, data in ours.items():
+                with real(folder / name, "wb") as file:
+                    file.write(data)
+        opened.append(path.name)
+        return real(path, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "open", writes_after_the_first)
+    found = read_folder(folder)
+    assert not found.damage
+    assert [episode.length for episode in found.episodes()] == [10]
+    assert [episode.length for episode in read_folder(folder).episodes()] == [10, 10]
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+def test_a_recording_is_read_with_little_memory(recorded):
+    """To read a file takes memory for what it holds, and not for the largest one there may be."""
+    code = (
+        "import resource, sys; from bridge.recording.reader import read_folder; "
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (512 << 20); "
+        "resource.setrlimit(resource.RLIMIT_AS, (size, size)); found = read_folder(sys.argv[1]); "
+        "print(len(found.episodes()), *found.damage)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, recorded.parent], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

@@ -258,14 +258,14 @@ class Loaded:
 def _read(path: Path, most: int) -> bytes:
     """Read a regular file of a limited size; raises RecordingError where it is none, OSError where it cannot be."""
     # A FIFO or a device may never end, and opening one may wait for ever.
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise RecordingError("it is no regular file")
-    with path.open("rb") as file:
-        # The size that stat() gives may be another one by now.
-        data = file.read(most + 1)
-    if len(data) > most:
+    if status.st_size > most:
         raise RecordingError(f"it has more than {most} bytes, which no recording has")
-    return data
+    with path.open("rb") as file:
+        # Not to its end: it may grow meanwhile, and read() takes memory for as much as it is asked for.
+        return file.read(status.st_size)
 
 
 def load_segment(path: Path, columns: Sequence[str] | None = None) -> Loaded:
@@ -279,11 +279,14 @@ def load_segment(path: Path, columns: Sequence[str] | None = None) -> Loaded:
         RecordingError: It cannot be opened, or is none of a recording's, whatever its digests say.
     """
     try:
-        data = _read(path, _LARGEST_FILE)
-        sums = _read(_sums_of(path), _LARGEST_SUMS).decode("ascii", "replace")
+        # The digests first, since they are written last: so all that they are of is there.
+        sums, data = _read(_sums_of(path), _LARGEST_SUMS), _read(path, _LARGEST_FILE)
+        whole, damage = _check(path, data, sums.decode("ascii", "replace"))
+        # Bytes whose digests have come meanwhile were written meanwhile.
+        if damage and damage[-1].torn and _read(_sums_of(path), _LARGEST_SUMS) != sums:
+            damage.pop()
     except OSError as error:
         raise RecordingError(f"it cannot be read: {error.strerror}: {Path(str(error.filename)).name}") from error
-    whole, damage = _check(path, data, sums)
     if whole is None:
         return Loaded(None, None, damage)
     try:

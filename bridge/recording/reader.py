@@ -29,6 +29,8 @@ __all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode
 # Read of every file. The samples are most of a recording's bytes, and are read only of the episodes that are asked for.
 _INDEX = ("call", "lane", "kind", "episode", "t", "time", "reward", "terminated", "truncated", "by", "event", "alive")
 _MOST_LANES = 1 << 20
+_LATEST = 1e11
+"""Seconds of the epoch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -533,6 +535,7 @@ def _columns_of(schema: pa.Schema) -> Columns:
     sound = kind in ("env", "lanes", "agents") and lists and bool(agents) == (kind == "agents")
     sound = sound and len(set(agents)) == len(agents) <= _MOST_LANES and isinstance(header.get("spaces"), list)
     sound = sound and isinstance(lanes, int) and 0 < lanes <= _MOST_LANES
+    sound = sound and isinstance(header.get("versions", {}), dict)
     sound = sound and len(header["spaces"]) == max(1, len(agents))
     sound = sound and all(isinstance(header.get(key, 0), int) for key in ("lane", "stream"))
     if not sound:
@@ -545,16 +548,18 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
     if not len(table):
         return last
     # None of these columns has -9, so a null is refused with the rest.
-    call, lane, t, kind = (
-        np.asarray(table[name].combine_chunks().fill_null(-9)) for name in ("call", "lane", "t", "kind")
+    call, lane, t, kind, moment = (
+        np.asarray(table[name].combine_chunks().fill_null(-9)) for name in ("call", "lane", "t", "kind", "time")
     )
     lanes = columns.width if columns.kind != "env" else int(columns.header.get("lane", 0)) + 1
     known = np.isin(kind, [Kind.STEP, Kind.RESET, Kind.FAILED_STEP, Kind.FAILED_RESET, Kind.CALL, Kind.END])
     # Rows are found by binary search in `call`, and lanes are indices.
     sound = call[0] >= max(last, 0) and (np.diff(call) >= 0).all() and (lane >= -1).all() and (lane < lanes).all()
     sound = sound and ((lane >= 0) | (kind >= Kind.CALL)).all() and known.all() and (t >= 0).all()
-    if not sound:
-        raise RecordingError("its rows are not in order, or name a lane or a kind that is not there")
+    # Times are printed as dates, which a system has of some years alone.
+    if not sound or not (abs(moment) < _LATEST).all():
+        raise RecordingError("its rows are not in order, or name a lane, a kind or a time that is not there")
+    _given(table["reward"].combine_chunks(), columns.reward.shape, columns.reward.dtype)  # raises where shapes differ
     return int(call[-1])
 
 
