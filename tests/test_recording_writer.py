@@ -467,6 +467,7 @@ if child == 0:
     os._exit(0)
 assert made
 assert os.waitpid(child, 0)[1] == 0
+os._exit(0)  # without the end of the program, which closes the journal
 """
     run_script(script, tmp_path)
 
@@ -504,3 +505,30 @@ def test_a_segment_whose_digests_cannot_be_written_leaves_no_file(tmp_path, capl
     until(lambda: "cannot be written" in caplog.text)
     journal.close()
     assert not list(tmp_path.glob("*.arrow"))
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["for a moment", "to the end"])
+def test_where_no_thread_can_be_started_nothing_is_lost(tmp_path, monkeypatch, later):
+    real, none_left = threading.Thread.start, threading.Event()
+    none_left.set()
+
+    def start(thread: threading.Thread) -> None:
+        if none_left.is_set():
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    fill(tape, 1)
+    if later:
+        none_left.clear()
+        fill(tape, 1)
+        until(lambda: journal.queued == 0)
+    tape.end()
+    journal.close()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert [episode.length for episode in stream.episodes()] == [10] * (1 + later)
+    assert stream.closed
+    assert not stream.gaps
