@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from bridge import RealTime, Recorder, make_vec_remote, serve_gym
-from bridge.errors import RecordingError, SettingError
+from bridge.errors import InvalidActionError, RecordingError, RemoteTimeoutError, SettingError
+from bridge.gymnasium_versions import BatchWrapper
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.testing import CountingEnv, VirtualClock
@@ -124,3 +128,77 @@ def test_send_is_refused_by_name(tmp_path):
         with pytest.raises(SettingError, match="have the server record"):
             envs.send(np.array([0]))
         envs.close()
+
+
+class Interrupted(BatchWrapper):
+    """Its fourth step raises once it was made: its results are lost, or come by another `step_wait`."""
+
+    steps = 0
+
+    def __init__(self, env, error):
+        super().__init__(env)
+        self.error = error
+
+    def step(self, actions):
+        self.steps += 1
+        if self.steps == 4:
+            self.env.step_async(actions)
+            if isinstance(self.error, KeyboardInterrupt):
+                self.env.step_wait()
+            raise self.error
+        return self.env.step(actions)
+
+    def step_wait(self):
+        return self.env.step_wait()
+
+
+def counted(folder, error, *, retried):
+    """Record a step that is refused, and five of which the third raises; return the episode, and its actions."""
+    with serve_gym(CountingEnv) as server:
+        envs = Recorder(Interrupted(BlockingReset(make_vec_remote(server.url)), error), folder, observations=True)
+        envs.reset(seed=1)
+        with pytest.raises(InvalidActionError):
+            envs.step(np.array([7]))
+        for step in range(5):
+            if step == 2:
+                with pytest.raises(type(error)):
+                    envs.step(np.array([1]))
+                if retried:
+                    envs.step_wait()
+            else:
+                envs.step(np.array([step % 2]))
+        envs.close()
+    (stream,) = read_folder(folder).streams
+    episode = stream.episodes()[0]
+    return episode, stream.samples("action", episode.own[1:])
+
+
+def test_a_step_whose_results_are_lost_is_a_gap_and_one_that_was_refused_is_none(tmp_path):
+    episode, actions = counted(tmp_path, KeyboardInterrupt(), retried=False)
+    assert actions == [0, 1], "which episode later steps are of is not known"
+    assert (episode.incomplete, episode.end) == (True, "lost")
+
+
+def test_results_that_come_by_another_step_wait_are_those_of_the_actions_that_were_sent(tmp_path):
+    episode, actions = counted(tmp_path, RemoteTimeoutError("grpc://a", "late"), retried=True)
+    assert actions == [0, 1, 1, 1, 0]
+    assert (episode.incomplete, episode.end) == (False, "terminated")
+
+
+def test_a_program_that_ends_without_close_leaves_what_was_recorded(tmp_path):
+    code = (
+        "import sys, numpy as np; from bridge import Recorder, make_vec_remote; from bridge.wrappers import "
+        "BlockingReset; envs = Recorder(BlockingReset(make_vec_remote(sys.argv[1])), sys.argv[2]); envs.reset(seed=1); "
+        "[envs.step(np.array([0])) for _ in range(3)]; sys.exit('on purpose')"
+    )
+    with serve_gym(CountingEnv) as server:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, server.url, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert "on purpose" in done.stderr
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".parquet", ".sums"]
+    assert [episode.length for episode in read_folder(tmp_path).episodes()] == [3]
