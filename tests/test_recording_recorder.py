@@ -18,7 +18,7 @@ from bridge.recording.replay import verify
 from bridge.testing import CountingEnv, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.recording_reader import read_run
-from tests.support import play_vector
+from tests.support import play_vector, until
 
 
 def test_slots_of_a_bare_remote_are_recorded_and_verified(tmp_path):
@@ -202,3 +202,49 @@ def test_a_program_that_ends_without_close_leaves_what_was_recorded(tmp_path):
     assert "on purpose" in done.stderr
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".parquet", ".sums"]
     assert [episode.length for episode in read_folder(tmp_path).episodes()] == [3]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_slot_that_goes_on_with_its_last_observation_is_recorded_from_its_return_on(tmp_path, mode):
+    with serve_gym(lambda: CountingEnv(1000)) as stays:
+        lost = serve_gym(lambda: CountingEnv(1000))
+        remote = make_vec_remote([stays.url, lost.url])
+        envs = Recorder(BlockingReset(remote, on_lost="continue", autoreset_mode=mode), tmp_path, observations=True)
+        envs.reset(seed=1)
+        infos = [envs.step(np.zeros(2, np.int64))[4] for _ in range(3)]
+        lost.stop()
+        infos += [envs.step(np.zeros(2, np.int64))[4] for _ in range(3)]
+        assert [info["valid"].tolist() for info in infos] == [[True, True]] * 3 + [[True, False]] * 3
+        with serve_gym(lambda: CountingEnv(1000), port=int(lost.url.rpartition(":")[2])):
+            until(lambda: envs.step(np.zeros(2, np.int64))[4]["valid"].all())
+            envs.step(np.zeros(2, np.int64))
+            envs.close()
+    kept, renewed = (stream.episodes() for stream in read_folder(tmp_path).streams)
+    assert [episode.incomplete for episode in (*kept, *renewed)] == [False] * 3
+    assert [episode.end for episode in renewed] == ["failed", "closed"]
+    seen = [[step for _, step in one.stream.samples("observation", one.own)] for one in renewed]
+    assert seen == [[0, 1, 2, 3], [0, 1, 2]]
+
+
+class Deviates(CountingEnv):
+    """Its info has an entry of the name that a lost slot's has."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        return *results, {"error": self.error}
+
+
+@pytest.mark.parametrize("error", [0.5, {"x": 0.5}, "far"])
+def test_an_info_named_error_is_no_failure(tmp_path, error):
+    with serve_gym(lambda: Deviates(error)) as server:
+        envs = Recorder(BlockingReset(make_vec_remote(server.url, num_envs=2)), tmp_path)
+        envs.reset(seed=1)
+        for _ in range(7):
+            envs.step(np.zeros(2, np.int64))
+        envs.close()
+    for episode in read_folder(tmp_path).episodes():
+        assert (episode.length, episode.end) == ((5, "terminated") if episode.number == 1 else (1, "closed"))

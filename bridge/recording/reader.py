@@ -545,9 +545,8 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
     if not len(table):
         return last
     # None of these columns has -9, so a null is refused with the rest.
-    call, lane, t, kind, moment = (
-        np.asarray(table[name].combine_chunks().fill_null(-9)) for name in ("call", "lane", "t", "kind", "time")
-    )
+    checked = ("call", "lane", "t", "kind", "time")
+    call, lane, t, kind, moment = (np.asarray(table[name].combine_chunks().fill_null(-9)) for name in checked)
     lanes = columns.width if columns.kind != "env" else int(columns.header.get("lane", 0)) + 1
     known = np.isin(kind, [Kind.STEP, Kind.RESET, Kind.FAILED_STEP, Kind.FAILED_RESET, Kind.CALL, Kind.END])
     # Rows are found by binary search in `call`, and lanes are indices.

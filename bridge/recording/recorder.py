@@ -102,9 +102,9 @@ class Recorder(BatchWrapper):
     def _tape(self, base: RemoteVectorEnv) -> Tape:
         """Return what records a slot."""
         world = slots_of(base).pool.world_info()
-        registered = world.spec or {}
         # Each slot is recorded as one environment: a replay makes it without the keywords of the vector.
-        kwargs = {key: value for key, value in (registered.get("kwargs") or {}).items() if key not in _OF_VECTORS}
+        kwargs = (world.spec or {}).get("kwargs") or {}
+        kwargs = {key: value for key, value in kwargs.items() if key not in _OF_VECTORS}
         if world.render_mode:
             kwargs["render_mode"] = world.render_mode
         pair = (base.single_observation_space, base.single_action_space)
@@ -122,13 +122,21 @@ class Recorder(BatchWrapper):
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
         with self._sending():
             observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        errors = self._errors_of(infos)
         for index, (slot, observation) in enumerate(zip(self._slots, self._split(observations), strict=True)):
             if chosen[index]:
                 slot.running, slot.options = False, rest
                 slot.seed = seed[index] if isinstance(seed, Sequence) else None if seed is None else int(seed) + index
-                if observation is not None:
+                if observation is not None and not errors[index]:
                     self._begin(index, observation)
         return observations, infos
+
+    def _errors_of(self, infos: dict[str, Any]) -> list[str]:
+        """Return why each slot is lost, whose observation is an old one or None; empty: it is not."""
+        # An environment may have an info of this name, too, of another kind.
+        told: Any = infos.get("error")
+        told = told if np.ndim(told) == 1 else [None] * self.num_envs
+        return [error if isinstance(error, str) else "" for error in told]
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions, as the environment does."""
@@ -173,14 +181,14 @@ class Recorder(BatchWrapper):
         """Record a step, and return its results."""
         observations, rewards, terminations, truncations, infos = result
         finals = infos.get("final_obs") if self._same_step else None
-        errors = infos.get("error", ())
+        errors = self._errors_of(infos)
         for index, observation in enumerate(self._split(observations)):
             slot, ended = self._slots[index], bool(terminations[index] or truncations[index])
-            error = str(errors[index]) if len(errors) and infos["_error"][index] else ""
+            error = errors[index] if truncations[index] or not slot.running else ""  # else the environment's own
             # After an end, the next step begins the slot's episode: its observation is that of a reset, and its action
             # was ignored.
             if not slot.running:
-                if observation is not None and not ended:
+                if observation is not None and not ended and not error:
                     self._begin(index, observation)
                 continue
             # In the mode SAME_STEP the observation is the first of the next episode already.
@@ -195,7 +203,7 @@ class Recorder(BatchWrapper):
             )  # fmt: skip
             slot.tape.add(row, size_of(seen))
             slot.running = not (ended or error)
-            if finals is not None and ended and observation is not None:
+            if finals is not None and ended and observation is not None and not error:
                 self._begin(index, observation)
         return observations, rewards, terminations, truncations, infos
 
@@ -212,9 +220,7 @@ class Recorder(BatchWrapper):
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Refuse: steps of some slots are not recorded."""
-        raise SettingError(
-            "a Recorder records step(), not send() and recv(); have the server record: serve_gym(record=…)"
-        )
+        raise SettingError("Recorder takes step(), not send() and recv(); have the server record: serve_gym(record=…)")
 
     recv = send
 
