@@ -259,7 +259,8 @@ class RequestError(BridgeError):
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(code, message)
-        self.code, self.message = code, message
+        # An environment's error may name a file whose name is not UTF-8: protobuf refuses such texts.
+        self.code, self.message = code, message.encode("utf-8", "backslashreplace").decode()
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"

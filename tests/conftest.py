@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -38,6 +39,31 @@ def no_thread_is_left_behind() -> Iterator[None]:
     while (left := ours() - before) and time.monotonic() < deadline:
         next(iter(left)).join(0.1)
     assert not left, f"threads left behind: {left}"
+
+
+class _Faults(logging.Handler):
+    """Keeps what a server logs of exceptions that nobody expected, and that it survives."""
+
+    SIGNS = ("a callback of the event loop failed", "a fault of this server", "a request was not served")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if any(sign in record.msg for sign in self.SIGNS):
+            self.found.append(logging.Formatter().format(record))
+
+
+@pytest.fixture(autouse=True)
+def no_server_hides_a_fault(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which a server of this process went on after a fault, unless it is marked `faulty`."""
+    faults = _Faults()
+    logger = logging.getLogger("bridge")
+    logger.addHandler(faults)
+    yield
+    logger.removeHandler(faults)
+    assert not faults.found or request.node.get_closest_marker("faulty"), "\n".join(faults.found)
 
 
 @pytest.fixture

@@ -33,6 +33,40 @@ def test_keys_are_the_environment_s_own_where_it_has_some():
     assert (found["kind"], found["neutral"], found["names"][3]) == ("discrete", 0, "JUMP")
 
 
+class Keyed(gymnasium.Env):
+    """Its keys and the names of its actions are given."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, keys, names=None):
+        self.keys, self.names = keys, names
+
+    def get_keys_to_action(self):
+        return self.keys
+
+    def get_action_meanings(self):
+        return self.names
+
+
+def test_a_key_that_no_page_has_costs_no_other_one():
+    shift, keypad = 1073742049, 1073741912
+    found = json.loads(controls_of(Keyed({(shift,): 0, (keypad,): 1, ("w",): 2})))
+    assert found["keys"][0] == {"keys": ["shift"], "action": 0}
+    assert found["keys"][2] == {"keys": ["w"], "action": 2}
+
+
+@pytest.mark.parametrize("action", [None, "jump", np.zeros(3)], ids=["none", "text", "array"])
+def test_keys_of_what_is_no_action_are_those_of_the_space(action):
+    found = json.loads(controls_of(Keyed({("a",): action})))
+    assert [entry["keys"] for entry in found["keys"]] == [["left"], ["right"]]
+
+
+def test_names_of_more_actions_than_there_are_give_no_keys():
+    """A wrapper that leaves actions out hands on the names of all."""
+    found = json.loads(controls_of(Keyed({}, ["NOOP", "LEFT", "RIGHT", "UP", "FIRE"])))
+    assert (found["names"], {entry["action"] for entry in found["keys"]}) == (None, {0, 2})
+
+
 def test_the_action_of_no_key_is_the_environment_s_own_and_idle_where_it_does_nothing():
     def controls(space, own=None, names=None):
         found = json.loads(controls_of_space(space, own, names))
@@ -43,8 +77,8 @@ def test_the_action_of_no_key_is_the_environment_s_own_and_idle_where_it_does_no
     assert controls(spaces.Discrete(3, start=-1)) == (0, True), "between left and right"
     assert controls(spaces.Discrete(3), None, ["NOOP", "LEFT", "RIGHT"]) == (0, True)
     assert controls(spaces.Discrete(3), None, ["LEFT", "RIGHT", "JUMP"]) == (0, False)
-    assert controls(spaces.Discrete(4), {(): 2, ("a",): 0}) == (2, True)
-    assert controls(spaces.Discrete(4), {("a",): 1}) == (0, False)
+    assert controls(spaces.Discrete(4), {frozenset(): 2, frozenset("a"): 0}) == (2, True)
+    assert controls(spaces.Discrete(4), {frozenset("a"): 1}) == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import os
 import re
 import warnings
 from pathlib import Path
@@ -402,6 +403,9 @@ class Fragile(Scripted):
     def pull(self):
         raise RuntimeError("the rope is torn")
 
+    def crash(self):
+        os._exit(1)
+
 
 @pytest.mark.slow
 @ISOLATION
@@ -427,9 +431,10 @@ def test_an_async_lane_that_raises_ends_the_episode_and_the_next_one_runs(isolat
         envs.close()
 
 
+@pytest.mark.parametrize(("method", "error"), [("pull", "the rope is torn"), ("crash", "EOFError")])
 @ISOLATION
 @pytest.mark.slow
-def test_an_async_lane_whose_method_raises_is_made_anew_at_the_next_reset(isolation):
+def test_an_async_lane_that_raises_or_crashes_in_a_method_is_made_anew_at_the_next_reset(isolation, method, error):
     with (
         serve_gym(Fragile, num_envs=2, vectorization_mode="async", isolation=isolation) as server,
         warnings.catch_warnings(),
@@ -437,10 +442,11 @@ def test_an_async_lane_whose_method_raises_is_made_anew_at_the_next_reset(isolat
         warnings.simplefilter("ignore")
         envs = make_vec_remote(server.url)
         BlockingReset(envs).reset(seed=1)
-        with pytest.raises(EnvironmentFailedError, match="the rope is torn"):
-            envs.call("pull")
-        with pytest.raises(RefusedError, match=r"cannot be used since one of them failed, reset all of them: .*torn"):
-            envs.call("pull")
+        with pytest.raises(EnvironmentFailedError, match=error):
+            envs.call(method)
+        refused = f"cannot be used since one of them failed, reset all of them: .*{error}"
+        with pytest.raises(RefusedError, match=refused):
+            envs.call(method)
         observations, _ = BlockingReset(envs).reset(seed=1)
         assert observations.tolist() == [[0, 0], [0, 0]]
         envs.close()

@@ -118,12 +118,42 @@ def test_a_server_that_was_never_started_is_stopped() -> None:
     assert "stopped" in repr(server)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals that wake a thread")
+def test_ctrl_c_ends_the_wait_of_stop_and_the_next_stop_ends_the_server(processes: int) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with serve_gym(long, processes=processes) as server, make_remote(server.urls[0], timeout=20) as env:
+            env.reset()
+
+            def interrupt() -> None:
+                until(lambda: is_told(env))
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                server.stop(grace=600.0)
+            thread.join()
+            env.step(0)  # it still drains
+            server.stop()
+            assert server.ended
+            with pytest.raises(errors.ConnectionLostError):
+                env.step(0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("seconds", [-1, "2", float("inf"), True])
 def test_a_timeout_that_is_none_is_refused(seconds: Any) -> None:
     with pytest.raises(errors.SettingError, match="expected drain_timeout to be a number of seconds"):
         serve_gym(long, limits=Limits(drain_timeout=seconds))
-    with serve_gym(long) as server, pytest.raises(errors.SettingError, match="expected timeout to be a number"):
-        server.drain(seconds)
+    with serve_gym(long) as server:
+        with pytest.raises(errors.SettingError, match="expected timeout to be a number"):
+            server.drain(seconds)
+        for method in (server.stop, server.wait):
+            with pytest.raises(errors.SettingError, match="expected grace to be a number"):
+                method(seconds)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")

@@ -9,7 +9,7 @@ import gymnasium.error
 import pytest
 
 from bridge import errors
-from bridge.errors import Code
+from bridge.errors import Code, RequestError
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.BridgeError)]
 
@@ -101,6 +101,10 @@ def test_gymnasiums_own_errors_catch_ours():
     assert issubclass(errors.ClosedError, gymnasium.error.ClosedEnvironmentError)
     assert issubclass(errors.AlreadyPendingError, gymnasium.error.AlreadyPendingCallError)
     assert issubclass(errors.NothingPendingError, gymnasium.error.NoAsyncCallError)
+
+
+def test_a_request_error_has_a_text_that_can_be_sent():
+    assert RequestError(Code.INTERNAL, "no such file: \udcff.rom").message == "no such file: \\udcff.rom"
 
 
 def test_the_codes_are_numbered_as_in_grpc():

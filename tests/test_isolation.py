@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,7 +19,7 @@ from bridge import Limits, Server, SlotState, errors, make_remote, make_vec_remo
 from bridge.testing import CountingEnv, FailingEnv, LocalRuntime, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.inside import registry_of
-from tests.support import assert_identical, direct_world, parallel_source, until, world_of
+from tests.support import assert_identical, direct_world, parallel_source, server_process, until, world_of
 from tests.trick_envs import TrickEnv, TrickRelay, gone, pid_of
 
 
@@ -212,6 +215,57 @@ def test_what_an_environment_raises_stays_its_own_error(isolated: Any) -> None:
     with pytest.raises(errors.EnvironmentFailedError, match="step 2 fails on purpose"):
         env.step(0)
     env.close()
+
+
+class LostFile(CountingEnv):
+    """Names a file whose name is not UTF-8."""
+
+    def step(self, action: Any) -> Any:
+        raise FileNotFoundError("\udcff.rom")
+
+
+def test_an_error_whose_text_cannot_be_sent_does_not_end_the_world(isolated: Any) -> None:
+    env = make_remote(isolated(LostFile).url)
+    for _ in range(2):
+        env.reset()
+        with pytest.raises(errors.EnvironmentFailedError, match=r"FileNotFoundError in step: \\udcff\.rom"):
+            env.step(0)
+    env.close()
+
+
+class Machine(CountingEnv):
+    """Starts a program, such as a game, which it ends in `close` alone."""
+
+    def __init__(self) -> None:
+        super().__init__(10**9)
+        self.program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def pids(self) -> list[int]:
+        return [os.getpid(), self.program.pid]
+
+    def close(self) -> None:
+        self.program.kill()
+
+
+SERVE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from bridge import serve_gym
+from tests.test_isolation import Machine
+server = serve_gym(Machine, isolation="process")
+print(server.url, flush=True)
+server.wait()
+"""
+
+
+def test_what_an_environment_has_started_ends_with_a_server_that_is_killed() -> None:
+    with server_process(SERVE, str(Path(__file__).parent.parent)) as (process, url):
+        env = make_remote(url)
+        pids = env.call("pids")
+        assert not any(map(gone, pids))
+        process.kill()
+        until(lambda: all(map(gone, pids)))
+        env.close()
 
 
 def test_what_cannot_be_sent_to_a_process_is_refused_at_once() -> None:

@@ -106,6 +106,14 @@ def test_without_a_key_a_lost_client_s_seat_is_free_at_once(serve, client, clock
     until(lambda: viewer.seats("taken_by")[0] == ("",))
 
 
+def test_who_comes_back_for_another_seat_gets_that_one_and_gives_up_the_first(serve, client, clock):  # noqa: F811
+    server = serve()
+    viewer = client(server).sit(None, role="spectator")
+    lose(server, client(server).sit("ann", "person:Ann", seat_key=KEY))
+    client(server).sit("bob", "person:Ann", seat_key=KEY)
+    assert viewer.seats("taken_by")[:2] == [("",), ("Ann",)]
+
+
 @pytest.mark.parametrize("key", ["short", "k" * 65, "with spaces in it, of 30 letters", 7])
 def test_a_key_that_is_none_is_refused(serve, client, key):  # noqa: F811
     code, message = refusal(client(serve()), agent="ann", seat_key=key if isinstance(key, str) else np.int64(key))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.peers import Stream
-from tests.support import until
+from tests.support import server_process, until
 from tests.test_grpc_server import Hand
 
 DOCS = Path(__file__).parent.parent / "docs" / "limits.md"
@@ -157,6 +159,44 @@ def test_output_that_waits_for_a_slow_reader_takes_room_and_gives_it_back() -> N
         until(lambda: server.status()["queued_bytes"] == 0)
         assert other.get_attr("size") == 3
         other.close()
+
+
+FULL = """
+import os, resource, sys, bridge
+server = bridge.serve_gym("CartPole-v1")
+print(server.url, flush=True)
+sys.stdin.readline()
+held = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    print("full", flush=True)
+sys.stdin.readline()
+for file in held:
+    os.close(file)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such limit")
+def test_who_comes_while_no_file_descriptor_is_left_waits_until_one_is() -> None:
+    with server_process(FULL) as (process, url), make_remote(url, timeout=60) as env:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        env.reset(seed=1)
+        process.stdin.write("fill\n")
+        assert process.stdout.readline() == "full\n"
+        with ThreadPoolExecutor() as threads:
+            other = threads.submit(make_remote, url, timeout=60)
+            for _ in range(20):
+                env.step(0)
+                env.reset()
+            assert not other.done()
+            process.stdin.write("free\n")
+            with other.result(60) as late:
+                late.reset(seed=1)
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Limits) if "int" in field.type])

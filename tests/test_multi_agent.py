@@ -191,6 +191,19 @@ def test_a_world_without_agents_is_named_as_such():
         bridge.make_parallel_remote(server.url)
 
 
+def test_an_environment_without_agents_is_refused_in_words():
+    class Deserted(Relay):
+        def __init__(self):
+            super().__init__()
+            self.possible_agents = []
+
+    with (
+        bridge.serve_parallel(Deserted) as server,
+        pytest.raises(RefusedError, match="got one without any in its possible_agents"),
+    ):
+        bridge.make_parallel_remote(server.url)
+
+
 def test_one_environment_gives_one_world():
     """D-3: the server says why there is no second one."""
     env = Relay()

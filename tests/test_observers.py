@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +16,14 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import bridge
 from bridge import Episode, Episodes, Listener, Observer, make_remote, make_vec_remote, serve_gym
-from bridge.encoding.tensors import unpack_tensor
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.errors import Code, RemoteError, RequestError
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, Inspector
 from bridge.wrappers import BlockingReset
+from tests.peers import Stream
+from tests.support import until
+from tests.trick_envs import TrickEnv
 
 PATIENCE = 20.0
 
@@ -127,6 +134,32 @@ def test_a_listener_may_act_in_the_agent_s_place_and_change_what_the_world_is_to
         env.close()
 
 
+class Strict(Observer):
+    """Looks at who has joined before it refuses."""
+
+    refuses = True
+
+    def join(self, world: Any, settings: Mapping[str, Any], join: Any) -> Any:
+        agent = join(settings)
+        if self.refuses and agent.unwrapped.observations:
+            raise RequestError(Code.PERMISSION_DENIED, "not today")
+        return agent
+
+
+@pytest.mark.parametrize("settings", [{}, {"frame": "png"}], ids=["plain", "with pictures"])
+def test_a_client_that_an_observer_refuses_after_it_has_joined_leaves_its_seat(settings: dict[str, str]) -> None:
+    strict = Strict()
+    request = pb.JoinWorldRequest(settings={name: pack_tensor(value) for name, value in settings.items()})
+    with serve_gym("CartPole-v1", web=True, observers=[strict]) as server:
+        client = Stream(server, own_connection=True)
+        assert client.ask(join_world=request).error.message == "not today"
+        assert server.status()["viewers"] == 0
+        strict.refuses = False
+        assert client.ask(join_world=request).WhichOneof("payload") == "join_world"
+        client.die()
+        client.channel.close()
+
+
 class Broken(Observer):
     def close(self) -> None:
         raise RuntimeError("the disk is full")
@@ -140,12 +173,92 @@ def test_an_observer_that_does_not_close_keeps_no_other_open(caplog: pytest.LogC
     assert "the disk is full" in caplog.text
 
 
-def test_several_agents_have_a_return_each() -> None:
+class Closing(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Sets an event when it is closed."""
+
+    def __init__(self, closed: threading.Event) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.closed = closed
+
+    def close(self) -> None:
+        super().close()
+        self.closed.set()
+
+
+class Raising(Observer):
+    """Its listener raises at the end of a world, and so does what it does in the event loop."""
+
+    class Over(Listener):
+        def over(self, error: RequestError) -> None:
+            raise RuntimeError("the listener does not end")
+
+    def start(self, background: Any) -> None:
+        self.background = background
+        self.worked = threading.Event()
+
+    def made(self, world: Any) -> Listener:
+        def done(result: object) -> None:
+            self.worked.set()
+            raise RuntimeError("the result is of no use")
+
+        self.background.submit(int, done)
+        return self.Over()
+
+
+@pytest.mark.faulty
+def test_an_observer_that_raises_ends_no_world_and_keeps_no_environment_open(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    closed, observer = threading.Event(), Raising()
+    with serve_gym(lambda: Closing(closed), observers=[observer]) as server:
+        env = make_remote(server.url, timeout=20)
+        assert observer.worked.wait(20)
+        env.reset(seed=1)
+        env.step(0)
+        env.close()
+        assert closed.wait(20)
+    assert "the result is of no use" in caplog.text
+
+
+@pytest.mark.faulty
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process")
+def test_a_default_world_is_made_anew_though_an_observer_raised_at_the_end_of_the_last() -> None:
+    with serve_gym(TrickEnv, isolation="process", observers=[Raising()]) as server:
+        url = f"{server.url}/?world="
+        with make_remote(url, timeout=20) as env:
+            env.reset(seed=1)
+            os.kill(env.call("pid"), signal.SIGKILL)
+            with pytest.raises(RemoteError, match="ended by SIGKILL"):
+                env.step(0)
+        with make_remote(url, timeout=20) as env:
+            env.reset(seed=1)
+
+
+class Keeping(Observer):
+    def keep(self, world: Any, agent: Any) -> bool:
+        raise RuntimeError("nobody knows whether to keep it")
+
+
+def test_a_seat_is_free_again_though_an_observer_raised_as_its_client_was_lost(streams: Any) -> None:
+    with serve_gym(CountingEnv, observers=[Keeping()]) as server:
+        lost = streams(server).join()
+        lost.close()
+        until(lambda: not server.connections)
+        streams(server).join()
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_several_agents_have_a_return_each(shape: tuple[int, ...]) -> None:
     pytest.importorskip("pettingzoo")
     from tests.parallel_envs import Relay
 
+    class Shaped(Relay):
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *rest = super().step(actions)
+            return observations, {agent: np.full(shape, reward) for agent, reward in rewards.items()}, *rest
+
     told = Told()
-    with bridge.serve_parallel(Relay, observers=[told]) as server:
+    with bridge.serve_parallel(Shaped, observers=[told]) as server:
         env = bridge.make_parallel_remote(server.url)
         env.reset(seed=0)
         sums = dict.fromkeys(env.agents, 0.0)

@@ -143,6 +143,16 @@ def test_what_is_no_finite_decimal_is_refused(text):
         TextCodec(spaces.Box(-10, 10, (1,)), named=False).decode(text)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_largest_floats_of_an_action_come_back(dtype):
+    most = np.finfo(dtype).max
+    codec = TextCodec(spaces.Box(-most, most, (2,), dtype), named=False, decimals=None)
+    action = np.array([-most, most])
+    assert same(codec.decode(codec.encode(action)), action)
+    with pytest.raises(PacketError):
+        codec.decode("0,1e309")
+
+
 @pytest.mark.parametrize("text", ["2", "-1", "1.0", "", "a", "1e0", "99999999999999999999"])
 def test_an_action_outside_of_a_discrete_space_is_refused(text):
     with pytest.raises(PacketError):
@@ -197,6 +207,7 @@ BOX = '{"type":"Box","shape":%s,"dtype":%s,"low":%s,"high":1,"bounded_below":tru
         BOX % ("[100000000]", '"float32"', "0"),
         BOX % ("[2]", '"float32"', "[0]"),
         BOX % ("[2]", '"float32"', '"nan"'),
+        (BOX % ("[2]", '"float32"', "0")).replace('0,"high":1', '"inf","high":"inf"'),
         BOX % ("[2]", '"V100000000"', "0"),
         BOX % ("[1,1,1,1,1,1,1,1,1]", '"float32"', "0"),
         '{"type":"Discrete","n":0,"start":0,"dtype":"int64"}',
@@ -220,6 +231,7 @@ def test_the_profiles_fields_read_back():
     assert (offer.token, offer.seq, offer.slot, offer.fps) == (TOKEN, 7, "agent0", 30.0)
     assert (offer.observation_space, offer.action_space) == (spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
     assert parse_offer(offer_text(TOKEN)).fps is None
+    assert parse_offer(offer_text(TOKEN, seq=10**9 - 1)).seq == 0, "the next registration would have no form"
     extra = Extra(TOKEN, 3, 4, 5, Decimal("-1.25"), "truncated")
     assert parse_extra(extra_text(extra)) == extra
     for claim in (

@@ -1,4 +1,5 @@
 import math
+import tracemalloc
 
 import pytest
 
@@ -763,3 +764,26 @@ def test_a_start_policy_that_cannot_be_is_refused(policy):
 def test_a_guard_that_cannot_be_is_refused(settings):
     with pytest.raises(SettingError):
         GuardConfig(**settings)
+
+
+def test_of_addresses_without_end_that_hold_others_up_few_are_remembered():
+    lobby = make(2, guard=GuardConfig(unproven_bytes_per_second=1e9, max_addresses=50))
+    lobby.receive(claim(lobby, "agent1", "ann", ANN, 1, "r"), ANN, 0.0)
+
+    def come_and_go(numbers):
+        for number in numbers:
+            address = f"fd00::{number:x}", 1000
+            lobby.receive(claim(lobby, "agent0", "eve", address, 1), address, number * 1e-4)
+            lobby.receive(claim(lobby, "agent0", "eve", address, 2, "l"), address, number * 1e-4)
+
+    come_and_go(range(200))
+    tracemalloc.start()
+    try:
+        come_and_go(range(200, 300))
+        before, _ = tracemalloc.get_traced_memory()
+        come_and_go(range(300, 1300))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # What was read of the slots is remembered too, up to a limit: 100 kB here. The addresses took 240 kB more.
+    assert after - before < 200_000

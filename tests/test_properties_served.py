@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from dm_env_rpc.v1.extensions import properties as public_properties
+from gymnasium.vector import SyncVectorEnv
 
 import bridge
 from bridge.encoding import values
@@ -188,6 +189,29 @@ def test_lanes_in_other_processes_list_no_attributes():
         assert not tree(stream, "world.attributes")
         assert values.decode(read_bytes(stream, "world.attributes.gravity")) == [9.8, 9.8]
         assert listing(stream, "world.attributes.gravity") == Code.PERMISSION_DENIED
+        stream.close()
+
+
+class Unlike(SyncVectorEnv):
+    """Lanes of which it gives what is not a list with an item for each."""
+
+    def render(self):
+        return [np.zeros((2, 2, 3), np.uint8)] * 3
+
+    @property
+    def np_random_seed(self):
+        return 5
+
+
+def test_what_lanes_share_is_each_lanes():
+    """D-18: the value of a property of lanes has an item for each of them, whatever the environment gives."""
+    with bridge.serve_gym(lambda: Unlike([CountingEnv, CountingEnv])) as server:
+        stream = Stream(server)
+        stream.join()
+        frames = values.decode(read_bytes(stream, "world.frame"))
+        assert [len(frame) for frame in frames] == [3, 3]
+        random = values.decode(read_bytes(stream, "world.random"))
+        assert [lane["seed"] for lane in random] == [5, 5]
         stream.close()
 
 

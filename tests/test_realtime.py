@@ -17,7 +17,17 @@ import pytest
 from gymnasium.spaces import GraphInstance
 
 import bridge
-from bridge import RealTime, RemoteVectorEnv, Server, SlotState, make_remote, make_vec_remote, serve_gym
+from bridge import (
+    Listener,
+    Observer,
+    RealTime,
+    RemoteVectorEnv,
+    Server,
+    SlotState,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+)
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import (
@@ -410,6 +420,54 @@ def test_a_reset_world_interrupts_an_agent_whose_last_step_a_failure_refused() -
     player.world.close()
 
 
+class Odd(CountingEnv):
+    """Its `reset` returns None, or its `step` an array as reward."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(LONG)
+        self.method = method
+
+    def reset(self, **more: Any) -> Any:
+        return None if self.method == "reset" else super().reset(**more)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return (observation, np.array([reward]), *rest) if self.method == "step" else (observation, reward, *rest)
+
+
+@everywhere
+def test_what_no_reset_returns_is_a_failure_that_is_told(serve: Any) -> None:
+    env = make_remote(serve(lambda: Odd("reset")).url, timeout=20.0)
+    with pytest.raises(EnvironmentFailedError, match="raised TypeError in reset"):
+        env.reset()
+    env.close()
+
+
+def test_what_an_observer_raises_is_a_failure_that_is_told(serve: Any, clock: VirtualClock) -> None:
+    class Failing(Listener):
+        def stepped(self, lane: int | None, action: object, result: Any) -> Any:
+            raise OSError("the disk is full")
+
+    class Watching(Observer):
+        def made(self, world: Any) -> Listener:
+            return Failing()
+
+    env = make_remote(serve(counting(), observers=[Watching()]).url, timeout=20.0)
+    env.reset()
+    clock.advance(0.1)
+    with pytest.raises(EnvironmentFailedError, match="the disk is full"):
+        env.step(0)
+    env.close()
+
+
+def test_an_array_of_one_number_is_a_reward(serve: Any, clock: VirtualClock) -> None:
+    env = make_remote(serve(lambda: Odd("step")).url, timeout=20.0)
+    env.reset()
+    clock.advance(0.2)
+    assert env.step(0)[1] == 1.0 + 2.0
+    env.close()
+
+
 @everywhere
 def test_a_crash_of_one_lane_is_that_lanes_alone(serve: Any, clock: VirtualClock) -> None:
     """Mistake: one crash raised for the whole vector; here within a world."""
@@ -685,6 +743,9 @@ def test_real_time_keywords_without_fps_and_bad_ones_are_errors() -> None:
         serve_gym(CountingEnv, default_action=1)
     with pytest.raises(SettingError, match="expected fps"):
         serve_gym(CountingEnv, fps=0)
+    for timeout in (None, 0, "1"):
+        with pytest.raises(SettingError, match="expected reset_timeout to be a positive number of seconds, got"):
+            serve_gym(CountingEnv, fps=10, realtime=RealTime(reset_timeout=timeout))  # type: ignore[arg-type]
     with (
         serve_gym(CountingEnv, fps=10, default_action=7) as server,
         pytest.raises(RefusedError, match="default_action"),

@@ -536,7 +536,7 @@ def test_keywords_that_do_not_apply_are_refused(serve: Any, options: Any, messag
 def test_settings_that_do_not_apply_are_refused(serve: Any, join: Any) -> None:
     """D-3, D-6: with a word on what they are for."""
     server = serve()
-    with pytest.raises(RefusedError, match="expected the setting 'agent' to be one of ann, bob, cyd, got 'dan'"):
+    with pytest.raises(RefusedError, match="expected the setting agent to be one of ann, bob, cyd, got 'dan'"):
         join(server, "dan")
     with pytest.raises(RefusedError, match="expected the setting role to be one of player, spectator"):
         join(server, role="judge")
@@ -548,6 +548,17 @@ def test_settings_that_do_not_apply_are_refused(serve: Any, join: Any) -> None:
         join(server)
 
 
+@everywhere
+def test_a_policy_whose_action_is_none_of_the_space_is_a_failure_that_is_told(
+    serve: Any, join: Any, clock: VirtualClock
+) -> None:
+    ann = join(serve(agents={"bob": lambda observation: "left"}), "ann")
+    ann.reset()
+    clock.advance(0.1)
+    with pytest.raises(EnvironmentFailedError, match=r"left|indices"):
+        ann.step(1)
+
+
 def test_the_world_passes_the_conformance_checks() -> None:
     """By the checks that anyone can run, at the speed of the machine's clock."""
     with bridge.serve_parallel(Relay, fps=200) as server:
@@ -557,5 +568,8 @@ def test_the_world_passes_the_conformance_checks() -> None:
 
 def test_a_reset_with_a_bad_number_is_refused_in_words(serve: Any) -> None:
     stream = Stream(serve(fps=8.0)).join(agent="ann")
-    error = stream.ask(reset=pb.ResetRequest(settings={"together": pack_tensor("all")})).error
-    assert (error.code, "expected the setting together to be a number" in error.message) == (3, True)
+    for wrong in ("all", np.inf, [1, 2]):
+        error = stream.ask(reset=pb.ResetRequest(settings={"together": pack_tensor(wrong)})).error
+        assert (error.code, "expected the setting together to be an integer" in error.message) == (3, True)
+        error = stream.ask(reset=pb.ResetRequest(settings={"restart": pack_tensor(wrong)})).error
+        assert (error.code, "expected the setting restart to be a bool" in error.message) == (3, True)

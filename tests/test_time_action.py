@@ -42,6 +42,17 @@ def test_an_action_advances_as_many_steps_as_it_says(remote):
     assert env.step({"action": 0, "steps": 1})[0].tolist() == [1, 5]
 
 
+def test_rewards_may_be_arrays_of_one_number(remote):
+    class Boxed(CountingEnv):
+        def step(self, action):
+            observation, reward, *rest = super().step(action)
+            return observation, np.array([reward]), *rest
+
+    env = remote(lambda: Boxed(10), time_action=TimeAction(most=5))
+    env.reset()
+    assert env.step({"action": 1, "steps": 3})[1] == 1 + 2 + 3
+
+
 def test_the_end_of_an_episode_ends_the_time_early(remote):
     """D-23, D-13."""
     env = remote(lambda: CountingEnv(6), time_action=TimeAction(most=100))

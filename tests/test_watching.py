@@ -311,6 +311,20 @@ def test_a_spectator_of_lanes_sees_all_of_them_and_chooses_which_are_drawn(viewe
         envs.close()
 
 
+def test_pictures_that_nobody_looks_at_any_more_are_not_kept(viewers):
+    with serve_gym(Painted, web=True, num_envs=2) as server:
+        envs = make_vec_remote(f"{server.url}?world=")
+        envs.reset(seed=0)
+        viewers(server).join(lanes=np.array([0])).look()
+        left = viewers(server).join(lanes=np.array([1]))
+        assert shade(left.look()[1]["frame"]) < 3
+        left.ask(leave_world=pb.LeaveWorldRequest())
+        for _ in range(50):
+            envs.step(np.zeros(2, np.int64))
+        assert shade(viewers(server).join(lanes=np.array([1])).look()[1]["frame"]) == pytest.approx(50, abs=2)
+        envs.close()
+
+
 def test_the_world_s_failure_to_draw_is_told_to_the_viewer_alone(viewers):
     with serve_gym(Painted, env_kwargs={"render_mode": None}) as server:
         env = make_remote(f"{server.url}?world=")

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from bridge.errors import SettingError
 from bridge.gymnasium_versions import dict_space
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes
+from bridge.worlds.rewards import as_number
 
 __all__ = ["TimeAction", "TimeActionEnv"]
 
@@ -87,7 +88,7 @@ class TimeActionEnv(EnvWrapper):
         total = 0.0
         for made in range(1, count + 1):
             observation, reward, terminated, truncated, info = self.env.step(action["action"])
-            total += float(reward)
+            total += as_number(reward)
             if terminated or truncated or made == count:
                 break
         return observation, total, terminated, truncated, {**info, "elapsed_steps": made}

@@ -170,16 +170,18 @@ class Dialing:
             raise OSError(f"it answered {line[:80]!r}{f': {text[:300]}' if text else ''}")
         if not self._address.websocket:
             return None
+        from websockets.protocol import OPEN, Protocol, Side
         from websockets.utils import accept_key
 
-        from bridge.transport.websocket import received_close
+        from bridge.transport.websocket import LOGGER
 
         # A cache or a proxy that answers 101 by itself cannot know it (RFC 6455).
         if answered.get("Sec-WebSocket-Accept") != accept_key(key):
             raise OSError("it speaks no WebSocket as it should")
         # A refusal comes after a handshake that succeeded, as browsers need it: it may be here already.
-        close = received_close(stream.received)
-        if close is not None:
+        websocket = Protocol(Side.CLIENT, state=OPEN, logger=LOGGER)
+        websocket.receive_data(stream.received)
+        if (close := websocket.close_rcvd) is not None:
             raise OSError(f"it closed the WebSocket with {close.code}: {close.reason}")
         return answered.get(HELLO, "")
 

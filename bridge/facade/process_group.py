@@ -277,15 +277,15 @@ class ServerGroup(Server):
         Args:
             grace: Seconds that clients have to leave.
         """
+        check_drain_timeout(grace, "grace")
         with self._stopping:
             if self._stopped.is_set():
                 return
-            atexit.unregister(self.stop)
             self._ending = True
-            try:
-                self._end_children(grace)
-            finally:
-                self._stopped.set()
+            self._end_children(grace)
+            # As in `Server.stop`: where Ctrl-C ended the wait, the next call goes on with it.
+            self._stopped.set()
+            atexit.unregister(self.stop)
 
     def _end_children(self, grace: float) -> None:
         for child in self._children:

@@ -230,7 +230,7 @@ class OpenEnvProtocol(WebProtocol):
         if not self._over_http:
             super()._receive_frames(call, data)
         elif self._length > (most := self._limits.max_message_bytes):
-            raise self._broken(Code.DATA_LOSS, f"expected a body of at most max_message_bytes={most}")
+            raise RequestError(Code.DATA_LOSS, f"expected a body of at most max_message_bytes={most}")
         elif self._body is not None:
             self._body += data
             self._admit(len(self._body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE, Message, Slot, check_label
 from bridge.perlert.protocol.profile import MAX_NAME
-from bridge.perlert.udp import ClientPort
+from bridge.perlert.udp import MOST_WAITING, ClientPort
 from bridge.worlds.default_actions import neutral_action
 
 __all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
@@ -72,7 +73,8 @@ class PerlertClient:
 
     def pump(self) -> None:
         """Read what is there and send what is due; does not wait."""
-        for datagram, sender, age in iter(self.port.read, None):
+        # Bounded, for others could send faster than this reads.
+        for datagram, sender, age in itertools.islice(iter(self.port.read, None), MOST_WAITING):
             now = time.monotonic()
             # When it arrived, and not when it is read: the agent may have thought for seconds in between, which is not
             # the network's.
@@ -234,12 +236,16 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
                 raise error(self.url, f"{problem} within the deadline: {self._client.player.waits_for()}")
             self._client.wait(deadline)
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[Player]:
-        """Let one thread in, with what has come; a second one gets an error, not a race."""
+    def check_open(self) -> None:
+        """Raise ClosedError where the environment is closed, or was made before this process was forked."""
         if self._closed or self._client.port.closed:
             problem = "a closed one" if self._closed else "one of another process, which keeps its slot"
             raise ClosedError(f"expected an open environment, got {problem}; make a new one")
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[Player]:
+        """Let one thread in, with what has come; a second one gets an error, not a race."""
+        self.check_open()
         with self._conflicts:
             self._client.pump()
             self._take_events()
@@ -285,6 +291,16 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             self.in_episode = True
             return self._observed()
 
+    def action_text(self, action: Any) -> str:
+        """Return an action as it is sent; raises InvalidActionError where `step` does."""
+        if not self.action_space.contains(action):
+            raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
+        text = self._actions.encode(action)
+        most = MAX_CLIENT_MESSAGE - 150  # with the longest name and the profile, a message has 127 bytes besides
+        if len(text) > most:
+            raise InvalidActionError(f"expected an action of at most {most} bytes, got {len(text)}")
+        return text
+
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the action, and return the next observation and everything that was rewarded since the last one.
 
@@ -296,12 +312,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         with self._exclusive() as me:
             if not self.in_episode or self._newest is None:
                 raise ResetNeededError("expected a running episode, got none or one that is over; call reset()")
-            if not self.action_space.contains(action):
-                raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
-            text = self._actions.encode(action)
-            most = MAX_CLIENT_MESSAGE - 150  # with the longest name and the profile, a message has 127 bytes besides
-            if len(text) > most:
-                raise InvalidActionError(f"expected an action of at most {most} bytes, got {len(text)}")
+            text = self.action_text(action)
             # The end may have come between two calls. It is told by this step, whose action has nothing left to act on.
             if not self._newest.done:
                 now = time.monotonic()

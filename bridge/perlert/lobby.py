@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hmac
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
@@ -70,8 +70,6 @@ class LobbyMember:
 
 _S1_BYTES = 900
 """Bytes of a datagram of the lobby: below the kilobyte that an address which is not proven may be sent at once."""
-# Addresses whose newest registration is remembered, also of clients that left. The oldest makes room for one more.
-_MOST_NUMBERS = 4096
 _PEOPLE_COUNTDOWN = 3.0
 
 
@@ -120,7 +118,7 @@ class Lobby:
         self._out: list[Outgoing] = []
         self._written: list[bytes] = []
         self._datagrams()  # refuses what cannot be sent
-        self._held_up: defaultdict[Address, float] = defaultdict(float)
+        self._held_up: dict[Address, float] = {}
         """Seconds that each client, or host, has held the others up since the last run."""
         self._charged_at = 0.0
         self._start_at = math.inf
@@ -176,7 +174,7 @@ class Lobby:
             problem = "not registered"  # P-15: no answer
         if problem:
             self.counts[problem] += 1
-        return self.tick(now)
+        return self.tick(now) if sender in self.clients else self._to_send()
 
     def _hear(self, message: packet.ClientMessage, client: LobbyMember, now: float) -> str:
         """Take what a client says beside registering; return why it counts for nothing, if it does not."""
@@ -230,10 +228,7 @@ class Lobby:
                 self._take_out(client)
                 client = None
             client = client or self._move(claim, sender)
-            self._numbers.pop(sender, None)  # the last ones are kept
-            self._numbers[sender] = max(claim.seq, newest)
-            if len(self._numbers) > _MOST_NUMBERS:
-                del self._numbers[next(iter(self._numbers))]
+            self._remember(self._numbers, sender, max(claim.seq, newest))
         # A registration without the token of a client that has one is forged, or from before it had one.
         elif client is not None and client.token:
             return "no token"
@@ -356,6 +351,13 @@ class Lobby:
         self._say(text, now)
         return self._to_send()
 
+    def _remember(self, notes: dict[Address, Any], address: Address, note: Any) -> None:
+        """Note something of an address, which stays when its client leaves. Of many, the oldest note is dropped."""
+        notes.pop(address, None)
+        notes[address] = note
+        if len(notes) > self.guard.config.max_addresses:
+            del notes[next(iter(notes))]
+
     # Time
 
     def _culprit(self, address: Address) -> Address:
@@ -364,7 +366,7 @@ class Lobby:
 
     def _is_out_of_patience(self, address: Address) -> bool:
         """Tell whether a client has held the others up too long, whatever it did in between."""
-        return self._held_up[self._culprit(address)] >= self.config.patience - 1e-6
+        return self._held_up.get(self._culprit(address), 0.0) >= self.config.patience - 1e-6
 
     def _expire(self, now: float) -> None:
         """Take out who was silent, or held others up who are ready, for too long."""
@@ -376,7 +378,7 @@ class Lobby:
             idlers = []
         # Once for each host: what it is charged does not grow with the number of its clients.
         for culprit in {self._culprit(client.address) for client in idlers}:
-            self._held_up[culprit] += now - self._charged_at
+            self._remember(self._held_up, culprit, self._held_up.get(culprit, 0.0) + now - self._charged_at)
         self._charged_at = now
         for client in here:
             silent = now >= client.heard + self.config.expiry

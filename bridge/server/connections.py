@@ -174,7 +174,7 @@ class Connections:
                 if self._idle:
                     self._cut(next(iter(self._idle)), "no file descriptor is left, and it has no call")
                 else:
-                    time.sleep(0.01)  # until one is; the listener stays ready all the time
+                    self._accept_later(_PROBE)  # the listener stays ready all the time
             return
         try:
             prepare(sock)
@@ -268,10 +268,16 @@ class Connections:
         """
         visits = self._share.visits
         wait = visits.charge(seconds, time.monotonic(), alone=True)
-        if wait and visits.timer is None and self._listeners:
+        if wait:
+            self._accept_later(min(max(wait, _LEAST_PAUSE), _PROBE))
+
+    def _accept_later(self, seconds: float) -> None:
+        """Accept no connection for some seconds; those that come wait in the system."""
+        visits = self._share.visits
+        if visits.timer is None and self._listeners:
             for listener in self._listeners:
                 self._loop.unregister(listener.sock)
-            visits.timer = self.call_later(min(max(wait, _LEAST_PAUSE), _PROBE), self._accept_again)
+            visits.timer = self.call_later(seconds, self._accept_again)
 
     def _accept_again(self) -> None:
         visits = self._share.visits

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from bridge.logs import LimitedLog
 from bridge.worlds.scheduling import Scheduler
 
 __all__ = ["READ", "WRITE", "EventLoop"]
 
+_log = LimitedLog(__name__)
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
@@ -143,6 +145,7 @@ class EventLoop:
         """Wait until something happens, and call what is due, again and again until `interrupt`."""
         scheduler, selector, timers = self.scheduler, self._selector, self.scheduler.timers
         key: Any
+        found: Any
         while not self._interrupted:
             # Requests are left where serving them took long. Then all sockets are looked at once before the next is
             # served, and without waiting.
@@ -152,17 +155,23 @@ class EventLoop:
                 timeout = 0.0
             elif timers:
                 timeout = max(0.0, timers[0][0] - time.monotonic())
-            for key, events in selector.select(timeout):
-                key.data(events)
-                # Served before the next socket is read, so that an answer does not wait for requests of others.
-                if self.requests and not behind:
+            found = selector.select(timeout)
+            try:
+                for key, events in found:
+                    key.data(events)
+                    # Served before the next socket is read, so that an answer does not wait for requests of others.
+                    if self.requests and not behind:
+                        self.serve()
+                        behind = bool(self.requests)
+                if scheduler.ready or (timers and timers[0][0] <= time.monotonic()):
+                    scheduler.run()
+                if self.requests:
                     self.serve()
-                    behind = bool(self.requests)
-            key = None  # it refers to a connection, which may have been closed
-            if scheduler.ready or (timers and timers[0][0] <= time.monotonic()):
-                scheduler.run()
-            if self.requests:
-                self.serve()
+            # No callback of this package is known to raise. Those of observers, and of worlds with a pacer of their
+            # own, are a user's: one that fails must not end the worlds of all others.
+            except Exception:
+                _log.exception("a callback of the event loop failed")
+            key = found = None  # they refer to connections, which may have been closed
         # Taken by the thread that returns for it: the next one to run the loop begins without it.
         self._interrupted = False
 

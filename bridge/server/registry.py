@@ -220,11 +220,24 @@ class Registry:
 
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
         """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`."""
-        join = world.join
+        joined: list[Agent] = []
+
+        def note(join: Callable[[Settings], Agent], settings: Settings) -> Agent:
+            joined.append(join(settings))
+            return joined[-1]
+
+        join = partial(note, world.join)
         # The first of the sequence ends up outermost, and so is asked first.
         for observer in reversed(self._observers):
-            join = partial(observer.join, world, join=join)
-        return world.admit(settings, join, ours=ours)
+            join = partial(note, partial(observer.join, world, join=join))
+        try:
+            return world.admit(settings, join, ours=ours)
+        except BaseException:
+            # An agent that has joined would keep its seat although its client is refused: by an observer, which may be
+            # a user's own, or for a setting that is read only then. The outermost leaves first.
+            for agent in reversed(joined):
+                agent.leave()
+            raise
 
     def keep(self, world: World, agent: Agent) -> bool:
         """Return whether an observer keeps the agent of a client that is gone; else it is to leave its world."""
@@ -248,7 +261,7 @@ class Registry:
         making = self._default = PendingResult()
         try:
             if entry is not None:
-                await entry.world.close()
+                await _end(entry.world)
             world = await self._make_world(DEFAULT_WORLD, {})
             if entry is not None:
                 # Only now that another one takes its place: until then its counts are those of a listed world.

@@ -512,6 +512,7 @@ class Server:
         Args:
             grace: Seconds that clients have to leave.
         """
+        check_drain_timeout(grace, "grace")
         # Held to the end: a second caller returns only once the server has ended, too. Not so an environment that stops
         # its own server: the thread that stops it already waits for the environment's call.
         if not self._stopping.acquire(blocking=not self._serving.is_current):
@@ -519,14 +520,16 @@ class Server:
         try:
             if self._stopped.is_set():
                 return
-            atexit.unregister(self.stop)
             for dialing in self._dialing:
                 dialing.stop()
             self._end_loop(grace)
             if self._metrics is not None:
                 self._metrics.close()
-        finally:
+            # Not where Ctrl-C ended the wait: the server still drains, and the next `stop`, or the end of the program,
+            # ends it.
             self._stopped.set()
+            atexit.unregister(self.stop)
+        finally:
             self._stopping.release()
 
     def _end_loop(self, grace: float) -> None:

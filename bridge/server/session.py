@@ -503,10 +503,15 @@ class Session:
         self._agent = self._world = None
         if agent is not None and world is not None:
             world.resets.end(agent)
-            # Without LeaveWorld the client is lost, and may come back to its seat.
-            if not (lost and self._hub.keep(world, agent)):
-                agent.leave()
-            self._hub.left(world)
+            kept = False
+            try:
+                # Without LeaveWorld the client is lost, and may come back to its seat. An observer of a user's own may
+                # raise here: nobody keeps the seat then.
+                kept = lost and self._hub.keep(world, agent)
+            finally:
+                if not kept:
+                    agent.leave()
+                self._hub.left(world)
 
     async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(SessionEvent.DESTROY_WORLD)

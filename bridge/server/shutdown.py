@@ -14,6 +14,7 @@ from typing import Any
 from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.server.event_loop import EventLoop
+from bridge.server.limits import check_drain_timeout
 from bridge.server.registry import Registry
 from bridge.server.serving import ServingThread
 
@@ -79,6 +80,7 @@ class Shutdown:
             grace: Seconds that open calls get to end by themselves after SIGTERM; None: `drain_timeout`.
         """
         self._grace = self.drain_timeout if grace is None else grace
+        check_drain_timeout(self._grace, "grace")
         if threading.current_thread() is not threading.main_thread():
             yield
             return

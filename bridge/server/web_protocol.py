@@ -216,17 +216,17 @@ class WebProtocol(ConnectionProtocol):
         problem = websocket.parser_exc
         if isinstance(problem, PayloadTooBig):
             text = f"a request is larger than max_message_bytes={self._limits.max_message_bytes}"
-            raise self._broken(Code.RESOURCE_EXHAUSTED, text)
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         if problem is not None:
             raise self._broken(CloseCode.PROTOCOL_ERROR, f"it speaks no WebSocket: {problem}")
         self._outgoing.extend(websocket.data_to_send())
         # Bytes that have come, and not those that a frame's head announces.
         self._admit(len(websocket.reader.buffer) + self._joiner.size)
 
-    def _broken(self, code: Code | CloseCode, text: str) -> RequestError:
-        """Say why the connection ends; return what ends it."""
+    def _broken(self, code: CloseCode, text: str) -> RequestError:
+        """Say why the connection ends, by a code of WebSocket's own; return what ends it."""
         self._say_goodbye(code, text)
-        return RequestError(code if isinstance(code, Code) else Code.INVALID_ARGUMENT, text)
+        return RequestError(Code.INVALID_ARGUMENT, text)
 
     # The bytes that count for `max_queued_bytes`
 
@@ -234,10 +234,7 @@ class WebProtocol(ConnectionProtocol):
         """Count the bytes of a request that is not complete; raise RequestError where they are too many."""
         more = (incomplete if incomplete > LARGE else 0) - self._admitted
         if more:
-            try:
-                self._connection.admit(more)
-            except RequestError as error:
-                raise self._broken(error.code, error.message) from None
+            self._connection.admit(more)
             self._admitted += more
 
     def _release(self) -> None:
@@ -294,7 +291,7 @@ class WebProtocol(ConnectionProtocol):
 
     def refuse(self, error: RequestError) -> None:
         """Say why the connection ends, where that was not said."""
-        if self._websocket.state is OPEN:
+        if self._websocket.state is OPEN or self._call is not None:
             self._say_goodbye(error.code, error.message)
 
     def drain(self) -> None:

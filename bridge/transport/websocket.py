@@ -12,7 +12,6 @@ import logging
 from collections.abc import Iterable
 
 from websockets.frames import Close, CloseCode, Frame, Opcode
-from websockets.protocol import OPEN, Protocol, Side
 
 from bridge.errors import Code
 from bridge.transport.service import METHOD, SERVICE
@@ -27,7 +26,6 @@ __all__ = [
     "close_frame",
     "code_of_close",
     "code_of_status",
-    "received_close",
     "shown_token_in",
     "token_subprotocol",
 ]
@@ -106,13 +104,6 @@ def close_frame(code: Code | CloseCode, reason: str, *, mask: bool = False) -> b
         # The ellipsis takes three bytes. A character that is cut in two is dropped: a reason must be valid UTF-8.
         text = text[: _MAX_REASON - 3].decode(errors="ignore").encode() + "…".encode()
     return bytes(Frame(Opcode.CLOSE, Close(number, text.decode()).serialize()).serialize(mask=mask))
-
-
-def received_close(data: bytes) -> Close | None:
-    """Return the close frame that a server has sent; None: something else is first, or nothing."""
-    websocket = Protocol(Side.CLIENT, state=OPEN, logger=LOGGER)
-    websocket.receive_data(data)
-    return websocket.close_rcvd
 
 
 def code_of_close(number: int) -> Code:

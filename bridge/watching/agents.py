@@ -184,7 +184,7 @@ class WatchingAgent(Agent):
         self._figures = np.full(len(WATCH), np.nan)
         self._gone = False
         self._left = False
-        self._watch.add(self)
+        self._watch.add(self, view)
 
     @property
     def unwrapped(self) -> Agent:

@@ -102,7 +102,8 @@ class Watch(Listener):
         self._scheduler = world.scheduler
         self._encoder = encoder
         self._share = share
-        self._viewers: set[object] = set()
+        self._viewers: dict[object, View | None] = {}
+        """Who looks, and what each sees; None: no pictures."""
         self._shared_steps: SharedSteps | None = None
         self._waiting: dict[View, list[PendingResult[Picture | None]]] = {}
         self._pending: dict[object, PendingResult[Picture | None]] = {}
@@ -142,19 +143,23 @@ class Watch(Listener):
             self._shared_steps = SharedSteps(self._world.newest, self._world.env.facts.num_envs is not None)
         return self._shared_steps
 
-    def add(self, viewer: object) -> None:
-        """Note a viewer."""
+    def add(self, viewer: object, view: View | None = None) -> None:
+        """Note a viewer, and what it sees; None: no pictures."""
         if not self._viewers:
             self._world.env = ObservedEnv(self._world.env, self)
             self._changes += 1
-        self._viewers.add(viewer)
+        self._viewers[viewer] = view
 
     def remove(self, viewer: object) -> bool:
         """Forget a viewer; return whether it was the last one. Again: nothing."""
         if viewer not in self._viewers:
             return False
-        self._viewers.discard(viewer)
+        del self._viewers[viewer]
         if self._viewers:
+            # Else those who come and go, each with other lanes, would fill the memory with pictures.
+            views = set(self._viewers.values())
+            self._newest = {view: picture for view, picture in self._newest.items() if view in views}
+            self._seen = {view: changes for view, changes in self._seen.items() if view in views}
             return False
         if isinstance(self._world.env, ObservedEnv):
             self._world.env = self._world.env.inner

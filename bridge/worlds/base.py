@@ -200,12 +200,7 @@ class World(abc.ABC):
         if not whole:
             agent.hide_gymnasium()
         if "player" in settings:
-            try:
-                agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
-            except RequestError:
-                # The agent has joined already, and would keep its place although its client is refused.
-                agent.leave()
-                raise
+            agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
         return agent
 
     @property

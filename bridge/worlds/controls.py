@@ -7,7 +7,7 @@ import enum
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ _CODES = {
     1073741904: "left",
     1073741905: "down",
     1073741906: "up",
+    1073742048: "control",
+    1073742049: "shift",
     32: "space",
     13: "return",
 }
@@ -104,9 +106,7 @@ def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[f
 
 def _words(meaning: str) -> list[str]:
     """Return the words of a meaning: PICKUP is one, and no direction; UPRIGHTFIRE, as Atari has it, is three."""
-    if _RUN_TOGETHER.fullmatch(meaning):
-        return re.findall("UP|DOWN|LEFT|RIGHT|FIRE", meaning)
-    return re.findall("[A-Z]+", meaning)
+    return re.findall("UP|DOWN|LEFT|RIGHT|FIRE" if _RUN_TOGETHER.fullmatch(meaning) else "[A-Z]+", meaning)
 
 
 def known_names(spec: EnvSpec | None, space: Space[object]) -> list[str] | None:
@@ -170,14 +170,15 @@ def controls_of(env: GymEnv | Lanes) -> str:
     """
     if isinstance(env, VectorEnv):
         return json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
-    own: dict[Any, Any] = {}
+    own: dict[frozenset[str], int] = {}
     names: list[str] | None = None
     with contextlib.suppress(Exception):  # whatever an environment's own function raises: it has no keys then
-        own = dict(env.get_wrapper_attr("get_keys_to_action")())
+        own = {_held(keys): int(action) for keys, action in env.get_wrapper_attr("get_keys_to_action")().items()}
     with contextlib.suppress(Exception):
         names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
     spec = spec_of(env)
-    names = names or _enum_names(env) or known_names(spec, env.action_space)
+    # A wrapper that leaves actions out need not know of the names: those would be of other actions.
+    names = _fitting(names, env.action_space) or _enum_names(env) or known_names(spec, env.action_space)
     axes = AXES.get(spec.name) if spec is not None and spec.namespace is None else None
     fps = metadata_of(env).get("render_fps")
     return controls_of_space(env.action_space, own, names, float(fps) if isinstance(fps, (int, float)) else None, axes)
@@ -195,7 +196,7 @@ def _enum_names(env: GymEnv) -> list[str] | None:
 
 def controls_of_space(
     space: Space[object],
-    own: dict[Any, Any] | None = None,
+    own: Mapping[frozenset[str], int] | None = None,
     names: list[str] | None = None,
     fps: float | None = None,
     axes: Sequence[tuple[str, str, str]] | None = None,
@@ -209,13 +210,13 @@ def controls_of_space(
 
     Args:
         space: The action space.
-        own: What the environment's `get_keys_to_action` returned.
+        own: The action of keys that are held together, as the environment's `get_keys_to_action` says.
         names: What the actions are called.
         fps: The `render_fps` of the environment's metadata; None: it has none.
         axes: The name of each number of a Box, and its keys for less and more; None: they have no names.
     """
     if isinstance(space, spaces.Discrete):
-        found = {_held(keys): int(action) for keys, action in (own or {}).items() if space.contains(int(action))}
+        found = {held: action for held, action in (own or {}).items() if space.contains(action)}
         no_key = found.pop(frozenset(), None)
         keys = found or default_keys(space, names)
         # Arrows come before digits, and each action needs one entry.
@@ -278,5 +279,6 @@ def _held(keys: Any) -> frozenset[str]:
 
 def _name(key: Any) -> str:
     if isinstance(key, (int, np.integer)):
-        return _CODES.get(int(key)) or chr(int(key)).lower()
+        # Others that pygame has no character for, such as those of the keypad, are no keys of a page.
+        return _CODES.get(int(key)) or (chr(int(key)).lower() if 0 <= key < 0x110000 else f"key {key}")
     return _WORDS.get(key) or str(key).lower()

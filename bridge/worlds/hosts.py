@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
 from bridge.encoding import values
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
@@ -114,9 +115,7 @@ class Host(abc.ABC, Generic[E]):
     def _random(self) -> list[dict[str, object]]:
         env: Any = self.env
         with failures_in("np_random"):
-            found: Any = env.np_random, env.np_random_seed
-        if not isinstance(found[0], tuple):  # one environment, or lanes that share a generator
-            found = [(part,) * (self.facts.num_envs or 1) for part in found]
+            found = [kinds.each_lane(part, self.facts.num_envs or 1) for part in (env.np_random, env.np_random_seed)]
         try:
             return [state_of(generator, seed) for generator, seed in zip(*found, strict=True)]
         except TensorError as error:
@@ -257,7 +256,6 @@ class LanesHost(Host[Lanes]):
         """Reset all lanes, or those of the option `reset_mask`."""
         if self._broken is not None:
             with failures_in("its construction"):
-                self.env.close(terminate=True)
                 env = self._make()
                 assert isinstance(env, VectorEnv), "the same function made lanes before"
                 self._adopt(env)
@@ -289,13 +287,17 @@ class LanesHost(Host[Lanes]):
             return function(*args)
         except BaseException as error:
             vector = self.env.unwrapped
-            # A lane of an AsyncVectorEnv that raises ends its process, and Gymnasium starts no other one: the whole
-            # vector environment has to be made anew.
-            if isinstance(vector, AsyncVectorEnv) and None in vector.parent_pipes:
+            # A lane of an AsyncVectorEnv that raises ends its process, as one that crashes does. Gymnasium starts no
+            # other one: the whole vector environment has to be made anew.
+            gone = isinstance(error.__cause__ or error, (EOFError, ConnectionError))
+            if isinstance(vector, AsyncVectorEnv) and (gone or None in vector.parent_pipes):
                 # Without the traceback, which the call that failed has told.
                 first = str(answer_to(where, error)).partition("\n")[0]
                 text = f"the lanes cannot be used since one of them failed, reset all of them: {first}"
                 self._broken = RequestError(Code.FAILED_PRECONDITION, text)
+                # Else `close` would wait for the answer of a process that is gone.
+                vector._state = AsyncState.DEFAULT  # noqa: SLF001
+                self.env.close(terminate=True)
             raise
 
     def frame(self) -> list[object]:
@@ -303,8 +305,9 @@ class LanesHost(Host[Lanes]):
         with failures_in("render"):
             frame: Any = self.env.render()
         if isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[-1] in (3, 4):
-            frame = None if not frame.size else [frame] * self.env.num_envs  # one picture of all, as of a simulator
-        return [None] * self.env.num_envs if frame is None else list(frame)
+            # One picture of all, as of a simulator; an empty one is none.
+            return [frame if frame.size else None] * self.env.num_envs
+        return list(kinds.each_lane(frame, self.env.num_envs))
 
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         # `VectorEnv.call` is always for all lanes.

@@ -36,6 +36,7 @@ __all__ = [
     "as_parallel",
     "attribute_of",
     "call_simulator",
+    "each_lane",
     "facts_of",
     "has_attribute",
     "is_parallel",
@@ -253,8 +254,13 @@ def call_simulator(env: Lanes, name: str, args: Sequence[object], kwargs: Mappin
         value = call(name, *args, **kwargs)
     elif callable(value := attribute_of(env, name)):
         value = value(*args, **kwargs)
-    sized = not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__getitem__") and hasattr(value, "__len__")
-    return value if sized and len(value) == env.num_envs else [value] * env.num_envs
+    return each_lane(value, env.num_envs)
+
+
+def each_lane(value: Any, lanes: int) -> Sequence[Any]:
+    """Return the items of what has one for each lane; of anything else, which all lanes share, the value for each."""
+    sized = hasattr(value, "__getitem__") and hasattr(value, "__len__") and getattr(value, "shape", None) != ()
+    return value if sized and not isinstance(value, (str, bytes, Mapping)) and len(value) == lanes else [value] * lanes
 
 
 def spec_of(env: object) -> EnvSpec | None:
@@ -272,7 +278,7 @@ def facts_of(env: Known) -> EnvFacts:
     """Describe an environment.
 
     Raises:
-        SettingError: Its rewards have a space that is no Box.
+        SettingError: Its rewards have a space that is no Box, or it is of several agents, but has none.
     """
     *_, innermost = layers_of(env)
     kind = type(innermost).__name__
@@ -295,6 +301,8 @@ def facts_of(env: Known) -> EnvFacts:
     if isinstance(env, gymnasium.Env):
         pair = _published(env.observation_space, env.action_space)
         return EnvFacts(kind, pair, reward_space=_reward_space_of(env))
+    if not env.possible_agents:
+        raise SettingError("expected an environment of several agents, got one without any in its possible_agents")
     agents = {agent: _published(env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents}
     return EnvFacts(kind, next(iter(agents.values())), agents, name=str(metadata_of(env).get("name") or ""))
 

@@ -120,8 +120,7 @@ class FinalInfos:
                 "its infos): what a truncated episode ended with is not known"
             )
         if (final_info := info.get("final_info")) is not None:
-            copied = {**final_info} if isinstance(final_info, Mapping) else final_info
-            rest.update(final_info=copied, _final_info=ended)
+            rest.update(final_info={**final_info} if isinstance(final_info, Mapping) else final_info, _final_info=ended)
         return rest
 
 

@@ -128,8 +128,7 @@ def _without_environment(tree: PropertyTree) -> PropertyTree:
 
     leaves = [dataclasses.replace(leaf, read=closed) if leaf.in_environment else leaf for leaf in tree.leaves]
     access: Any = dict.fromkeys(("read", "write", "names", "find"), closed)
-    families = [dataclasses.replace(family, **access) for family in tree.families]
-    return PropertyTree(leaves, families)
+    return PropertyTree(leaves, [dataclasses.replace(family, **access) for family in tree.families])
 
 
 class LaneGroup(EnvironmentProxy):

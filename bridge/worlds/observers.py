@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
 from bridge.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Result
+from bridge.worlds.rewards import as_number
 from bridge.worlds.settings import Settings
 
 if TYPE_CHECKING:
@@ -112,8 +113,10 @@ class ObservedEnv(EnvironmentProxy):
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""
-        self._listener.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
-        await self.inner.close(reason)
+        try:
+            self._listener.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
+        finally:  # a listener is a user's own, and may raise
+            await self.inner.close(reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,9 +165,9 @@ class Episodes(Listener):
         over = terminated or truncated
         if self._facts.agents:
             for agent, value in reward.items():
-                self._agents[str(agent)] = self._agents.get(str(agent), 0.0) + float(value)
+                self._agents[str(agent)] = self._agents.get(str(agent), 0.0) + as_number(value)
             # The episode goes on while any agent is alive.
-            reward, over = sum(map(float, reward.values())), not result[5]
+            reward, over = sum(map(as_number, reward.values())), not result[5]
         elif type(reward) is not float:
             reward = float(np.sum(reward))
         index = lane or 0
@@ -175,10 +178,9 @@ class Episodes(Listener):
         return result
 
     def _add_batch(self, rewards: object, ended: Array) -> None:
-        lanes = len(self._sums)
         # In NEXT_STEP mode the step after an end resets the lane: its reward and flags are of no episode.
         counts = ~self._resets
-        self._sums += np.where(counts, np.asarray(rewards, np.float64).reshape(lanes, -1).sum(axis=1), 0.0)
+        self._sums += np.where(counts, np.asarray(rewards, np.float64).reshape(len(counts), -1).sum(axis=1), 0.0)
         self._lengths += counts
         for lane in np.flatnonzero(ended & counts).tolist():
             self._end(lane)

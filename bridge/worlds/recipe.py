@@ -17,7 +17,7 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.worlds.base import answer_to
 from bridge.worlds.isolated.world import start_method
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
-from bridge.worlds.settings import Settings, read_kwargs, read_scalar, read_string, wrong
+from bridge.worlds.settings import Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
 
 __all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "constructed", "lanes_already"]
 
@@ -117,11 +117,9 @@ class EnvRecipe:
         """
         kwargs = read_kwargs(settings, SETTINGS, self.kwargs)
         env_id = read_string(settings, "env_id", "CreateWorld")
-        mode = read_string(settings, "vectorization_mode", "CreateWorld") or self.vectorization_mode
+        modes = list(dict.fromkeys((self.vectorization_mode, *MODES)))  # the first is the default
+        mode = read_choice(settings, "vectorization_mode", modes, "CreateWorld")
         num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
-        if mode not in MODES:
-            text = f"expected vectorization_mode to be one of {', '.join(MODES)}, got {mode!r}"
-            raise RequestError(Code.INVALID_ARGUMENT, text)
         spec = self._resolve(env_id)
         return dataclasses.replace(
             self, spec=spec, patterns=(), num_envs=num_envs, vectorization_mode=mode, kwargs=kwargs

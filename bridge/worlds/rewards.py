@@ -15,7 +15,7 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.worlds.kinds import Lanes
 
-__all__ = ["Rewards", "explain_lane_failure", "prepare_lanes"]
+__all__ = ["Rewards", "as_number", "explain_lane_failure", "prepare_lanes"]
 
 _REMEDY = (
     "an environment of several agents is served with serve_parallel, as a PettingZoo ParallelEnv; a reward of several "
@@ -50,7 +50,7 @@ class Rewards:
         if self._layout is not None:
             return self._pack(reward, notes)
         if self._lanes is None:
-            return _number(reward)
+            return as_number(reward)
         array: Array = np.asarray(reward, np.float64)
         if array.shape != (self._lanes,):
             raise RequestError(
@@ -77,11 +77,11 @@ class Rewards:
         return array
 
 
-def _number(reward: Any) -> float:
+def as_number(reward: Any) -> float:
+    """Return a reward as a float, also that of an array of one element; raises RequestError where it is no number."""
     try:
-        if isinstance(reward, np.ndarray):
-            return float(reward.item())  # raises ValueError for more than one
-        return float(reward)
+        # `item` raises ValueError where there are more than one.
+        return float(reward.item() if isinstance(reward, np.ndarray) else reward)
     except (TypeError, ValueError):
         size = f" of {len(reward)}" if hasattr(reward, "__len__") else ""
         raise RequestError(

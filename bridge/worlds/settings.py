@@ -80,9 +80,9 @@ def wrong(name: str, expected: str, value: object) -> RequestError:
     return RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be {expected}, got {value!r:.100}")
 
 
-def read_choice(settings: Settings, name: str, choices: Sequence[str]) -> str:
-    """Return a JoinWorld setting that is one of a few words; the first is the default."""
-    value = read_scalar(settings, name)
+def read_choice(settings: Settings, name: str, choices: Sequence[str], request: str = "JoinWorld") -> str:
+    """Return a setting that is one of a few words; the first is the default."""
+    value = read_scalar(settings, name, request)
     if value is None:
         return choices[0]
     if not isinstance(value, str) or value not in choices:
@@ -199,4 +199,4 @@ def read_reset(settings: Settings, known: Sequence[str], lanes: int | None) -> R
         options = _decoded(settings, "options")
         if not isinstance(options, (dict, type(None))):
             raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
-        return ResetRequest(seed, options, mask, bool(arrays.get("restart", True)))
+        return ResetRequest(seed, options, mask, read_bool(settings, "restart", "Reset", True))

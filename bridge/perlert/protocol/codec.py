@@ -175,7 +175,9 @@ class TextCodec:
                     expected = "a finite decimal" if number is float else "an integer"
                     raise PacketError(f"expected {expected}, got {item[:40]!r}")
             numbers = list(map(number, items))
-            if min(numbers) < number(held.min) or max(numbers) > number(held.max):
+            # In the fewest digits, the largest float32 is a number above it, by less than half of its last bit.
+            slack = 1 + float(held.eps) / 4 if number is float else 1
+            if min(numbers) < number(held.min) * slack or max(numbers) > number(held.max) * slack:
                 raise PacketError(f"expected numbers that {dtype} can hold, got {text[:80]!r}")
             array = np.array(numbers, dtype).reshape(leaf.spec.shape)
             low, high = bounds_of(leaf.space)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from bridge.encoding.space_json import space_from_json, space_to_json
 from bridge.errors import PacketError, TensorError, UnsupportedSpaceError
 from bridge.perlert.protocol.codec import Space, TextCodec, decimal_text, parse_decimal
+from bridge.worlds.default_actions import neutral_action
 
 __all__ = ["MAX_NAME", "Claim", "Extra", "Offer", "action_text", "extra_text", "format_tag", "offer_text"]
 __all__ += ["parse_extra", "parse_offer", "parse_tag", "spaces_text", "split_action"]
@@ -128,8 +129,9 @@ def parse_offer(text: str) -> Offer | None:
         for index, side in enumerate(("observation", "action")):
             if parts.get(side) is not None:
                 _check(parts[side])
-                # The codec refuses here what has no text form, and not in the midst of a run.
-                spaces[index] = TextCodec(space_from_json(json.dumps(parts[side]))).space
+                spaces[index] = space = space_from_json(json.dumps(parts[side]))
+                # Refused here, and not in the midst of a run: what has no text form, or no action to begin with.
+                TextCodec(space, decimals=None).encode(neutral_action(space))
     # Whatever the peer wrote, in JSON, NumPy or Gymnasium: it is the peer's text that is wrong.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TensorError, UnsupportedSpaceError):
         return None
@@ -139,7 +141,7 @@ def parse_offer(text: str) -> Offer | None:
     return Offer(
         token,
         # A stranger's JSON: each field of another type counts as missing.
-        seq if type(seq) is int and 0 <= seq < 10**9 else 0,
+        seq if type(seq) is int and 0 <= seq < 10**8 else 0,
         slot if isinstance(slot, str) else "",
         float(fps) if type(fps) in (int, float) and 0 < fps < 1e6 else None,
         *spaces,

@@ -84,7 +84,14 @@ def _end_with_parent(held: int) -> None:
     parent = parent_process()
     # A pipe that nobody reads any more is ready too, with an error.
     connection.wait([held if parent is None else parent.sentinel])
-    os._exit(1)  # an environment that never returns must not outlive its server
+    _end_group()  # an environment that never returns must not outlive its server
+
+
+def _end_group() -> None:
+    """End this process, and with it what the environment has started itself: the server is gone."""
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)  # the group that `setsid` made
+    os._exit(1)
 
 
 class _Child:
@@ -99,10 +106,12 @@ class _Child:
         self._properties = PropertyTree()
 
     def serve(self, pipe: Pipe) -> None:
-        """Answer messages until the pipe ends."""
-        with contextlib.suppress(EOFError, OSError):
+        """Answer messages until one asks to close; does not return where the pipe ends before."""
+        try:
             while self._answer(pipe, pipe.receive()):
                 pass
+        except (EOFError, OSError):
+            _end_group()
 
     def _answer(self, pipe: Pipe, message: bytes) -> bool:
         kind, payload = message[:1], message[1:]

@@ -38,6 +38,7 @@ _GRACE = 2.0
 _START = 120.0
 """Seconds that a process has for its start and its imports, before the environment is made."""
 _CHUNK = 1 << 18
+"""Bytes that are read from the pipe at a time: the memory for as many is allocated for each read, however few come."""
 _LOOK = 0.01
 """Seconds between two looks at a process that is ending, where the event loop cannot wait for it."""
 _WAITS_FOR_PROCESSES = os.name == "posix"

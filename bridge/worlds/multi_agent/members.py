@@ -12,7 +12,8 @@ from bridge.worlds.base import failures_in
 from bridge.worlds.controls import controls_of_space, known_agent_names
 from bridge.worlds.default_actions import DEFAULT
 from bridge.worlds.environment import Call, Environment, Job, Spaces, Transition
-from bridge.worlds.settings import Settings, read_scalar, wrong
+from bridge.worlds.rewards import as_number
+from bridge.worlds.settings import Settings, read_choice
 
 __all__ = ["Members"]
 
@@ -84,7 +85,7 @@ class Members:
                 terminated = bool(terminations.get(name, False))
                 # An agent that the environment drops without an end is truncated.
                 truncated = bool(truncations.get(name, False)) or (name not in living and not terminated)
-                reward, info = float(rewards.get(name, 0.0)), infos.get(name, {})
+                reward, info = as_number(rewards.get(name, 0.0)), infos.get(name, {})
                 told[name] = Transition(observation, reward, terminated, truncated, info)
             return told, living
 
@@ -98,10 +99,7 @@ class Members:
         Raises:
             RequestError: INVALID_ARGUMENT, it names no agent of the environment.
         """
-        wanted = read_scalar(settings, "agent")
-        if wanted is not None and (not isinstance(wanted, str) or wanted not in self.ids):
-            raise wrong("'agent'", f"one of {', '.join(self.ids)}", wanted)
-        return None if wanted is None else str(wanted)
+        return read_choice(settings, "agent", list(self.ids)) if "agent" in settings else None
 
     def choose(self, wanted: str | None, taken: Collection[str], world: str, remedy: str) -> str:
         """Return which agent a client plays: the one that it wants, or the first that is free.

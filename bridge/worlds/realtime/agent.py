@@ -20,7 +20,7 @@ from bridge.worlds.environment import Spaces
 from bridge.worlds.lane_infos import join_infos
 from bridge.worlds.realtime.lane_buffer import Ended, Taken
 from bridge.worlds.realtime.loop import LoopAgent, Phase
-from bridge.worlds.settings import Settings
+from bridge.worlds.settings import Settings, wrong
 from bridge.worlds.single import EnvAgent
 
 if TYPE_CHECKING:
@@ -351,6 +351,5 @@ class RealtimeAgent(EnvAgent):
 
     def _set_wait(self, wait: object) -> None:
         if wait not in WAITS:
-            text = f"expected world.wait to be one of {', '.join(WAITS)}, got {wait!r:.80}"
-            raise RequestError(Code.INVALID_ARGUMENT, text)
+            raise wrong("world.wait", f"one of {', '.join(WAITS)}", wait)
         self._wait = str(wait)

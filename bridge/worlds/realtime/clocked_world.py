@@ -20,7 +20,7 @@ from bridge.clock import Clock
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.errors import Code, RequestError, SettingError
 from bridge.logs import SafeLog
-from bridge.worlds.base import Agent, WorldCounts
+from bridge.worlds.base import Agent, WorldCounts, answer_to
 from bridge.worlds.environment import Environment, Job
 from bridge.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
@@ -107,11 +107,12 @@ class RealtimeOptions(RealTime):
 
     def __post_init__(self) -> None:
         RealtimeLoop(1, self.fps, None, **self.timing())  # it raises SettingError where a number is out of its range
+        if not isinstance(self.reset_timeout, (int, float)) or not self.reset_timeout > 0:
+            raise SettingError(f"expected reset_timeout to be a positive number of seconds, got {self.reset_timeout!r}")
 
     def timing(self) -> dict[str, Any]:
         """Return the keywords of a `RealtimeLoop`."""
-        names = "max_action_age", "catch_up", "autoreset", "rest_when_empty"
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("max_action_age", "catch_up", "autoreset", "rest_when_empty")}
 
 
 class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
@@ -416,8 +417,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         began = time.perf_counter()
         try:
             outcome = await self._call_environment(job)
-        except RequestError as problem:
-            error = problem.message
+        except Exception as problem:  # also of what is no result of a reset or a step, or of an observer
+            error = answer_to(job.kind, problem).message
         spent = time.perf_counter() - began
         # A frame's result has the frame's own time, so that tests with a virtual clock do not depend on how fast it
         # ran.
@@ -436,7 +437,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Reset or step an environment, as a job says; return what came of it, copied.
 
         Raises:
-            RequestError: The environment raised.
+            Exception: The environment raised, or what it returned cannot be read.
         """
 
     @abc.abstractmethod

@@ -98,12 +98,10 @@ class LaneBuffer:
         it never entered count too."""
         self.unseen = 0
         """Frames since the newest observation that the agent saw."""
-        self.unrecorded = 0
-        """Ended episodes that were never told, because more than 65536 waited."""
         self._closing_unseen = 0
         self._reward, self._frames = 0.0, 0
         self._intervention: dict[str, object] = {}  # of those frames: who acted in the agent's place, and how
-        self._records: deque[Ended] = deque()
+        self._records: deque[Ended] = deque(maxlen=_MOST_RECORDS)
 
     def began(self) -> None:
         """An episode begins: rewards from here on are its own."""
@@ -139,9 +137,6 @@ class LaneBuffer:
         self._reward, self._frames, self._intervention = 0.0, 0, {}
 
     def _record(self, ended: Ended) -> None:
-        if len(self._records) == _MOST_RECORDS:
-            self._records.popleft()
-            self.unrecorded += 1
         self._records.append(ended)
         if len(self._records) > _MOST_FINALS:  # final observations may be large: the oldest that wait lose theirs
             old = self._records[-1 - _MOST_FINALS]
@@ -186,5 +181,6 @@ class LaneBuffer:
 
     def take_records(self) -> list[Ended]:
         """Give out the ends of all finished episodes that were not given out before, the oldest first."""
-        records, self._records = self._records, deque()
-        return list(records)
+        records = list(self._records)
+        self._records.clear()
+        return records

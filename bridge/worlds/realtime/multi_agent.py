@@ -26,9 +26,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from bridge.encoding.properties import ENCODED, Property, PropertyTree
-from bridge.encoding.tensors import unpack_tensor
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.worlds.base import OTHER_WORLD, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
@@ -40,7 +41,7 @@ from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, 
 from bridge.worlds.realtime.joint_loop import JointLoop
 from bridge.worlds.realtime.loop import LoopAgent, Phase
 from bridge.worlds.scheduling import Scheduler
-from bridge.worlds.settings import ResetRequest, Settings
+from bridge.worlds.settings import ResetRequest, Settings, read_scalar, wrong
 
 __all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
 
@@ -161,7 +162,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
         self._listeners: list[Callable[[Frame], None]] = []
-        self._together: int | None = None
+        self._together: object = None
 
     def _may_repeat(self, name: str, observation: object, action: object) -> bool:
         return is_allowed(action, observation, self.members.spaces[name][1])
@@ -233,11 +234,9 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         """Return the settings of a Reset without `together`, and without seed and options where its number is known."""
         if "together" not in settings:
             return settings
-        try:
-            number = int(unpack_tensor(settings["together"], "together")[()])
-        except (TensorError, TypeError, ValueError) as error:
-            text = f"expected the setting together to be a number: {error}"
-            raise RequestError(Code.INVALID_ARGUMENT, text) from error
+        number = read_scalar(settings, "together", "Reset")
+        if not isinstance(number, np.integer):
+            raise wrong("together", "an integer", number)
         # `make_parallel_remote` resets each agent over a stream of its own, so nobody knows which Reset arrives first.
         # The seed of a later one would begin another episode.
         left_out = {"together", "seed", "options"} if number == self._together else {"together"}

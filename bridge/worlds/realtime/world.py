@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from bridge.errors import Code, RequestError, SettingError
-from bridge.worlds.base import OTHER_WORLD, failures_in
+from bridge.worlds.base import OTHER_WORLD
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Environment, Job, Transition
 from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
 from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
+from bridge.worlds.rewards import as_number
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import ResetRequest, Settings
 
@@ -85,11 +86,8 @@ class RealtimeWorld(ClockedWorld[Transition]):
         if job.kind == "reset":
             observation, info = await self.env.reset(seed=job.seed, options=job.options, lane=lane)
             return Transition(kept(observation), info=kept(info))
-        result = await self.env.step(job.action, lane)
-        # What the environment returned may be no five results.
-        with failures_in("step"):
-            observation, reward, terminated, truncated, info = result
-            return Transition(kept(observation), float(reward), bool(terminated), bool(truncated), kept(info))
+        observation, reward, terminated, truncated, info = await self.env.step(job.action, lane)
+        return Transition(kept(observation), as_number(reward), bool(terminated), bool(truncated), kept(info))
 
     def _note(self, job: Job, now: float, spent: float, outcome: Transition | None, error: str) -> None:
         if outcome is None:
