@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import VectorWrapper
 
 from bridge import RealTime, Recorder, make_vec_remote, serve_gym
 from bridge.errors import InvalidActionError, RecordingError, RemoteTimeoutError, SettingError
-from bridge.gymnasium_versions import BatchWrapper
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.testing import CountingEnv, VirtualClock
@@ -130,7 +130,7 @@ def test_send_is_refused_by_name(tmp_path):
         envs.close()
 
 
-class Interrupted(BatchWrapper):
+class Interrupted(VectorWrapper):
     """Its fourth step raises once it was made: its results are lost, or come by another `step_wait`."""
 
     steps = 0
