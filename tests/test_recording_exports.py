@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ from bridge import Recording, make_parallel_remote, make_remote, serve_gym, serv
 from bridge.cli import main
 from bridge.errors import BridgeError, EnvironmentFailedError, RecordingError, SettingError
 from bridge.recording.episodes import has_frames, load_episode
-from bridge.recording.exports import export_minari, export_mp4
+from bridge.recording.exports import export_minari, export_mp4, write_film
 from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
 from bridge.testing import FailingEnv
 from tests.parallel_envs import Relay
-from tests.support import assert_identical, minigrid, play_vector, sampled
+from tests.support import NO_BOX2D, assert_identical, import_box2d, minigrid, play_vector, sampled
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
-    importlib.import_module("Box2D")
+HAS_BOX2D = import_box2d()
 
 
 @pytest.fixture
@@ -86,6 +83,7 @@ def as_rows(data: Any) -> list[Any]:
     return [np.asarray(row) for row in data]
 
 
+@pytest.mark.skipif(not HAS_BOX2D, reason=NO_BOX2D)
 def test_pictures_are_exported_without_loss(tmp_path, datasets):
     with serve_gym("CarRacing-v3", record=Recording(tmp_path / "runs", observations=True)) as server:
         ((observations, *_),) = play(server.url, 1, steps=6)
@@ -200,6 +198,20 @@ def test_a_film_has_a_frame_for_each_observation(tmp_path, recorded):
     (film,) = export_mp4([episode], tmp_path, fps=10)
     frames, _ = ffmpeg.count_frames_and_secs(str(film))
     assert frames == episode.length + 1
+
+
+def test_a_film_that_cannot_be_finished_is_removed(tmp_path):
+    pytest.importorskip("av")
+
+    def pictures() -> Iterator[Any]:
+        """More than the encoder holds back."""
+        generator = np.random.default_rng(0)
+        yield from (generator.integers(0, 255, (64, 64, 3), np.uint8) for _ in range(200))
+        raise RecordingError("on purpose")
+
+    with pytest.raises(RecordingError, match="on purpose"):
+        write_film(tmp_path / "film.mp4", pictures(), 30)
+    assert not list(tmp_path.iterdir())
 
 
 class DrawsNothing(gymnasium.Env):

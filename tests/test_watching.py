@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from PIL import Image
 
-from bridge import Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Limits, Web, errors, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.names import WATCH
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
@@ -188,6 +188,36 @@ def test_viewers_share_pictures_and_drawing_takes_its_share_of_the_time(viewers,
         stepping.join(20)
         assert (Painted.drawn - drawn) * 0.02 <= 0.07 * spent + 2 * 0.02
         env.close()
+
+
+class Noisy(Painted):
+    """Shows noise, which takes long to encode."""
+
+    picture = np.random.default_rng(0).integers(0, 256, (400, 400, 3), np.uint8)
+
+    def render(self):
+        return self.picture
+
+
+def test_the_encoding_of_all_views_counts_for_their_share_of_the_time(viewers):
+    views = [lanes for count in (1, 2, 3) for lanes in itertools.permutations(range(3), count)]
+    with serve_gym(Noisy, web=True, num_envs=3) as server:
+        envs = make_vec_remote(f"{server.url}?world=")
+        envs.reset(seed=0)
+        several = [viewers(server).join(lanes=np.array(lanes), frame="png") for lanes in views]
+        for _ in range(2):
+            for viewer in several:
+                viewer.wants("watch", "frame")
+            for viewer in several:
+                viewer.take()
+            envs.step(np.zeros(3, np.int64))
+        # The pictures of one round take at least 0.2 s, which is 7 % of 3 s: a viewer does not wait so long.
+        seen = []
+        for _ in range(3):
+            seen.append(several[0].look("frame")[1]["frame"])
+            envs.step(np.zeros(3, np.int64))
+        assert any(frame is None for frame in seen)
+        envs.close()
 
 
 def test_pictures_take_more_of_the_time_while_the_world_waits_for_a_person(viewers, monkeypatch):
@@ -416,6 +446,26 @@ def test_a_spectator_of_several_agents_in_lock_step_has_pictures_alone(viewers):
         assert viewer.look()[1]["frame"][0, 0].tolist() == [9, 9, 9]
         for player in players:
             player.close()
+
+
+def test_the_page_gets_json_where_a_return_is_no_number(viewers):
+    class Lost(Relay):
+        def render(self):
+            return np.full((20, 20, 3), 9, np.uint8)
+
+        def step(self, actions):
+            observations, _, _, _, infos = super().step(actions)
+            self.agents, over = [], (dict.fromkeys(actions, True), dict.fromkeys(actions, False))
+            return observations, dict.fromkeys(actions, -np.inf), *over, infos
+
+    with serve_parallel(Lost, web=True) as server:
+        viewer = viewers(server).join()
+        env = make_parallel_remote(f"{server.url}?world=", timeout=20)
+        env.reset(seed=1)
+        env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        (world,) = json.loads(viewer.read_property("server.web"), parse_constant=pytest.fail)["worlds"]
+        env.close()
+        assert world["returns"] == {agent: [None, None] for agent in ("ann", "bob", "cyd")}
 
 
 # In real time

@@ -188,7 +188,9 @@ class Player:
         return self.tick(now)
 
     def act(self, text: str, now: float) -> list[Outgoing]:
-        """Do this from now on."""
+        """Do this from now on; raises PacketError where it cannot be sent, and goes on as before."""
+        # With the longest numbers: it is sent again and again, where nobody takes an error.
+        packet.format_message(packet.Action(self.header, profile.action_text("0" * 12, 65535, 10**15 - 1, text)))
         self._acts = text
         self.seq += 1
         return self._send_action(now) if self.in_run else []
@@ -218,7 +220,8 @@ class Player:
         if self._others_play:
             return "the last run still goes on for others"
         unready = ", ".join(key for key, slot in self.slots.items() if not slot.ready)
-        return f"the simulation has not started{f'; open or not ready: {unready}' if unready else ''}"
+        why = f"; open or not ready: {unready}" if unready else ""
+        return f"the simulation has not started{why}{f'; the server said: {self.said}' if self.said else ''}"
 
     # Input
 
