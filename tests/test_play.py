@@ -11,7 +11,6 @@ from gymnasium import spaces
 from bridge import serve_gym
 from bridge.cli import main, play
 from bridge.cli.play import Keyboard, describe, read_keys
-from bridge.errors import SettingError
 from bridge.testing import CountingEnv
 
 pygame = pytest.importorskip("pygame")

@@ -75,7 +75,8 @@ def read_keys(pygame: Any, pairs: Sequence[str], space: Space[Any]) -> dict[froz
             action = None
         if not equals or action is None or not space.contains(action):
             raise SettingError(
-                f"expected --keys KEY=ACTION with a key such as a, left or space, and an action of {space}, got {pair!r}"
+                f"expected --keys KEY=ACTION with a key such as a, left or space, and an action of {space}, "
+                f"got {pair!r}"
             )
         found[held] = action
     return found
