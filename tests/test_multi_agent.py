@@ -382,6 +382,40 @@ def test_under_default_a_late_agent_is_played_for_and_gets_the_rewards_it_missed
         bob.close()
 
 
+class Reusing(Relay):
+    """Gives `ann` the same array each time, into which it writes what anybody sees."""
+
+    seen = np.zeros(4, np.float32)
+
+    def _see(self, agent):
+        self.seen[:] = *self.ran.values(), self.time
+        return self.seen if agent == "ann" else super()._see(agent)
+
+
+def test_under_default_a_late_agent_is_told_what_its_episode_ended_with():
+    """D-22, policy default, although the environment has gone on since then, and reuses its arrays."""
+    fast = {"ann": 2, "bob": {"run": 0, "lean": np.zeros(2, np.float32)}, "cyd": np.zeros(1, np.float32)}
+    with bridge.serve_parallel(
+        Reusing(distances=(2, 100, 100)),
+        missing_agent="default",
+        agent_timeout=0.3,
+        default_action=lambda agent, observation, space: fast[agent],
+    ) as server:
+        ann, bob = (bridge.make_remote(server.url + "?world=", agent=name) for name in ("ann", "bob"))
+        starts = [threading.Thread(target=env.reset) for env in (ann, bob)]
+        for thread in starts:
+            thread.start()
+        for thread in starts:
+            thread.join(20)
+        for _ in range(3):
+            bob.step(fast["bob"])
+        observation, _, terminated, _, _ = ann.step(np.int64(1))
+        assert terminated
+        assert observation.tolist() == [2, 0, 0, 1]
+        ann.close()
+        bob.close()
+
+
 def test_under_end_the_sequence_ends_for_all_when_one_leaves():
     """D-22, policy end: the others get their observations once with INTERRUPTED."""
     with bridge.serve_parallel(lambda: Relay(horizon=10_000), missing_agent="end") as server:
