@@ -460,6 +460,21 @@ def test_what_an_observer_raises_is_a_failure_that_is_told(serve: Any, clock: Vi
     env.close()
 
 
+def test_an_observation_that_is_not_of_the_space_is_the_environment_s_failure_in_lanes_too(
+    serve: Any, clock: VirtualClock
+) -> None:
+    class Wide(CountingEnv):
+        def step(self, action: Any) -> Any:
+            return np.zeros(3, np.int64), *super().step(action)[1:]
+
+    envs = make_vec_remote(serve(lambda: Wide(LONG), num_envs=2).url)
+    envs.reset()
+    ready(envs, [0, 0])
+    clock.advance(0.1)
+    assert "the environment raised ValueError in step" in envs.step([0, 0])[4]["error"][0]
+    envs.close()
+
+
 def test_an_array_of_one_number_is_a_reward(serve: Any, clock: VirtualClock) -> None:
     env = make_remote(serve(lambda: Odd("step")).url, timeout=20.0)
     env.reset()
