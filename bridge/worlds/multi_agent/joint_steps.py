@@ -211,7 +211,8 @@ class JointStepTable:
         self.carried, self._ending = carried, self._playing
 
         def undo() -> None:
-            self.carried, self._ending = before
+            if self.carried is carried:  # else another ResetWorld has come since
+                self.carried, self._ending = before
 
         return undo
 

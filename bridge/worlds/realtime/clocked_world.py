@@ -217,8 +217,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         # (D-2).
         asked = self.read_reset(settings)
         self.refuse_if_over()
-        self._ordered = asked
-        return self._withdraw
+        before, self._ordered = self._ordered, asked
+        return lambda: setattr(self, "_ordered", before if self._ordered is asked else self._ordered)
 
     def read_reset(self, settings: Settings) -> ResetRequest:
         """Read the settings of a Reset or ResetWorld; raises RequestError."""
@@ -233,9 +233,6 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         Without `restart`, and without a seed or options, lanes that run stay as they are, and the agent enters the
         episodes that run there.
         """
-
-    def _withdraw(self) -> None:
-        self._ordered = None
 
     def restart(self, caller: Agent | None) -> None:
         """Begin a new episode in every lane."""
