@@ -420,6 +420,37 @@ def test_a_reset_world_interrupts_an_agent_whose_last_step_a_failure_refused() -
     player.world.close()
 
 
+class Taking(CountingEnv):
+    """Takes what it has read out of the options."""
+
+    def __init__(self) -> None:
+        super().__init__(LONG)
+        self.levels: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.levels.append((options or {}).pop("level", None))
+        if len(self.levels) == 1:
+            raise OSError("the level is still loading")
+        return super().reset(seed=seed)
+
+
+def test_each_reset_gets_all_options_although_another_takes_them_out() -> None:
+    """Of each lane, and where one is tried again."""
+    clock = VirtualClock()
+    made = [Taking(), Taking()]
+    factory = iter(made)
+    source = gym_source(lambda: next(factory), fps=10.0, num_envs=2)
+    world = direct_world(source, runtime=LocalRuntime(clock.now))
+    agent = world.join({})
+    options = np.frombuffer(values.encode({"level": 3}), np.uint8)
+    agent.reset({"options": pack_tensor(options)}, False)
+    for _ in range(3):
+        clock.advance(0.1)
+        world.runtime.scheduler.run()
+    assert [env.levels for env in made] == [[3, 3], [3, 3]]
+    world.close()
+
+
 class Odd(CountingEnv):
     """Its `reset` returns None, or its `step` an array as reward."""
 
