@@ -1,5 +1,6 @@
 """Environments of today's Gymnasium that the standalone server is tested with."""
 
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -67,8 +68,23 @@ class Talkative(Remarkable):
 
 
 class Failing(Remarkable):
+    def __init__(self, text, render_mode=None):
+        super().__init__(render_mode)
+        self._text = text
+
     def step(self, action):
-        raise ZeroDivisionError("on purpose")
+        raise ZeroDivisionError(self._text)
+
+
+class Interrupted(Remarkable):
+    def step(self, action):
+        raise KeyboardInterrupt
+
+
+class NeverClosed(Remarkable):
+    def close(self):
+        print("closing", flush=True)
+        threading.Event().wait()
 
 
 class TwoAtATime(Remarkable):

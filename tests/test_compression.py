@@ -6,6 +6,7 @@ import gzip
 import importlib
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -182,6 +183,20 @@ def test_what_was_compressed_reads_back_in_pieces(parts: list[bytes], kind: str)
     assert found == data
     if kind == "gzip":
         assert gzip.decompress(compress(kind, [data])) == data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_message_is_not_copied_for_each_of_its_pieces(kind: str) -> None:
+    reader, read, packed = Inflater(kind), 0, compress(kind, [np.random.default_rng(1).bytes(16 << 20)])
+    tracemalloc.start()
+    try:
+        while not reader.eof:
+            read += len(reader.take(packed if not read else b"", 1 << 20))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read == 16 << 20
+    assert most < 6 << 20
 
 
 def test_a_window_wider_than_every_reader_takes_is_refused() -> None:

@@ -232,6 +232,8 @@ def test_a_client_that_hangs_up_in_the_midst_of_a_long_wait_leaves_the_server():
         ('{"worlds": [{"name": 3, "seats": "all", "fps": {}, "lanes": [], "more": 1}, 4]}', 1),
         ('{"worlds": [], "fps": "fast"}', 1),  # what is to be made
         ('{"worlds": 5}', 0),
+        ('{"worlds": [{"name": "a", "fps": NaN}]}', 0),
+        ('{"worlds": [{"name": "a", "more": [1e999]}]}', 0),
         ("[]", 0),
         ("nothing", 0),
         ("[" * 100_000, 0),
@@ -476,6 +478,29 @@ def test_a_lobby_refuses_what_it_cannot_send_and_a_slot_that_is_taken_is_waited_
         with Inspector(gateway.url, 20.0) as inspector, refused:
             inspector.ask("create_world", pb.CreateWorldRequest())
         bob.inspector.close()
+
+
+class Push(Guess):
+    """Takes a number, which may be written with any digits."""
+
+    action_space = spaces.Box(0, 9, (1,))
+
+    def step(self, action):
+        return super().step(action[0])
+
+
+def test_an_action_of_too_many_digits_is_refused_and_the_seat_plays_on():
+    with serve_perlert(Push, fps=3, name="push", countdown=0.0) as server, serve_gateway(server.url) as gateway:
+        ann = Player(gateway, overview(gateway)["worlds"][0]["name"], agent="agent0", name="ann")
+        until(lambda: ann.step()["controls"] is not None)
+        ann.step(ready=True)
+        until(lambda: ann.step()["state"] == "playing")
+        ann.step(action="7")
+        with pytest.raises(errors.RefusedError, match="at most 1151 bytes"):
+            ann.step(action=f"8.{'0' * 1120}")
+        until(lambda: ann.step()["over"])
+        assert ann.step()["return"] % 7 == 0
+        ann.inspector.close()
 
 
 def test_a_lobby_that_offers_a_space_without_an_action_ends_no_gateway():

@@ -18,7 +18,7 @@ from pettingzoo import ParallelEnv
 
 import bridge
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.errors import AlreadyPendingError, ConnectionLostError, NothingPendingError, ResetNeededError
+from bridge.errors import AlreadyPendingError, ConnectionLostError, ResetNeededError
 from bridge.wrappers import BlockingReset
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals that wake a thread")
@@ -39,7 +39,7 @@ class EchoEnv(gymnasium.Env[Any, Any]):
         return (self.echo(INTERRUPT) if options else 999), {}
 
     def step(self, action: Any) -> Any:
-        return self.echo(int(action)), 0.0, False, False, {}
+        return self.echo(int(action)), float(action), False, False, {}
 
     def echo(self, value: int) -> int:
         if value == INTERRUPT and not self.gate.is_set():
@@ -195,15 +195,21 @@ def test_after_an_interrupted_joint_step_all_agents_are_reset(gate: threading.Ev
         env.close()
 
 
-def interrupted_at(number: int, call: Callable[[], Any]) -> bool:
-    """Make a call that is interrupted where it enters our function of this number; return whether it had so many."""
+def interrupted_at(number: int, call: Callable[[], Any], where: str = "call") -> bool:
+    """Interrupt a call at its event of this number in our functions; return whether it had so many.
+
+    Args:
+        number: Counted from 1.
+        call: What is interrupted.
+        where: `call`, where a function is entered, or `c_return`, right after one of C, such as `acquire`.
+    """
     left = number
 
     def enter(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal left
         name = frame.f_code.co_filename
-        # Not where a lock is released: no code of Python can release it then.
-        if event == "call" and name.startswith(ROOT) and not name.endswith("conflict.py"):
+        # Not where the function begins that releases a lock: no code of Python can release it then.
+        if event == where and name.startswith(ROOT) and (event != "call" or not name.endswith("conflict.py")):
             left -= 1
             if not left:
                 raise KeyboardInterrupt
@@ -232,20 +238,55 @@ def test_wherever_a_step_is_interrupted_the_next_one_gets_its_own_answer(url: st
     env.close()
 
 
-def test_wherever_a_step_of_slots_is_interrupted_the_next_gets_its_own_answers(url: str, gate: threading.Event) -> None:
+@pytest.mark.parametrize("where", ["call", "c_return"])
+def test_wherever_a_step_of_slots_is_interrupted_the_next_gets_its_own_answers(
+    url: str, gate: threading.Event, where: str
+) -> None:
     gate.set()
-    envs = BlockingReset(make_vec_remote(url, num_envs=2, timeout=20.0))
+    envs = BlockingReset(make_vec_remote(url, num_envs=2))
     envs.reset()
-    number = 1
-    while interrupted_at(number, lambda: envs.step(np.array([1, 2]))):
+    number, lost = 1, 0
+    while interrupted_at(number, lambda: envs.step(np.array([1, 2])), where):
         number += 1
         actions = np.array([number, 2 * number])
-        with contextlib.suppress(AlreadyPendingError):
-            observations, _, _, truncations, _ = envs.step(actions)
-            assert truncations.any() or observations.tolist() == actions.tolist()
-        with contextlib.suppress(NothingPendingError):
-            envs.step_wait()
+        try:
+            observations, rewards, _, truncations, infos = envs.step(actions)
+        except AlreadyPendingError as pending:
+            actions = np.array([1, 2])
+            waits = pending.name != "recv"
+            observations, rewards, _, truncations, infos = envs.step_wait() if waits else envs.env.recv()[1:]
+            if len(rewards) < 2:  # it was interrupted before both were sent
+                truncations[:] = True
+        except ResetNeededError:  # some results were handed out to nobody
+            observations, rewards, truncations = actions, actions, ()
+            lost += 1
+        if np.any(truncations):
+            assert all("interrupted" in text for text in infos.get("error", ()) if text)
+        else:
+            assert (observations.tolist(), rewards.tolist()) == (actions.tolist(), actions.tolist())
         envs.reset()
         assert envs.step(actions)[0].tolist() == actions.tolist()
     assert number > 50
+    assert 1 <= lost <= 20
+    envs.close()
+
+
+def test_wherever_recv_is_interrupted_no_answer_is_lost_unnoticed(url: str, gate: threading.Event) -> None:
+    gate.set()
+    envs = BlockingReset(make_vec_remote(url, num_envs=2))
+    number, interrupted, lost = 0, True, 0
+    while interrupted:
+        number += 1
+        envs.reset()
+        envs.send(np.array([1, 2]))
+        interrupted = interrupted_at(number, lambda: envs.recv(2))
+        if interrupted:
+            try:
+                slots, _, rewards, _, truncations, infos = envs.recv(2)
+                assert slots.tolist() == [0, 1]
+                assert truncations.any() or rewards.tolist() == [1, 2]
+                assert all("interrupted" in text for text in infos.get("error", ()) if text)
+            except ResetNeededError:
+                lost += 1
+    assert lost > 3
     envs.close()

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from websockets.exceptions import ConnectionClosed
+from websockets.server import ServerProtocol
 from websockets.sync.client import ClientConnection, connect
 
 from bridge import Auth, Limits, Server, make_remote, make_vec_remote, serve_gym
@@ -546,6 +547,36 @@ def test_an_answer_that_cannot_be_read_is_an_error_that_says_so(answer: Any, err
         env.reset()
         with pytest.raises(error, match=text):
             env.step("hi")
+        env.close()
+
+
+def test_a_port_that_speaks_no_http_is_an_error_that_says_so() -> None:
+    with serve_gym("CartPole-v1") as server, pytest.raises(ConnectError, match=r"no answer to GET /schema: BadStatus"):
+        make_remote(f"openenv://127.0.0.1:{server.port}")
+
+
+def test_a_server_that_does_not_read_is_given_up_after_the_timeout() -> None:
+    """Its buffers do not hold a large request, which is sent for as long as it reads."""
+    schema = json.dumps(ECHO).encode()
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as opened:
+
+        def play() -> None:
+            asked = opened.enter_context(listener.accept()[0])
+            asked.recv(65536)
+            asked.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(schema), schema))
+            session = opened.enter_context(listener.accept()[0])
+            protocol = ServerProtocol()
+            protocol.receive_data(session.recv(65536))
+            (request,) = protocol.events_received()
+            protocol.send_response(protocol.accept(request))
+            session.sendall(b"".join(protocol.data_to_send()))
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        env = make_remote(f"openenv://127.0.0.1:{listener.getsockname()[1]}", timeout=1.0)
+        with pytest.raises(RemoteTimeoutError, match="did not read the request within 1 s"):
+            env.reset(options={"level": "x" * (1 << 24)})
+        thread.join(20.0)
         env.close()
 
 

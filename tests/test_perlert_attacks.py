@@ -572,6 +572,30 @@ def test_a_server_on_all_addresses_answers_from_the_one_that_was_asked():
             assert finish(env, 1)[0] == 20.0
 
 
+@pytest.mark.parametrize("key", [None, KEY], ids=["plain", "key"])
+@pytest.mark.filterwarnings("ignore:serve_perlert on")
+def test_a_forged_datagram_to_another_address_of_the_server_moves_no_steps_there(key):
+    stopped = threading.Event()
+    with (
+        serve_perlert(Recorder, name="count", host="0.0.0.0", fps=50, guard=WARY, key=key) as server,
+        PerlertEnv(server.url.replace("localhost", "127.0.0.1"), key=key, timeout=5) as env,
+    ):
+        env.reset()
+
+        def forge():
+            while not stopped.wait(0.001):
+                sock_of(env).sendto(b"count:0;lobby", ("127.0.0.2", server.port))
+
+        thread = threading.Thread(target=forge)
+        thread.start()
+        try:
+            assert finish(env, 1)[0] == 20.0
+        finally:
+            stopped.set()
+            thread.join()
+        assert env.stats["stale"] == 0
+
+
 def test_a_client_of_the_draft_alone_is_pushed_the_lobby_wherever_it_is():
     # P-7
     with (

@@ -323,15 +323,52 @@ def test_bound_wider_than_loopback_without_a_key_warns():
         assert server.url.startswith("perlert://localhost:")
 
 
+def test_a_recording_that_is_refused_leaves_no_port_bound(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with serve_perlert(Counter, name="count") as server:
+        port = server.port
+    with pytest.raises(SettingError, match="cannot record") as error:
+        serve_perlert(Counter, name="count", port=port, record=file)
+    with serve_perlert(Counter, name="count", port=port) as server:
+        assert server.port == port
+    assert error  # which holds the frames that it passed
+
+
 def test_an_environment_whose_observations_may_not_fit_is_refused_with_the_remedy():
     before = Counter.closed
-    with pytest.raises(UnsupportedSpaceError, match=r"fit into a datagram of 1175 bytes.*decimals=2"):
+    with pytest.raises(UnsupportedSpaceError, match=r"fit into \d+ bytes of a datagram.*decimals=2"):
         serve_perlert(lambda: Wide(), name="wide")
     assert Counter.closed == before + 1
 
 
 class Wide(Counter):
     observation_space = spaces.Box(-np.inf, np.inf, (105,), np.float64)
+
+
+class Beyond(Counter):
+    """Gives observations far outside of their space."""
+
+    observation_space = spaces.Box(-1, 1, (90,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(90, np.float32), {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.full(90, -1234567.875, np.float32), *rest
+
+
+def test_an_observation_far_outside_of_its_space_ends_the_run_and_says_why():
+    with serve_perlert(Beyond, name="beyond", fps=50) as server, PerlertEnv(server.url) as env:
+        env.reset()
+        *_, terminated, truncated, info = env.step(env.action_space.sample())
+        while not (terminated or truncated):
+            *_, terminated, truncated, info = env.step(env.action_space.sample())
+        assert truncated
+        assert not info["lost"]
+        assert "expected an observation of Box(-1.0, 1.0, (90,), float32) in at most" in env.messages[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
 import contextlib
+import os
+import signal
+import threading
 
 import gymnasium
 import numpy as np
@@ -8,6 +11,7 @@ from gymnasium import spaces
 from bridge import SlotState
 from bridge.errors import ClosedError, InvalidActionError, ResetNeededError, SettingError
 from bridge.perlert import PerlertVectorEnv, serve_perlert
+from tests.support import until
 
 
 class Line:
@@ -132,6 +136,32 @@ def test_a_server_that_is_gone_is_no_exception_for_the_vector():
     assert alive > 20
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_leaves_the_slots_to_its_parent():
+    with (
+        serve_perlert(Counting, instances=2, fps=50) as server,
+        contextlib.closing(PerlertVectorEnv(server.urls)) as envs,
+    ):
+        observations, _ = envs.reset()
+        while any(seen is None for seen in observations):
+            observations, *_ = envs.step(np.array([0, 0]))
+        for call in (envs.reset, lambda: envs.step(np.array([0, 0]))):
+            child = os.fork()
+            if child == 0:
+                # Without an error it would wait for threads that are the parent's alone.
+                signal.alarm(10)
+                try:
+                    call()
+                except ClosedError:
+                    os._exit(7)
+                finally:
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        observations, *_ = envs.step(np.array([0, 0]))
+        assert all(seen is not None for seen in observations)
+
+
 class Counting(gymnasium.Env):
     """Rewards each frame, and shows how many there were."""
 
@@ -162,3 +192,31 @@ def test_a_refused_action_loses_no_reward_of_the_other_slots(refused):
             envs.step(np.array(refused))
         after, rewards, *_ = envs.step(np.array([0, 0]))
     assert [float(now[0] - then[0]) for now, then in zip(after, before, strict=True)] == rewards.tolist()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals that wake a thread")
+def test_a_step_that_is_interrupted_is_returned_by_the_next_one_and_left_by_a_reset():
+    with (
+        serve_perlert(Counting, instances=2, fps=4) as server,
+        contextlib.closing(PerlertVectorEnv(server.urls, start_timeout=0.5)) as envs,
+    ):
+        observations, _ = envs.reset()
+        while any(seen is None for seen in observations):
+            observations, *_ = envs.step(np.array([0, 0]))
+
+        def interrupt(sent):
+            until(lambda: envs.envs[0].stats["sent"] > sent)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        def interrupted_step():
+            thread = threading.Thread(target=interrupt, args=[envs.envs[0].stats["sent"]])
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                envs.step(np.array([1, 1]))
+            thread.join()
+
+        interrupted_step()
+        after, rewards, *_ = envs.step(np.array([0, 0]))
+        assert [float(now[0] - then[0]) for now, then in zip(after, observations, strict=True)] == rewards.tolist()
+        interrupted_step()
+        assert envs.reset()[1]["slot_state"].tolist() == [SlotState.RESETTING] * 2

@@ -158,6 +158,34 @@ class CallableLanes(DuckLanes):
         return np.full((2, 3, 3), 7, np.uint8)
 
 
+class Logs(IsaacDouble):
+    """As Isaac Lab, whose infos hold a log of all lanes beside what has a row for each."""
+
+    def step(self, action: Any) -> Any:
+        *told, extras = super().step(action)
+        return *told, {**extras, "log": {"return": 0.5, "curve": [1, 2]}, "level": np.int64(3)}
+
+
+@pytest.mark.filterwarnings("ignore:.*gives no final observation:RuntimeWarning")
+def test_what_a_simulator_logs_is_of_each_of_its_lanes() -> None:
+    with serve_gym(lambda: Logs(2)) as one, serve_gym(lambda: IsaacDouble(2)) as other:
+        envs = BlockingReset(make_vec_remote([one.url, other.url]), autoreset_mode=AutoresetMode.SAME_STEP)
+        envs.reset(seed=0)
+        infos = envs.step(envs.action_space.sample())[4]
+        assert infos["log"]["return"].tolist() == [0.5, 0.5, None, None]
+        assert infos["log"]["curve"].tolist() == [[1, 2], [1, 2], None, None]
+        assert infos["level"].tolist() == [3, 3, None, None]
+        assert infos["_level"].tolist() == infos["_log"].tolist() == [True, True, False, False]
+        assert infos["_time_outs"].all()
+        envs.close()
+        plain_envs = make_vec_remote(one.url)
+        plain_envs.reset()
+        while (own := plain_envs.step(plain_envs.action_space.sample())[4]["n"])[1].get("level") != 3:
+            pass
+        assert own[0]["log"] == own[1]["log"] == {"return": 0.5, "curve": [1, 2]}
+        plain_envs.close()
+
+
 @pytest.mark.parametrize("isolation", [None, "process"])
 def test_a_simulator_is_asked_for_all_lanes_at_once(isolation: str | None) -> None:
     """A value with an item for each lane is a batch; a number or a text is every lane's."""

@@ -11,6 +11,7 @@ import sys
 import tokenize
 import warnings
 
+import grpc
 import gymnasium
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from gymnasium import spaces
 
 import bridge
 from bridge import TLS, make_remote, make_vec_remote
-from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError
+from bridge.encoding.values import encode
+from bridge.errors import ConnectionLostError, EnvironmentFailedError, RefusedError, RemoteError
 from bridge.testing import EVERY_SPACE, CountingEnv, check_server, make_certificates, make_info
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
@@ -182,6 +184,19 @@ def test_reset_world_complies(method, client):
     run(compliance.ResetWorld, method, connection=client, world_name=create(client, "nested"))
 
 
+def sessions(make, count, **limits):
+    """Sessions of one server, without connections."""
+    file = runpy.run_path(str(FILE))
+    server = file["StandaloneServer"](file["maker_of"](make, False), limits=file["StandaloneLimits"](**limits))
+    return [file["StandaloneSession"](server, False) for _ in range(count)]
+
+
+def ask(session, **payload):
+    return public.EnvironmentResponse.FromString(
+        session.answer(public.EnvironmentRequest(**payload).SerializeToString())
+    )
+
+
 def test_a_reset_world_that_gave_up_takes_no_seed_from_one_that_still_waits():
     seeds = []
 
@@ -190,15 +205,11 @@ def test_a_reset_world_that_gave_up_takes_no_seed_from_one_that_still_waits():
             seeds.append(seed)
             return super().reset(seed=seed, options=options)
 
-    file = runpy.run_path(str(FILE))
-    server = file["StandaloneServer"](file["maker_of"](Seeded, False))
-    player, one, other = (file["StandaloneSession"](server, True) for _ in range(3))
-
-    def ask(session, **payload):
-        return session.answer(public.EnvironmentRequest(**payload).SerializeToString())
+    player, one, other = sessions(Seeded, 3)
 
     def reset_world(session, seed):
-        return ask(session, reset_world={"settings": {"seed": tensor_utils.pack_tensor(seed)}})
+        request = public.EnvironmentRequest(reset_world={"settings": {"seed": tensor_utils.pack_tensor(seed)}})
+        return session.answer(request.SerializeToString())
 
     ask(player, join_world={})
     ask(player, step={})
@@ -208,6 +219,55 @@ def test_a_reset_world_that_gave_up_takes_no_seed_from_one_that_still_waits():
     assert public.EnvironmentResponse.FromString(other.answer_late(waits)).HasField("reset_world")
     ask(player, step={})
     assert seeds == [None, 2]
+
+
+def test_a_request_that_is_answered_after_the_end_of_its_connection_joins_no_world():
+    """D-6: the thread of a connection may hold it while the connection ends."""
+    gone, player = sessions(CountingEnv, 2)
+    gone.close()
+    assert ask(gone, join_world={}).HasField("error")
+    assert ask(player, join_world={}).HasField("join_world")
+
+
+def test_worlds_that_nobody_is_in_make_room_while_requests_come_without_a_pause():
+    (session,) = sessions(CountingEnv, 1, max_worlds=1, idle_timeout=-1.0)
+    for _ in range(2):
+        assert ask(session, create_world={}).HasField("create_world")
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"), [([2, 2500], "does not hold 1 elements"), ([1] * 33, "expected 32 dimensions at most")]
+)
+def test_a_setting_of_a_few_bytes_does_not_announce_what_fills_the_memory(shape, reason):
+    """D-11: one element fills the shape of a spec; a setting has none."""
+    (session,) = sessions(CountingEnv, 1)
+    ask(session, join_world={})
+    seed = public.Tensor(int8s={"array": b"1"}, shape=shape)
+    assert reason in ask(session, reset={"settings": {"seed": seed}}).error.message
+
+
+@pytest.mark.parametrize("setting", ["env_id", "render_mode", "num_envs", "kwargs"])
+def test_a_setting_of_create_world_that_is_of_another_kind_is_the_clients_fault(setting):
+    """D-3."""
+    (session,) = sessions(CountingEnv, 1)
+    wrong = np.frombuffer(encode(3), np.uint8) if setting == "kwargs" else ["a", "b"]
+    error = ask(session, create_world={"settings": {setting: tensor_utils.pack_tensor(wrong)}}).error
+    assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0], error.message
+    assert setting in error.message
+
+
+def test_an_environment_that_cannot_be_drawn_as_asked_is_closed():
+    closed = []
+
+    class Blind(CountingEnv):
+        def close(self):
+            closed.append(self)
+
+    (session,) = sessions(Blind, 1)
+    wanted = {"render_mode": tensor_utils.pack_tensor("rgb_array")}
+    answer = ask(session, create_world={"settings": wanted})
+    assert "expected an environment that takes render_mode='rgb_array'" in answer.error.message
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize(
@@ -393,13 +453,24 @@ def test_what_does_not_travel_is_told_once():
             remote.step(0)
 
 
-def test_the_error_of_an_environment_is_named_and_the_server_goes_on():
-    with standalone(f"{ENVS}:Failing") as server, make_remote(server.url) as remote:
+@pytest.mark.parametrize(("text", "told"), [("on purpose", "on purpose"), ("a lone \udcff", r"a lone \\udcff")])
+def test_the_error_of_an_environment_is_named_and_the_server_goes_on(text, told):
+    """D-2."""
+    arguments = ["--env-kwargs", f"text={text!a}"]
+    with standalone(f"{ENVS}:Failing", *arguments) as server, make_remote(server.url) as remote:
         remote.reset()
         for _ in range(2):
-            with pytest.raises(EnvironmentFailedError, match="ZeroDivisionError in step: on purpose"):
+            with pytest.raises(EnvironmentFailedError, match=f"ZeroDivisionError in step: {told}"):
                 remote.step(0)
         remote.reset()
+
+
+def test_an_environment_that_is_interrupted_ends_the_connection_and_not_the_server():
+    with standalone(f"{ENVS}:Interrupted") as server, make_remote(server.url) as remote:
+        for _ in range(2):
+            remote.reset()
+            with pytest.raises(ConnectionLostError, match="the environment was interrupted"):
+                remote.step(0)
 
 
 def test_lanes_that_cannot_all_be_made_leave_none_open(tmp_path):
@@ -568,6 +639,7 @@ def test_it_speaks_tls(mutual, tmp_path):
         (["CartPole-v1", "--num-envs", "0"], "expected num_envs to be an integer from 1"),
         (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
+        (["CartPole-v1", "--token-file", os.devnull], "expected a token in"),
         ([f"{OLD}:WalkOverGraphs"], "observation is a Graph, which this server does not serve"),
     ],
 )
@@ -605,6 +677,43 @@ def test_a_signal_while_a_result_is_handed_over_ends_the_server_in_order():
         finally:
             server.kill()
     assert (server.returncode, problems) == (0, "")
+
+
+def test_a_connection_to_a_server_that_stops_is_told_so():
+    file = runpy.run_path(str(FILE))
+    server = file["StandaloneServer"](file["maker_of"](CountingEnv, False))
+    server.main.end()
+
+    class Context:
+        def invocation_metadata(self):
+            return ()
+
+        def abort(self, code, text):
+            raise ConnectionAbortedError(code, text)
+
+    with pytest.raises(ConnectionAbortedError) as caught:
+        list(server.process(iter(()), Context()))
+    assert caught.value.args == (grpc.StatusCode.UNAVAILABLE, "this server is stopping")
+
+
+def test_a_second_signal_ends_a_server_whose_environment_does_not_close():
+    path = os.pathsep.join([str(FILE.parent), str(FILE.parents[2])])
+    code = f"import serve_env; from {ENVS} import NeverClosed; serve_env.serve(NeverClosed, port=0)"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, **pipes, text=True, env={**os.environ, "PYTHONPATH": path}) as server:
+        output = Output(server)
+        try:
+            lines = iter(output)
+            with make_remote(f"grpc://{next(lines).strip()}") as remote:  # a connection, whose thread waits
+                remote.reset()
+                server.send_signal(signal.SIGINT)
+                assert next(lines).strip() == "closing"
+                server.send_signal(signal.SIGINT)
+                assert server.wait(DEADLINE) != 0
+        finally:
+            server.kill()
+        output.close()
 
 
 def test_an_engine_of_ones_own_is_served():

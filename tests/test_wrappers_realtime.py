@@ -214,6 +214,32 @@ def test_action_history_flattens_for_plain_networks() -> None:
     discrete.close()
 
 
+@pytest.mark.parametrize("flatten", [False, True])
+def test_action_history_takes_a_batch_of_tuples_for_one_whatever_its_values(flatten: bool) -> None:
+    class Outside(CountingEnv):
+        """Its observations are beyond the bounds of its space."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space: Any = spaces.Tuple((spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)))
+
+        def reset(self, **given: Any) -> Any:
+            return (np.array([5.0, 5.0], np.float32), np.int64(1)), {}
+
+        def step(self, action: Any) -> Any:
+            return self.reset()[0], 0.0, False, False, {}
+
+    envs = ActionHistory(SyncVectorEnv([Outside] * 3), 1, flatten=flatten)
+    envs.reset()
+    observations = envs.step(np.array([1, 0, 1]))[0]
+    if flatten:
+        assert observations.tolist() == [[5, 5, 0, 1, 0, *last] for last in ([0, 1], [1, 0], [0, 1])]
+    else:
+        assert observations["observation"][0].tolist() == [[5, 5]] * 3
+        assert observations["actions"].tolist() == [[1], [0], [1]]
+    envs.close()
+
+
 def test_action_history_leaves_none_slots_none(serve: Any, clock: VirtualClock) -> None:
     envs = ActionHistory(make_vec_remote(serve(lambda: CountingEnv(LONG)).url), 2)
     assert envs.reset()[0][0] is None

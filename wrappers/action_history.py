@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
+from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
 from bridge.gymnasium_versions import BatchWrapper
+
+from .blocking_reset import BlockingReset
 
 __all__ = ["ActionHistory"]
 
@@ -48,6 +51,12 @@ class ActionHistory(BatchWrapper):
                 f"expected an action space that is Box, Discrete, MultiDiscrete or MultiBinary, got {action}"
             )
         self.length = length
+        layer: Any = env
+        while isinstance(layer, VectorWrapper) and not isinstance(layer, BlockingReset):
+            layer = layer.env
+        # A bare remote environment returns a tuple with an entry a slot. All others return a batch, which of a Tuple
+        # space is a tuple too.
+        self._is_rows = isinstance(layer, RemoteVectorEnv)
         self._action_space_of_one: Space[Any] = action
         self._flatten = flatten
         self._base = env.single_observation_space
@@ -102,12 +111,12 @@ class ActionHistory(BatchWrapper):
 
     def _missing(self, observations: Any) -> Array:
         """Return which slots of a bare remote environment read None, bools `(num_envs,)`."""
-        if isinstance(observations, tuple) and self._is_rows(observations):
+        if self._is_rows:
             return np.array([row is None for row in observations])
         return np.zeros(self.num_envs, np.bool_)
 
     def _joined(self, observations: Any) -> Any:
-        if isinstance(observations, tuple) and self._is_rows(observations):
+        if self._is_rows:
             return tuple(
                 None if row is None else self._join_one(row, self._history[slot].copy())
                 for slot, row in enumerate(observations)
@@ -117,10 +126,6 @@ class ActionHistory(BatchWrapper):
             return {"observation": observations, "actions": self._history.copy()}
         rows = self._rows_of(observations)
         return np.stack([self._join_one(row, self._history[slot]) for slot, row in enumerate(rows)])
-
-    def _is_rows(self, observations: tuple[Any, ...]) -> bool:
-        """True if it is a bare remote environment's tuple with an entry a slot, not a batch of a Tuple space."""
-        return not isinstance(self._base, spaces.Tuple) or not self.env.observation_space.contains(observations)
 
     def _rows_of(self, observations: Any) -> list[Any]:
         if isinstance(observations, np.ndarray):

@@ -23,7 +23,7 @@ from bridge.perlert.address import parse_perlert_address
 from bridge.perlert.client import PerlertClient, check_names
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import Action, Message, Start, check_label, format_message
+from bridge.perlert.protocol.packet import Message, Start, check_label
 from bridge.perlert.protocol.profile import parse_tag
 from bridge.worlds.default_actions import neutral_action
 
@@ -206,11 +206,9 @@ class _Terminal:
         try:
             if self.space is not None:
                 TextCodec(self.space, named=False, decimals=None).decode(text)
-            format_message(Action(self.me.header, text))
+            self.client.port.send(self.me.act(text, time.monotonic()))
         except PacketError as error:
             self.say(f"not an action: {error}")
-            return
-        self.client.port.send(self.me.act(text, time.monotonic()))
 
     @property
     def space(self) -> Space | None:

@@ -29,7 +29,7 @@ class ConflictDetector:
         interrupted: Callable[[], Callable[[], object] | None] = lambda: None,
     ) -> None:
         self._what = what
-        self._turn = turn
+        self._turn = turn or threading.Lock()
         self._interrupted = interrupted
         self.lock = threading.Lock()
         """Held inside of the block; what runs in each step acquires it without the cost of two calls."""
@@ -41,12 +41,19 @@ class ConflictDetector:
         )
 
     def __enter__(self) -> None:
-        # A second caller is refused: if it waited, its step would go into the other's episode.
-        if not self.lock.acquire(blocking=False):
-            self.refuse()
-        if self._turn is not None:
+        # Noted in the same step of Python: an interrupt between two would leave a lock held for good.
+        held: list[bool] = []
+        try:
+            held += map(self.lock.acquire, (False,))
+            # A second caller is refused: if it waited, its step would go into the other's episode.
+            if not held[0]:
+                self.refuse()
             # The keepalive thread has it for a moment between calls: that is no conflict, and is waited for.
-            self._turn.acquire()
+            held += map(self._turn.acquire, (True,))
+        except BaseException:
+            for _, lock in zip(filter(None, held), (self.lock, self._turn), strict=False):
+                lock.release()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -55,6 +62,7 @@ class ConflictDetector:
             if kind is not None and not issubclass(kind, BridgeError) and (call := self._interrupted()) is not None:
                 call()
         finally:
-            if self._turn is not None:
+            try:
                 self._turn.release()
-            self.lock.release()
+            finally:
+                self.lock.release()

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.error import CustomSpaceError
 
 from bridge.encoding import values
 from bridge.encoding.plain_values import from_plain, is_text, to_plain
@@ -38,7 +39,7 @@ _BYTES = np.dtype(np.uint8)
 # Bytes of an observation that is handed out as a part of the array of all slots.
 _SMALL_ROW = 1024
 # What comes of taking something of another structure apart.
-_MISFITS = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+_MISFITS = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, CustomSpaceError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -471,7 +472,9 @@ def _check_structure(space: Space[Any], sample: Any, name: str) -> None:
         for index, (key, item) in enumerate(space.spaces.items()):
             _check_structure(item, sample[key], f"{name}.{_key_name(key, index)}")
     elif isinstance(space, spaces.Tuple):
-        if not isinstance(sample, (tuple, list, np.ndarray)) or len(sample) != len(space.spaces):
+        # An array of shape () has no length.
+        size = len(sample) if isinstance(sample, (tuple, list, np.ndarray)) and np.iterable(sample) else -1
+        if size != len(space.spaces):
             raise TensorError(f"{name!r}: expected a tuple of {len(space.spaces)} parts, got {sample!r:.80}")
         for index, item in enumerate(space.spaces):
             _check_structure(item, sample[index], f"{name}.{index}")

@@ -28,7 +28,7 @@ from bridge.perlert.client import PerlertClient, check_names
 from bridge.perlert.player import PlayerState
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
-from bridge.perlert.protocol.packet import Action, Message, Start, check_label, format_message
+from bridge.perlert.protocol.packet import Message, Start, check_label
 from bridge.perlert.protocol.profile import parse_tag
 from bridge.server.limits import Limits
 from bridge.server.registry import Registry
@@ -143,8 +143,6 @@ class LobbyClient:
             return
         if self._codec is not None:
             self._codec.decode(text)
-        # Only to see that it can be sent: an action that cannot is refused here and now.
-        format_message(Action(self.me.header, text))
         self._client.port.send(self.me.act(text, self._runtime.scheduler.now()))
 
     def close(self) -> None:

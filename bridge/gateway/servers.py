@@ -171,6 +171,7 @@ class EnvServer:
             if response.WhichOneof("payload") == "extension":
                 read = properties_pb2.PropertyResponse.FromString(response.extension.value).read_property
                 known = json.loads(str(unpack_tensor(read.value, OVERVIEW)[()]))
+            json.dumps(known, allow_nan=False)  # no browser reads NaN: the page would show no server at all
             if not isinstance(known, dict) or not isinstance(known.get("worlds", []), list):
                 raise ValueError(f"expected worlds, got {known!r:.80}")
         except (DecodeError, TensorError, ValueError, RecursionError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import http.client
 import json
 import secrets
 import urllib.request
@@ -105,8 +106,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         try:
             with urllib.request.urlopen(urllib.request.Request(url, headers=fields), timeout=self._timeout) as response:
                 data = response.read(max_bytes)
-        except OSError as error:
-            raise ConnectError(self.url, f"no answer to GET /schema: {error}") from error
+        except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+            raise ConnectError(self.url, f"no answer to GET /schema: {error!r:.200}") from error
         with expecting("JSON", data, self._fail):
             return json.loads(data)
 

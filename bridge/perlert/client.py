@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from bridge.perlert.protocol.cipher import ClientSeal, check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE, Message, Slot, check_label
 from bridge.perlert.protocol.profile import MAX_NAME
-from bridge.perlert.udp import ClientPort
+from bridge.perlert.udp import MOST_WAITING, ClientPort
 from bridge.worlds.default_actions import neutral_action
 
 __all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
@@ -72,7 +73,8 @@ class PerlertClient:
 
     def pump(self) -> None:
         """Read what is there and send what is due; does not wait."""
-        for datagram, sender, age in iter(self.port.read, None):
+        # Bounded, for others could send faster than this reads.
+        for datagram, sender, age in itertools.islice(iter(self.port.read, None), MOST_WAITING):
             now = time.monotonic()
             # When it arrived, and not when it is read: the agent may have thought for seconds in between, which is not
             # the network's.
@@ -234,12 +236,16 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
                 raise error(self.url, f"{problem} within the deadline: {self._client.player.waits_for()}")
             self._client.wait(deadline)
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[Player]:
-        """Let one thread in, with what has come; a second one gets an error, not a race."""
+    def check_open(self) -> None:
+        """Raise ClosedError where the environment is closed, or was made before this process was forked."""
         if self._closed or self._client.port.closed:
             problem = "a closed one" if self._closed else "one of another process, which keeps its slot"
             raise ClosedError(f"expected an open environment, got {problem}; make a new one")
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[Player]:
+        """Let one thread in, with what has come; a second one gets an error, not a race."""
+        self.check_open()
         with self._conflicts:
             self._client.pump()
             self._take_events()

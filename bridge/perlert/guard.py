@@ -181,6 +181,11 @@ class Guard:
         """Tell whether an address has been proven, or is trusted."""
         return address in self._proven or self.trusts(address[0])
 
+    def doubts(self, address: Address, datagram: bytes) -> bool:
+        """Tell whether somebody else may have sent a datagram: its address is proven, and it shows no token."""
+        shown = self.token(address).encode() in datagram
+        return address in self._proven and not shown and not self.trusts(address[0])
+
     def spend(self, address: Address, size: int, now: float) -> bool:
         """Book a datagram that is about to be sent; False: do not send it."""
         return self.answer(address, size, 0, now)

@@ -43,10 +43,10 @@ class _Agent:
         self.observations = TextCodec(spaces[0], decimals=decimals)
         # P-2: an action holds no colon, so the parts of a Dict go without names.
         self.actions = TextCodec(spaces[1], named=False, decimals=None)
-        size = self.observations.max_bytes() + len(str(header).encode()) + _AROUND
-        if size > packet.MAX_MESSAGE:
+        self._most_bytes = packet.MAX_MESSAGE - len(str(header).encode()) - _AROUND
+        if (size := self.observations.max_bytes()) > self._most_bytes:
             raise UnsupportedSpaceError(
-                f"expected observations of {header} that fit into a datagram of {packet.MAX_MESSAGE} bytes, "
+                f"expected observations of {header} that fit into {self._most_bytes} bytes of a datagram, "
                 f"got up to {size} bytes for {spaces[0]}; use fewer decimals (decimals=2), select or "
                 "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
             )
@@ -62,6 +62,18 @@ class _Agent:
             raise SettingError(f"expected a default_action of {spaces[1]}, got {action!r}") from error
         self.player: PolicyPlayer | None = None
         """Acts for it, in a run that its client plays in."""
+
+    def observed(self, told: Transition) -> Transition:
+        """Return what it saw, its observation as text.
+
+        Raises:
+            ValueError: It holds NaN, or is so far outside of its bounds that no datagram holds it.
+        """
+        text = self.observations.encode(told.observation)
+        if (size := len(text.encode())) > self._most_bytes:
+            space = self.observations.space
+            raise ValueError(f"expected an observation of {space} in at most {self._most_bytes} bytes, got {size}")
+        return Transition(text, told.reward, told.terminated, told.truncated)
 
 
 def _slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
@@ -237,7 +249,7 @@ class Instance:
     def _seen(self, frame: Frame) -> dict[str, Transition]:
         """Return what each slot's agent saw, its observation as text."""
         return {
-            key: Transition(agent.observations.encode(told.observation), told.reward, told.terminated, told.truncated)
+            key: agent.observed(told)
             for key, agent in self._agents.items()
             if (told := frame.transitions.get(agent.name)) is not None
         }
@@ -354,5 +366,5 @@ class InstanceHost:
                 names = ", ".join(map(str, list(self.instances)[:8]))
                 text = f"There is no {message.header} here; there is {names}"
                 told = packet.format_message(packet.Message(message.header, text))
-                if self.guard.answer(sender, len(told), len(datagram), now):
+                if self.guard.spend(sender, len(told), now):
                     self.ports.send(None, told, sender)

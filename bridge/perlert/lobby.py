@@ -174,7 +174,7 @@ class Lobby:
             problem = "not registered"  # P-15: no answer
         if problem:
             self.counts[problem] += 1
-        return self.tick(now)
+        return self.tick(now) if sender in self.clients else self._to_send()
 
     def _hear(self, message: packet.ClientMessage, client: LobbyMember, now: float) -> str:
         """Take what a client says beside registering; return why it counts for nothing, if it does not."""

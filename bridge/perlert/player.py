@@ -188,7 +188,9 @@ class Player:
         return self.tick(now)
 
     def act(self, text: str, now: float) -> list[Outgoing]:
-        """Do this from now on."""
+        """Do this from now on; raises PacketError where it cannot be sent, and goes on as before."""
+        # With the longest numbers: it is sent again and again, where nobody takes an error.
+        packet.format_message(packet.Action(self.header, profile.action_text("0" * 12, 65535, 10**15 - 1, text)))
         self._acts = text
         self.seq += 1
         return self._send_action(now) if self.in_run else []

@@ -255,7 +255,6 @@ def serve_perlert(
     gathering = dataclasses.replace(lobby_config or LobbyConfig(), clients=clients, countdown=countdown)
     own_process = Isolation.of(isolation, CALL_TIMEOUT, None)
     guard = guard or GuardConfig(datagrams_per_second=max(200.0, 4 * fps))
-    ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
     if not is_loopback(host) and key is None:
         warnings.warn(
             f"serve_perlert on {host!r} without key=: everybody who can send to it can take part, and whoever sees the "
@@ -263,6 +262,8 @@ def serve_perlert(
             stacklevel=2,
         )
     journal = open_journal(record)
+    # Last: what raises above would leave the port bound.
+    ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
     how: dict[str, Any] = {"fps": fps, "env_kwargs": env_kwargs, "isolation": own_process, "thread_safe": thread_safe}
     filling = {"slots": slots, "bots": bots, "default_action": default_action, "spectators": spectators}
 

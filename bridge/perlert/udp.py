@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import selectors
 import socket
 import struct
@@ -20,11 +21,13 @@ from bridge.perlert.protocol.cipher import ClientSeal, ServerSeal
 from bridge.perlert.protocol.packet import MAX_DATAGRAM
 from bridge.server.event_loop import READ
 
-__all__ = ["ClientPort", "ServerPorts", "receive"]
+__all__ = ["MOST_WAITING", "ClientPort", "ServerPorts", "receive"]
 
 _log = SafeLog(__name__)
 CLIENT_BUFFER = 1472
 """Bytes; a foreign server may fill an Ethernet frame."""
+MOST_WAITING = 1024
+"""Datagrams that a client reads at once: more than a socket's buffer holds, so that the newest is among them."""
 _BATCH = 64
 _UNREACHABLE = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH}
 _LINUX = sys.platform.startswith("linux")
@@ -129,18 +132,25 @@ class ServerPorts:
             if datagram is None:
                 self.counts["cut"] += 1
                 continue
-            for level, kind, data in ancillary:  # P-12: the answer leaves from the address that was asked
-                # IPv4's is (interface, local address, destination), of which the interface is left to the system.
-                self._asked[sender] = level, kind, bytes(4) + data[4:] if level == socket.IPPROTO_IP else data
-                self._asked.move_to_end(sender)
-                if len(self._asked) > _MAX_PEERS:
-                    self._asked.popitem(last=False)
             try:
+                # A datagram that is forged must not have a client's steps leave from another address of ours.
+                if ancillary and not self._host.guard.doubts(sender, datagram):
+                    self._note_asked(sender, ancillary)
                 if (message := self._opened(sock, port, datagram, sender)) is not None:
+                    if self._seal is not None:
+                        self._note_asked(sender, ancillary)
                     self._host.receive(port, message, sender)
             except Exception:  # a fault of ours costs one datagram, and not the server
                 self.counts["failed"] += 1
                 _log.exception("a datagram from %s was not handled", sender)
+
+    def _note_asked(self, sender: Address, ancillary: _Ancillary) -> None:
+        for level, kind, data in ancillary:  # P-12: the answer leaves from the address that was asked
+            # IPv4's is (interface, local address, destination), of which the interface is left to the system.
+            self._asked[sender] = level, kind, bytes(4) + data[4:] if level == socket.IPPROTO_IP else data
+            self._asked.move_to_end(sender)
+            if len(self._asked) > _MAX_PEERS:
+                self._asked.popitem(last=False)
 
     def _opened(self, sock: socket.socket, port: int | None, datagram: bytes, sender: Address) -> bytes | None:
         """Return the message in a datagram; answer one of no connection, if it is one's that has the key."""
@@ -230,8 +240,8 @@ class ClientPort:
 
     def read(self) -> tuple[bytes, Address, float] | None:
         """Return a message that is there, its sender, and how many seconds ago it arrived; None: none is there."""
-        while (got := receive(self._socket, CLIENT_BUFFER)) is not None:
-            datagram, sender, ancillary = got
+        waiting = iter(lambda: receive(self._socket, CLIENT_BUFFER), None)
+        for datagram, sender, ancillary in itertools.islice(waiting, MOST_WAITING):
             self.cut += datagram is None
             if datagram is not None and self._seal is not None:
                 datagram = self._seal.open(datagram, self._rollout(sender))

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.client.slots.resets import check_mask
 from bridge.client.slots.slot import SlotState
-from bridge.errors import ClosedError, InvalidActionError, RemoteError, ResetNeededError, SettingError
+from bridge.errors import InvalidActionError, RemoteError, ResetNeededError, SettingError
 from bridge.perlert.client import PerlertEnv
 
 __all__ = ["PerlertVectorEnv"]
@@ -73,8 +73,8 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _begin(self, slots: Iterable[int]) -> None:
         """Let slots go for their next runs, unless they do already."""
-        if self.closed:
-            raise ClosedError("expected an open environment, got a closed one; make a new one")
+        for env in self.envs:
+            env.check_open()
         for slot in set(slots) - self._calls.keys():
             self._states[slot] = SlotState.RESETTING
             self._calls[slot] = self._threads.submit(self.envs[slot].reset)
@@ -118,7 +118,11 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         check_mask(mask, self.num_envs)
         if given:
             raise SettingError(f"expected no options but reset_mask, because PERLERT carries none, got {given!r}")
-        self._begin(np.flatnonzero(mask).tolist())
+        slots = np.flatnonzero(mask).tolist()
+        # Steps of a call that Ctrl-C has interrupted are still on.
+        steps = [slot for slot in slots if slot in self._calls and self._states[slot] is SlotState.RUNNING]
+        wait([self._calls.pop(slot) for slot in steps])
+        self._begin(slots)
         observations, *_, infos = self._collect()
         return observations, infos
 
@@ -147,11 +151,12 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             self.envs[slot].action_text(chosen[slot])
         # Slots whose episode ended in the last step, and those that were lost, go for their next run.
         self._begin(set(range(self.num_envs)) - playing)
-        steps = {slot: self._threads.submit(self.envs[slot].step, chosen[slot]) for slot in playing}
-        self._calls |= steps
-        if steps:
+        # Not where Ctrl-C has interrupted the last call, whose step is still on: what it rewards would be lost.
+        for slot in playing - self._calls.keys():
+            self._calls[slot] = self._threads.submit(self.envs[slot].step, chosen[slot])
+        if playing:
             # Each is bounded by its own `timeout`.
-            wait(steps.values())
+            wait([self._calls[slot] for slot in playing])
         else:
             wait(self._calls.values(), _IDLE, FIRST_COMPLETED)
         return self._collect()

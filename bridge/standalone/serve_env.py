@@ -161,7 +161,8 @@ class Refusal(Exception):  # noqa: N818 - it becomes an answer
     """Why a request is refused: a text and a status code, which become its answer."""
 
     def __init__(self, text, code=INVALID_ARGUMENT):
-        super().__init__(text)
+        # An environment's error may hold lone surrogates, as paths do, which no text of Protobuf may.
+        super().__init__(text.encode("utf-8", "backslashreplace").decode())
         self.code = code
 
 
@@ -174,7 +175,9 @@ PAYLOADS.update({"<u4": "uint32s", "<u8": "uint64s", "|b1": "bools", "|O": "stri
 DATA_TYPES = {payload: number for number, payload in enumerate(PAYLOADS.values(), start=1)}
 DTYPES = {payload: np.dtype(code) for code, payload in PAYLOADS.items()}
 WIDER = {"<f2": "<f4", "<i2": "<i4", "<u2": "<u4"}  # these travel in a wider type, and come back exactly
-MAX_BYTES = 512 * 1024 * 1024  # of a message, and of what a single element fills
+# Of a message; elements of a setting that a single one fills; of a shape. By the shape that it announces, a message of
+# a few bytes could take all memory, and one of many dimensions hours.
+MAX_BYTES, MAX_FILLED, MAX_DIMENSIONS = 512 * 1024 * 1024, 4096, 32
 
 
 def wire_dtype(dtype):
@@ -227,31 +230,24 @@ def pack(value, tensor=None):
     return tensor
 
 
-def product(sizes):
-    """Return the product of sizes; those of a stranger's tensor may be too large for NumPy's integers."""
-    return functools.reduce(lambda found, size: found * size, sizes, 1)
-
-
 def unpack(tensor, name, shape=None):
     """Return the array of a tensor, writable; its shape has to become `shape`, where that is given.
 
-    One negative dimension is inferred from the number of elements, and a single element fills any shape.
+    One negative dimension is inferred from the number of elements, and a single element fills `shape`.
     """
     payload, found = tensor.WhichOneof("payload"), list(tensor.shape)
     if payload not in DTYPES:
         raise Refusal(f"{name}: expected a tensor of numbers or text, got one of {payload or 'nothing'}")
-    elements = getattr(tensor, payload).array
-    is_bytes = payload in ("int8s", "uint8s")
-    flat = np.frombuffer(elements, DTYPES[payload]) if is_bytes else np.array(list(elements), DTYPES[payload])
-    rest = product([size for size in found if size >= 0])
-    if sum(size < 0 for size in found) == 1:
+    elements, dtype = getattr(tensor, payload).array, DTYPES[payload]
+    flat = np.frombuffer(elements, dtype) if isinstance(elements, bytes) else np.array(list(elements), dtype)
+    if len(found) <= MAX_DIMENSIONS and sum(size < 0 for size in found) == 1:
+        rest = int(np.prod(np.array([size for size in found if size >= 0], object)))
         found = [(flat.size // rest if rest else 0) if size < 0 else size for size in found]
-    if min(found, default=0) < 0 or (shape is not None and tuple(found) != shape):
-        wanted = "at most one variable dimension" if shape is None else f"the shape {list(shape)}"
-        raise Refusal(f"{name}: expected {wanted}, got the shape {list(tensor.shape)}")
-    count = product(found)
-    # MAX_BYTES: a message of a few bytes must not take all memory by the shape that it announces.
-    if flat.size == 1 < count <= MAX_BYTES // flat.itemsize:
+    if len(found) > MAX_DIMENSIONS or min(found, default=0) < 0 or (shape is not None and tuple(found) != shape):
+        wanted = f"{MAX_DIMENSIONS} dimensions at most, one variable" if shape is None else f"the shape {list(shape)}"
+        raise Refusal(f"{name}: expected {wanted}, got the shape {list(tensor.shape)!s:.80}")
+    count = int(np.prod(np.array(found, object)))
+    if flat.size == 1 < count and (shape is not None or count <= MAX_FILLED):
         return np.full(found, flat[0], flat.dtype)
     if flat.size != count:
         raise Refusal(f"{name}: the shape {list(tensor.shape)} does not hold {flat.size} elements")
@@ -442,14 +438,17 @@ def parse_integer(text):
     return int(text)
 
 
-def read_value(tensor, name):
-    """Return the value that a tensor of bytes holds."""
+def read_dict(tensor, name):
+    """Return the dict, or the None, that a tensor of bytes holds as a value."""
     if tensor.WhichOneof("payload") != "uint8s":
         raise Refusal(f"{name}: expected uint8 bytes that hold a value")
     try:
-        return decode(pb.Value.FromString(tensor.uint8s.array))
+        found = decode(pb.Value.FromString(tensor.uint8s.array))
     except (DecodeError, TypeError, ValueError) as error:
         raise Refusal(f"{name}: the bytes hold no value: {error}") from error
+    if not isinstance(found, (dict, type(None))):
+        raise Refusal(f"expected {name} to be a dict, got {type(found).__name__}")
+    return found
 
 
 # Spaces
@@ -652,6 +651,7 @@ class Simulator:
         if self._render_takes_mode:
             self.render_mode = render_mode or ("rgb_array" if "rgb_array" in self.metadata["render_modes"] else None)
         if render_mode not in (None, self.render_mode):
+            calling("close", env.close)
             raise Refusal(f"expected an environment that takes render_mode={render_mode!r}, got {self.render_mode!r}")
 
     def reset(self, seed=None, options=None):
@@ -801,9 +801,7 @@ class StandaloneWorld:
         known = ("seed", "options") if self.lanes is None else ("seed", "options", "reset_mask")
         refuse_unknown(settings, known, "Reset")
         seeds = self._read_seeds(unpack(settings["seed"], "seed")) if "seed" in settings else None
-        options = read_value(settings["options"], "options") if "options" in settings else None
-        if not isinstance(options, (dict, type(None))):
-            raise Refusal(f"expected options to be a dict, got {type(options).__name__}")
+        options = read_dict(settings["options"], "options") if "options" in settings else None
         mask = unpack(settings["reset_mask"], "reset_mask") if "reset_mask" in settings else None
         if mask is not None and (mask.shape != (self.lanes,) or mask.dtype != np.bool_ or not mask.any()):
             raise Refusal(f"expected a reset_mask of {self.lanes} bools, one of them True, got {mask!r:.80}")
@@ -839,8 +837,7 @@ class StandaloneWorld:
         actions = []
         for lane in range(len(self.envs)):  # all are read before any lane is stepped
             parts = [arrays[uid] if self.lanes is None else arrays[uid][lane, ...] for uid in self.actions]
-            parts = [leaf.unpack(part) for leaf, part in zip(self.action_leaves, parts)]
-            actions.append(assemble(self.action_space, iter(parts)))
+            actions.append(assemble(self.action_space, map(SpaceLeaf.unpack, self.action_leaves, parts)))
         for lane, env in enumerate(self.envs):
             if self.lanes is not None and (self.ends[lane] or self.cuts[lane]):
                 self._reset_lane(lane)
@@ -960,7 +957,7 @@ def answer_property(server, session, request):
         shape, dtype = {str: ((), object), int: ((), np.int64)}.get(type(found.get(child, "")), ((-1,), np.uint8))
         entry = response.list_property.values.add(is_readable=child in found, is_listable=child not in found)
         entry.spec.CopyFrom(Field(child, shape, dtype).message())
-    return response
+    return response.SerializeToString()
 
 
 # The session
@@ -980,7 +977,8 @@ def answer_property(server, session, request):
 
 
 class StandaloneSession:
-    """The requests of one connection. Its whole state: the world that it is in, and whether a sequence is running.
+    """The requests of one connection. Its whole state: the world that it is in, and whether a sequence is running;
+    or it has ended.
 
     Args:
         server: The StandaloneServer.
@@ -988,16 +986,15 @@ class StandaloneSession:
     """
 
     def __init__(self, server, is_bridge):
-        self.server, self.is_bridge, self.world, self.running = server, is_bridge, None, False
+        self.server, self.is_bridge, self.world, self.running, self.closed = server, is_bridge, None, False, False
 
     def answer(self, data):
         """Return the answer to a request's bytes; or a Future to wait for, and then to give to `answer_late`."""
-        response = pb.EnvironmentResponse()
         try:
-            request = pb.EnvironmentRequest.FromString(data)
+            request, response = pb.EnvironmentRequest.FromString(data), pb.EnvironmentResponse()
             kind = request.WhichOneof("payload")
-            if kind is None:
-                raise Refusal("expected a request of one of the protocol's kinds, got one without a payload")
+            if kind is None or self.closed:
+                raise Refusal("expected a request of one of the protocol's kinds, on a connection that is open")
             getattr(response, kind).SetInParent()  # an empty answer has a kind, too
             order = getattr(self, "on_" + kind)(getattr(request, kind), getattr(response, kind))
             return response.SerializeToString() if order is None else order
@@ -1039,14 +1036,14 @@ class StandaloneSession:
         """Begin a sequence, whatever the actions; in a sequence, step."""
         world = self.require_world()
         wanted = list(dict.fromkeys(request.requested_observations))
-        self._refuse_unknown_uids(wanted, world.observations, "observation")
+        refuse_unknown_uids(wanted, world.observations, "observation")
         if not self.running:
             world.begin()
             response.state = RUNNING
         elif world.waiting:  # another connection has reset the world: this one is told before the next episode begins
             response.state = world.interrupt()
         else:
-            self._refuse_unknown_uids([entry.key for entry in request.actions], world.actions, "action")
+            refuse_unknown_uids([entry.key for entry in request.actions], world.actions, "action")
             arrays = {entry.key: world.actions[entry.key].read(entry.value) for entry in request.actions}
             response.state = world.step(arrays)
         self.running = response.state == RUNNING
@@ -1054,13 +1051,6 @@ class StandaloneSession:
             world.answer_waiting()
         for uid in wanted:
             pack(world.observe(uid), response.observations.add(key=uid).value)
-
-    @staticmethod
-    def _refuse_unknown_uids(uids, specs, what):
-        for uid in uids:
-            if uid not in specs:
-                known = ", ".join(f"{number} ({spec.name})" for number, spec in specs.items())
-                raise Refusal(f"unknown {what} UID {uid}; there are {known}")
 
     def on_reset(self, request, response):
         """End the sequence; the next Step resets the environment, with these settings."""
@@ -1115,8 +1105,7 @@ class StandaloneSession:
         """Answer a request for a property."""
         if request.type_url != PROPERTY_URL + "Request":
             raise Refusal(f"unknown extension {request.type_url!r}; there is {PROPERTY_URL}Request", UNIMPLEMENTED)
-        asked = pb.PropertyRequest.FromString(request.value)
-        response.value = answer_property(self.server, self, asked).SerializeToString()
+        response.value = answer_property(self.server, self, pb.PropertyRequest.FromString(request.value))
         response.type_url = PROPERTY_URL + "Response"
 
     def close(self):
@@ -1125,11 +1114,20 @@ class StandaloneSession:
         A world is for its creator where Gymnasium Bridge made it, which makes one for each remote environment, or where
         the creator has joined it. Other clients may make worlds on one connection and play them on others.
         """
+        self.closed = True  # its thread may still hold a request to join a world, which nobody would leave
         self.on_leave_world()
         for world in [world for world in self.server.worlds.values() if world.creator is self]:
             if world.ends_with_creator and world.player is None:
                 self.server.destroy(world)
         self.server.connections -= 1
+
+
+def refuse_unknown_uids(uids, specs, what):
+    """Refuse UIDs that are none of `specs`."""
+    for uid in uids:
+        if uid not in specs:
+            known = ", ".join(f"{number} ({spec.name})" for number, spec in specs.items())
+            raise Refusal(f"unknown {what} UID {uid}; there are {known}")
 
 
 def settings_of(request):
@@ -1161,9 +1159,12 @@ class MainThread:
             self.end()
         return result
 
-    def run(self, function, *args):
-        """Have a function called, and return what it returns."""
-        return self.post(function, *args).result()
+    def run(self, context, function, *args):
+        """Have a function called, and return what it returns; end the connection where it was not called to its end."""
+        try:
+            return self.post(function, *args).result()
+        except (Refusal, KeyboardInterrupt) as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error) or "the environment was interrupted")
 
     def work(self, idle):
         """Call what is asked for until a signal, and `idle` now and then."""
@@ -1237,6 +1238,7 @@ class StandaloneServer:
 
     def create_world(self, settings):
         """Make a world with a name that cannot be guessed."""
+        self.destroy_idle()  # `work` has no time for it while requests come without a pause
         if len(self.worlds) - ("" in self.worlds) >= self.limits.max_worlds:
             raise Refusal(f"this server has max_worlds={self.limits.max_worlds} worlds already", RESOURCE_EXHAUSTED)
         return self._make_world("world-" + secrets.token_hex(8), settings)
@@ -1263,21 +1265,20 @@ class StandaloneServer:
     def _make_world(self, name, settings):
         plain = [key for key in settings if not key.startswith("kwargs.")]
         refuse_unknown(plain, [*self.SETTINGS, "kwargs.NAME"], "CreateWorld")
-        kwargs = {**self.kwargs, **(read_value(settings["kwargs"], "kwargs") if "kwargs" in settings else {})}
-        given = {key: unpack(tensor, key) for key, tensor in settings.items() if key != "kwargs"}
+        asked = read_dict(settings.pop("kwargs"), "kwargs") if "kwargs" in settings else None
+        given = {key: unpack(item, key, () if key in plain else None) for key, item in settings.items()}
         given = {key: array.item() if array.shape == () else array for key, array in given.items()}
-        kwargs.update((key[7:], value) for key, value in given.items() if key[:7] == "kwargs.")
-        if given.get("env_id", self.env_id) != self.env_id:
-            here = self.env_id or "one without an id"
-            raise Refusal(f"the environment {given['env_id']!r} is not served here; this server has {here}", NOT_FOUND)
+        kwargs = {**self.kwargs, **(asked or {}), **{key[7:]: item for key, item in given.items() if key not in plain}}
+        wanted, here = given.get("env_id", self.env_id), self.env_id or "one without an id"
+        if wanted != self.env_id:
+            raise Refusal(f"the environment {wanted!r} is not served here; this server has {here}", NOT_FOUND)
         if given.get("render_mode"):
             kwargs["render_mode"] = given["render_mode"]
         lanes = given.get("num_envs", self.lanes)
         if type(lanes) is not int or not 1 <= lanes <= self.MAX_LANES:
             raise Refusal(f"expected num_envs to be an integer from 1 to {self.MAX_LANES}, got {lanes!r:.80}")
         make = functools.partial(calling, "its construction", lambda: self.make(**kwargs))
-        world = self.worlds[name] = StandaloneWorld(name, make, None if lanes == 1 else lanes)
-        return world
+        return self.worlds.setdefault(name, StandaloneWorld(name, make, None if lanes == 1 else lanes))
 
     def process(self, requests, context):
         """Serve a connection, in a thread of its own: an answer for each request, in order."""
@@ -1288,7 +1289,7 @@ class StandaloneServer:
             log.warning("refused %s: no token, or a wrong one", context.peer())
             text = "the token is wrong" if shown else "a token is required, and none was sent"
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{text}; pass token=..., or set BRIDGE_TOKEN")
-        session = self.main.run(self._open, HELLO in metadata)
+        session = self.main.run(context, self._open, HELLO in metadata)
         if session is None:
             text = f"this server has max_connections={self.limits.max_connections} connections already"
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -1296,10 +1297,10 @@ class StandaloneServer:
             self.main.post(session.close)
         context.send_initial_metadata(((HELLO, VERSION),))
         for data in requests:
-            answer = self.main.run(session.answer, data)
+            answer = self.main.run(context, session.answer, data)
             if isinstance(answer, futures.Future):  # this thread waits, and the environments' goes on
                 futures.wait([answer], self.limits.reset_world_timeout)
-                answer = self.main.run(session.answer_late, answer)
+                answer = self.main.run(context, session.answer_late, answer)
             yield answer
 
     def _open(self, is_bridge):
@@ -1346,10 +1347,11 @@ class StandaloneServer:
         except KeyboardInterrupt:
             pass
         finally:
-            for world in list(self.worlds.values()):
-                self.destroy(world)
             self.main.end()
             server.stop(0.5).wait()
+            # After the connections: where an environment does not close, a second signal ends the process.
+            for world in list(self.worlds.values()):
+                self.destroy(world)
             pool.shutdown()
 
 
@@ -1425,11 +1427,12 @@ def main(arguments=None):
     local = options.host in ("localhost", "::1") or options.host.startswith("127.")
     read = lambda path: path and pathlib.Path(path).read_bytes()  # noqa: E731
     token = read(options.token_file).decode().strip() if options.token_file else options.token
+    if options.token_file and not token:
+        raise SystemExit(f"expected a token in {options.token_file}, which is empty")
     asks_for_one = not (token or local or options.insecure or options.tls_client_ca)
     made, credentials = secrets.token_hex(32) if asks_for_one else None, None
     if options.tls_key:
-        pair = (read(options.tls_key), read(options.tls_certificate))
-        authority = read(options.tls_client_ca)
+        pair, authority = (read(options.tls_key), read(options.tls_certificate)), read(options.tls_client_ca)
         credentials = grpc.ssl_server_credentials([pair], authority, authority is not None)
     elif not local:
         log.warning("without TLS, whoever is on the way can read along, and act in the client's place")

@@ -77,7 +77,7 @@ def make_certificates(
         "client": authority.issue("client"),
     }
     for name, (certificate, key) in made.items():
-        paths[f"{name}.pem"].write_bytes(authority.certificate_pem(certificate))
+        paths[f"{name}.pem"].write_bytes(certificate.public_bytes(authority.forms.Encoding.PEM))
         write_secret(paths[f"{name}.key"], authority.key_pem(key))
     return paths
 
@@ -95,7 +95,7 @@ class _Authority:
             from cryptography import x509
             from cryptography.hazmat.primitives import hashes, serialization
             from cryptography.hazmat.primitives.asymmetric import ec
-        self._x509, self._hashes, self._serialization, self._ec = x509, hashes, serialization, ec
+        self._x509, self._hashes, self.forms, self._ec = x509, hashes, serialization, ec
         self._begin, self._end = begin, end
         self.key: Any = ec.generate_private_key(ec.SECP256R1())
         self._title = self._name("gymnasium-bridge development authority")
@@ -125,14 +125,10 @@ class _Authority:
             builder = builder.add_extension(alternatives, critical=False)
         return self._sign(builder), key
 
-    def certificate_pem(self, certificate: Any) -> bytes:
-        """Return a certificate as PEM."""
-        return bytes(certificate.public_bytes(self._serialization.Encoding.PEM))
-
     def key_pem(self, key: Any) -> bytes:
         """Return a key as PEM, not encrypted."""
-        form = self._serialization
-        return bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
+        forms = self.forms
+        return bytes(key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption()))
 
     def _name(self, text: str) -> Any:
         return self._x509.Name([self._x509.NameAttribute(self._x509.oid.NameOID.COMMON_NAME, text)])

@@ -7,7 +7,7 @@ import importlib
 import sys
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from bridge.errors import SettingError
 from bridge.extras import install_command
@@ -22,6 +22,7 @@ _LEVEL = 1
 # The largest window of zstd, as a power of two: what one message may have the reader keep in memory. 8 MiB are what
 # RFC 8878 asks every reader to support.
 _WINDOW_LOG = 23
+_PIECE = 1 << 20
 
 
 @functools.cache
@@ -51,8 +52,7 @@ def checked_compression(value: Any) -> Compression | None:
         raise SettingError(f"expected compression='zstd', 'gzip' or None, got {value!r:.80}")
     if value == "zstd" and _zstd() is None:
         raise SettingError(f"compression='zstd' needs a library that is not installed: {install_command('zstd')}")
-    found: Compression = value
-    return found
+    return cast(Compression, value)
 
 
 def compress(encoding: str, parts: Sequence[bytes | memoryview]) -> bytes:
@@ -62,12 +62,9 @@ def compress(encoding: str, parts: Sequence[bytes | memoryview]) -> bytes:
         encoding: One of `Compression`.
         parts: Contiguous.
     """
-    zstd = _zstd()
-    packer: Any
-    if encoding == "zstd" and zstd is not None:
-        packer = zstd.ZstdCompressor(level=_LEVEL)
-    else:
-        packer = zlib.compressobj(_LEVEL, wbits=zlib.MAX_WBITS | 16)  # 16: gzip's header and trailer
+    zstd = _zstd() if encoding == "zstd" else None
+    wbits = zlib.MAX_WBITS | 16  # 16: gzip's header and trailer
+    packer: Any = zlib.compressobj(_LEVEL, wbits=wbits) if zstd is None else zstd.ZstdCompressor(level=_LEVEL)
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
 
 
@@ -79,12 +76,10 @@ class Inflater:
     """
 
     def __init__(self, encoding: str) -> None:
-        zstd = _zstd()
-        self._inner: Any
-        if encoding == "zstd" and zstd is not None:
+        self._rest = memoryview(b"")
+        self._inner: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib, by how the data begins
+        if encoding == "zstd" and (zstd := _zstd()) is not None:
             self._inner = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
-        else:
-            self._inner = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib, by how the data begins
 
     @property
     def eof(self) -> bool:
@@ -96,5 +91,16 @@ class Inflater:
 
         Raises an exception of the library where the data cannot be read.
         """
-        # zlib hands back what it has not looked at; zstd keeps it.
-        return bytes(self._inner.decompress(data or getattr(self._inner, "unconsumed_tail", b""), most))
+        if data:
+            self._rest = memoryview(data)
+        parts: list[bytes] = []
+        while most and not self.eof:
+            # zlib hands back a copy of what it has not looked at: for each MiB all of a message, were it given as one.
+            piece = getattr(self._inner, "unconsumed_tail", b"")
+            if not piece:
+                piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]
+            parts.append(self._inner.decompress(piece, most))
+            most -= len(parts[-1])
+            if not (piece or parts[-1]):
+                break
+        return b"".join(parts)

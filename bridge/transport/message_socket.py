@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,8 @@ from bridge.transport.websocket import LOGGER
 __all__ = ["MessageSocket"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+# Bytes of a request that a connection without any other holds, whether its server reads or not.
+_HELD = 1 << 14
 
 
 class MessageSocket:
@@ -123,15 +126,25 @@ class MessageSocket:
     def ask(self, message: str | bytes, answer: str) -> str | bytes:
         """Send a message, after connecting where there is no connection; return the next one.
 
-        Raises as `connect` and `receive`.
+        Raises as `connect` and `receive`; RemoteTimeoutError also where the server does not read the message.
         """
         if self._connection is None:
             self.connect()
         assert self._connection is not None
+        # `websockets` sends without a deadline, and a server that reads nothing would be waited for without end. Of an
+        # SSLSocket it is the plain method: its own would let the rest be sent unencrypted.
+        cut = threading.Timer(self._timeout, socket.socket.shutdown, (self._connection.socket, socket.SHUT_RDWR))
         try:
+            if len(message) > _HELD:
+                cut.start()
             self._connection.send(message)
         except ConnectionClosed as error:
+            if cut.finished.is_set():
+                text = f"the {self._server} did not read the request within {self._timeout:g} s"
+                raise RemoteTimeoutError(self._url, text) from None
             raise self._lost(error) from None
+        finally:
+            cut.cancel()
         return self.receive(answer)
 
     def receive(self, answer: str) -> str | bytes:
@@ -179,10 +192,9 @@ class MessageSocket:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            except RefusedError:
-                raise  # the server is well; the next request may be another
-            except BaseException:
-                self.close()  # a late answer must never be taken for that of a later request
+            except BaseException as error:
+                if not isinstance(error, RefusedError):  # then the server is well; the next request may be another
+                    self.close()  # a late answer must never be taken for that of a later request
                 raise
 
     def close(self) -> None:

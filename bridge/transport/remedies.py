@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["remedy"]
 
 _CLIENT = (
@@ -36,15 +38,7 @@ _REMEDIES = {
     "alert unsupported certificate": _REFUSED,
 }
 _GRPC = {"ws": "grpc", "wss": "grpcs"}
-_CLOSED = (
-    "socket closed",
-    "connection reset",
-    "broken pipe",
-    "end of tcp",
-    "closed the connection",
-    "alert",
-    "unwrap failed",
-)
+_CLOSED = re.compile("socket closed|connection reset|broken pipe|end of tcp|closed the connection|alert|unwrap failed")
 
 
 def remedy(scheme: str, details: str) -> str:
@@ -58,7 +52,7 @@ def remedy(scheme: str, details: str) -> str:
     for sign, text in _REMEDIES.items():
         if sign in said:
             return text.format(scheme=scheme, grpc=_GRPC.get(scheme, scheme), plain=plain, tls=f"{plain}s")
-    if any(sign in said for sign in _CLOSED):
+    if _CLOSED.search(said):
         if scheme == f"{plain}s":
             return f"A server is there and closed the connection: {_CLIENT}"
         question = "is it a gRPC server?" if scheme == "unix" else f"does it speak TLS? Then use {plain}s://"

@@ -12,7 +12,44 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from bridge.encoding.interventions import ACTION, KEYS
 
-__all__ = ["batch_interventions", "lane_info", "merge_lanes", "pick_lanes", "with_errors", "with_interventions"]
+__all__ = [
+    "as_rows",
+    "batch_interventions",
+    "joins",
+    "lane_info",
+    "merge_lanes",
+    "pick_lanes",
+    "with_errors",
+    "with_interventions",
+]
+
+
+def as_rows(block: Mapping[str, Any], lanes: int) -> dict[str, Any]:
+    """Return the infos of a world's lanes as arrays with a row a lane and `_key` masks, or nested dicts of them.
+
+    Simulators say what they like. A value that is no such array is of all lanes: each gets it.
+    """
+    rows: dict[str, Any] = {}
+    for key, value in block.items():
+        if _is_mask(key, block):
+            continue
+        mask = block.get(f"_{key}")
+        if not isinstance(mask, np.ndarray) or (mask.dtype, mask.shape) != (np.bool_, (lanes,)):
+            mask = np.ones(lanes, np.bool_)
+        if isinstance(value, Mapping):
+            rows[key] = as_rows(value, lanes)
+        elif isinstance(value, np.ndarray) and value.shape[:1] == (lanes,):
+            rows[key] = value
+        else:
+            rows[key] = np.full(lanes, None)
+            rows[key].fill(value)
+        rows[f"_{key}"] = mask
+    return rows
+
+
+def _is_mask(key: Any, block: Mapping[str, Any]) -> bool:
+    # Only if there is what it masks: an info may have keys of its own that begin with an underscore.
+    return isinstance(key, str) and key.startswith("_") and key[1:] in block
 
 
 def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, lanes: int, num_envs: int) -> None:
@@ -20,20 +57,18 @@ def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, la
 
     Args:
         infos: Of all slots so far; grows.
-        block: Arrays of length `lanes` with their `_key` masks, or nested dicts of them.
+        block: What `as_rows` returns, if it `joins` them.
         offset: The first slot.
         lanes: The number of lanes.
         num_envs: The number of slots.
     """
-    for key, value in block.items():
-        # Only a mask if there is what it masks: an info may have keys of its own that begin with an underscore.
-        if key.startswith("_") and key[1:] in block:
+    for key, array in block.items():
+        if _is_mask(key, block):
             continue
-        mask = np.asarray(block.get(f"_{key}", np.ones(lanes, np.bool_)))
-        if isinstance(value, Mapping):
-            merge_lanes(infos.setdefault(key, {}), value, offset, lanes, num_envs)
+        mask = block[f"_{key}"]
+        if isinstance(array, Mapping):
+            merge_lanes(infos.setdefault(key, {}), array, offset, lanes, num_envs)
         else:
-            array = np.asarray(value)
             if key not in infos:
                 shape = (num_envs, *array.shape[1:])
                 # As `VectorEnv._add_info` fills slots without the key.
@@ -48,7 +83,7 @@ def lane_info(block: Mapping[str, Any] | list[dict[str, Any]], lane: int) -> dic
         return block[lane]
     info: dict[str, Any] = {}
     for key, value in block.items():
-        if key.startswith("_") and key[1:] in block:
+        if _is_mask(key, block):
             continue
         if not np.asarray(block.get(f"_{key}", True)).reshape(-1)[lane if f"_{key}" in block else 0]:
             continue
@@ -72,11 +107,11 @@ def pick_lanes(blocks: Sequence[Mapping[str, Any] | list[dict[str, Any]]]) -> di
     lanes, joined = len(blocks), dict[str, Any]()
     # Most lanes share a block: each is merged once, with all of its lanes.
     for block in {id(block): block for block in blocks}.values():
-        if isinstance(block, list) or not _joins(joined, block):
+        if isinstance(block, list) or not joins(joined, block):
             # An array has one dtype: where a key has values of several types, or shapes, a list of dicts keeps them.
             return [lane_info(own, lane) for lane, own in enumerate(blocks)]
         chosen = np.array([own is block for own in blocks])
-        merge_lanes(joined, _only(block, chosen), 0, lanes, lanes)
+        merge_lanes(joined, as_rows(_only(block, chosen), lanes), 0, lanes, lanes)
     return joined
 
 
@@ -135,7 +170,7 @@ def _only(block: Mapping[str, Any], chosen: Any) -> dict[str, Any]:
     """Return the infos of some lanes, those where `chosen` is True."""
     kept: dict[str, Any] = {}
     for key, value in block.items():
-        if key.startswith("_") and key[1:] in block:
+        if _is_mask(key, block):
             continue
         mask = np.asarray(block.get(f"_{key}", True)) & chosen
         if mask.any():
@@ -144,15 +179,15 @@ def _only(block: Mapping[str, Any], chosen: Any) -> dict[str, Any]:
     return kept
 
 
-def _joins(joined: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
-    """True if the arrays of infos can be put into those that there are."""
+def joins(joined: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
+    """True if the arrays of infos can be put into those that there are, of as many lanes or more."""
     for key, value in block.items():
         here = joined.get(key)
         if isinstance(value, Mapping) is not isinstance(here, Mapping) and here is not None:
             return False
         if isinstance(value, Mapping):
-            if here is not None and not _joins(here, value):
+            if here is not None and not joins(here, value):
                 return False
-        elif here is not None and (np.asarray(value).dtype, np.shape(value)) != (here.dtype, here.shape):
+        elif here is not None and (np.asarray(value).dtype, np.shape(value)[1:]) != (here.dtype, here.shape[1:]):
             return False
     return True

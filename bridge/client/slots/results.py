@@ -11,7 +11,7 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
 from bridge.client.realtime.reader import merge_latency
-from bridge.client.slots.infos import batch_interventions, lane_info, merge_lanes
+from bridge.client.slots.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.world.session import ClientState
@@ -47,14 +47,22 @@ class InfoJoiner(VectorEnv[Any, Any, Any]):
         for key, value in info.items():
             try:
                 self.infos = self._add_info(self.infos, {key: value}, slot)
-            except (TypeError, ValueError, OverflowError):
-                if not isinstance(self.infos.get(key), np.ndarray):
-                    raise
-                array, mask = self.infos[key].astype(object), self.infos[f"_{key}"]
-                # As in Gymnasium's arrays of objects, where slots without the key hold None.
-                array[~mask] = None
-                self.infos[key] = array
-                self.infos = self._add_info(self.infos, {key: value}, slot)
+            # One server's info must not cost the others theirs: what fits into no array is kept as objects.
+            except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
+                self.infos[key] = self._objects(key)
+                self.infos[key][slot] = value
+                self.infos[f"_{key}"][slot] = True
+
+    def _objects(self, key: str) -> Array:
+        """Return what there is of a key as an array of objects. As in Gymnasium's, slots without the key hold None."""
+        array, before = np.full(self.num_envs, None), self.infos.get(key)
+        mask = self.infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))
+        for slot in np.flatnonzero(mask).tolist():
+            if isinstance(before, Mapping):
+                array[slot] = lane_info(before, slot)
+            elif isinstance(before, np.ndarray):
+                array[slot] = before[slot].copy() if before.ndim > 1 else before.item(slot)
+        return array
 
 
 class Results:
@@ -105,6 +113,7 @@ class Results:
         """Take the answers that have come."""
         pool, batch, valid, infos = self._pool, self.batch, self.valid, self._infos
         stacked = self._stack_answers()
+        pool.handing_out = True
         for member, rows in self._places:
             answer, start = member.answer, rows.start
             # Its remote is away or not ready, or it was asked for nothing.
@@ -249,21 +258,28 @@ class Results:
                     times.append((start, info["latency"]))
                     info = {key: value for key, value in info.items() if key != "latency"}
                 joiner.add(info, start)
-            elif isinstance(info, list):
-                for lane, own in enumerate(info):
-                    joiner.add(own, start + lane)
+                continue
+            rows = info if isinstance(info, list) else as_rows(info, member.lanes)
+            if isinstance(rows, dict) and joins(joiner.infos, rows):
+                merge_lanes(joiner.infos, rows, start, member.lanes, self.size)
             else:
-                merge_lanes(joiner.infos, info, start, member.lanes, self.size)
-        merge_latency(joiner.infos, times, self.size)
+                for lane in range(member.lanes):
+                    joiner.add(lane_info(rows, lane), start + lane)
+        try:
+            merge_latency(joiner.infos, times, self.size)
+        except (AttributeError, LookupError, TypeError, ValueError):  # it is an environment's own `latency`
+            for start, latency in times:
+                joiner.add({"latency": latency}, start)
         return joiner.infos
 
     def own_infos(self) -> list[dict[str, Any]]:
         """Return each row's own info."""
         own: list[dict[str, Any]] = [{} for _ in range(self.size)]
         for member, start, info in self._infos if self._any_info else ():
+            rows = info if member.single or isinstance(info, list) else as_rows(info, member.lanes)
             for lane in range(member.lanes):
                 # A copy: below it may get keys that are no part of what was received.
-                own[start + lane] = dict(info) if member.single else lane_info(info, lane)
+                own[start + lane] = dict(rows) if member.single else lane_info(rows, lane)
         for slot, error in self.errors.items():
             own[slot]["error"] = str(error)
         for slot in () if self.moved is None else np.flatnonzero(self.moved).tolist():

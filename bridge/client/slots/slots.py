@@ -130,12 +130,14 @@ class Slots:
                 raise ClosedError(f"{pending}_wait on a closed vector environment; make a new one")
             if self.pending != pending:
                 raise NothingPendingError(f"expected {pending}_async before {pending}_wait", pending)
-            over = True
+            over, self.pool.handing_out = True, False
             try:
                 return gather(*args, **kwargs)
             except BaseException as error:
-                # What was interrupted, as by KeyboardInterrupt, can be waited for again too.
-                if isinstance(error, RemoteTimeoutError) or not isinstance(error, BridgeError):
+                # What was interrupted, as by KeyboardInterrupt, can be waited for again too, unless results are lost.
+                if self.pool.handing_out and not isinstance(error, BridgeError):
+                    self.pool.started = False
+                elif isinstance(error, RemoteTimeoutError) or not isinstance(error, BridgeError):
                     over = pending == "call" and self.pool.question is None
                 raise
             finally:

@@ -138,7 +138,7 @@ class Stepper:
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""
         if not self.pool.started:
-            raise ResetNeededError("expected reset() before the first step()")
+            raise ResetNeededError("expected reset() before the first step(), and after one that was interrupted")
         self._stepped, self._tells = None, True
         if self._sent:
             if any(member.phase in _OUTSTANDING for member in self.pool.members):
@@ -194,8 +194,12 @@ class Stepper:
             for member in ended:
                 # The Step after the end begins the next episode (D-9), without a Reset.
                 pool.begin(member, None, reset=False)
-            for (member, _), request in zip(running, requests, strict=True):
-                member.step(request, deadline)
+            try:
+                for (member, _), request in zip(running, requests, strict=True):
+                    member.step(request, deadline)
+            except BaseException:  # KeyboardInterrupt: a Step that was not sent would be waited for until the timeout
+                pool.lose_interrupted(member, "its action was sent")
+                raise
         # Whoever neither runs nor has just begun an episode may be due for something.
         if len(running) + len(ended) < len(pool.members) or pool.has_errors or now >= pool.policy.look_at:
             pool.check_deadlines(now)
@@ -290,6 +294,7 @@ class Stepper:
                 return results
             self._begin_next(results.ended)
             self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
+        self.pool.handing_out = False
         begun = self._gather_all(timeout, on_lost)
         self._stepped = None
         # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
@@ -354,7 +359,7 @@ class Stepper:
     def send(self, actions: Any, slots: Any) -> None:
         """Do what `RemoteVectorEnv.send` says."""
         if not self.pool.started:
-            raise ResetNeededError("expected reset() before the first send()")
+            raise ResetNeededError("expected reset() before the first send(), and after a call that was interrupted")
         order = _checked_slots(slots, self.pool.num_envs)
         members, positions = self._plan(order)
         columns = self._action_layout.split(actions, len(order))
@@ -390,7 +395,7 @@ class Stepper:
     def recv(self, at_least: int) -> Received:
         """Do what `RemoteVectorEnv.recv` says."""
         if not self.pool.started:
-            raise ResetNeededError("expected reset() before recv()")
+            raise ResetNeededError("expected reset() before recv(), and after one that was interrupted")
         if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
             raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
         self.pool.drain()
@@ -420,20 +425,16 @@ class Stepper:
                 "more",
             )
         members = [member for member in self.pool.members if member.phase in _HERE]
+        self.pool.started = False  # as in `Slots.wait`, for what an interrupt would lose of the results
         results = Results(self.pool, self._observation_layout, self._reward_space, members)
         # A slot that was cut has no new observation, and its row in the batch is not initialized.
         if not results.valid.all():
             results.fill_last()
         slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
-        batch = results.batch
-        return (
-            slots,
-            results.batched(),
-            batch.rewards,
-            batch.terminations,
-            batch.truncations,
-            results.merged_infos(),
-        )
+        batch, infos = results.batch, results.merged_infos()
+        received = slots, results.batched(), batch.rewards, batch.terminations, batch.truncations, infos
+        self.pool.started = True
+        return received
 
 
 def _checked_slots(slots: Any, num_envs: int) -> list[int]:

@@ -69,6 +69,8 @@ class VectorPool(Pool):
         """Seconds after which a world that has not answered a Step is cut; None: as any answer."""
         self.stalled = 0.0
         """Seconds for which calls waited for slots whose remotes were lost."""
+        self.handing_out = False
+        """True while results are handed out. Each is handed out once: after an interrupt some of them are lost."""
         self.started = False
         """True if there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.polled_at = time.monotonic()
@@ -331,10 +333,11 @@ class VectorPool(Pool):
 
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""
-        member_of, member = self.member_of, None
+        member_of, remote = self.member_of, None
         try:
             while items:
-                remote, number, what, arrived = items.popleft()
+                remote = items[0][0]  # before it is taken, for an interrupt right after that
+                _, number, what, arrived = items.popleft()
                 member = member_of.get(remote)
                 event = remote.receive(number, what, arrived)
                 if event is None or member is None:
@@ -345,10 +348,14 @@ class VectorPool(Pool):
                     self.handle(event, member)
         # KeyboardInterrupt: an answer that was taken and not handled would be waited for until the timeout.
         except BaseException:
-            if member is not None:
-                error = ConnectionLostError(member.remote.url, "a call was interrupted while its answer was read")
-                self.lose(member, member.remote.give_up(error))
+            if remote in member_of:
+                self.lose_interrupted(member_of[remote], "its answer was read")
             raise
+
+    def lose_interrupted(self, member: Member, what: str) -> None:
+        """Give up a connection of which nobody knows whether a request was sent, or an answer was taken."""
+        error = ConnectionLostError(member.remote.url, f"a call was interrupted while {what}")
+        self.lose(member, member.remote.give_up(error))
 
     def handle(self, event: Event, member: Member) -> None:
         """Let an event change the member that it came for."""

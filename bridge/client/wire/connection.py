@@ -343,39 +343,43 @@ class ClientConnection:
         # What the protocol holds goes out once the socket is connected.
         if sock is None:
             return
-        # Until the handshake is done `_out` holds its messages, and nothing else may be sent.
-        if tls is None or tls.ready:
-            # Emptied, not replaced: HTTP/2 and its sender append to this very list.
-            outgoing = self.protocol.outgoing
-            parts = outgoing[:]
-            outgoing.clear()
-            if not parts and not self._out:
-                return
-            if parts and tls is not None:
-                parts = [tls.send(parts)]
-            if parts:
-                # Nearly each request is one small part, or several that are joined: a `send`, without memoryviews and a
-                # queue. What waits already has to go first, and what is larger is not copied.
-                if not self._out and (len(parts) == 1 or sum(map(len, parts)) <= _CHUNK):
-                    data = parts[0] if len(parts) == 1 else b"".join(parts)
-                    try:
-                        sent = sock.send(data, AT_ONCE)
-                    except BlockingIOError:
-                        sent = 0
-                    except OSError as error:
-                        self._lost(error)
-                        return
-                    if sent == len(data):
-                        if self._watched != _READ:
-                            self._watch(_READ)
-                        return
-                    parts = [memoryview(data)[sent:]]
-                self._out.extend(memoryview(part) for part in parts if len(part))
+        data: bytes | memoryview = b""
+        sent: list[int] = []
         try:
+            # Until the handshake is done `_out` holds its messages, and nothing else may be sent.
+            if tls is None or tls.ready:
+                # Emptied, not replaced: HTTP/2 and its sender append to this very list.
+                outgoing = self.protocol.outgoing
+                parts = outgoing[:]
+                outgoing.clear()
+                if not parts and not self._out:
+                    return
+                if parts and tls is not None:
+                    parts = [tls.send(parts)]
+                if parts:
+                    # Nearly each request is one small part, or several that are joined: a `send`, without memoryviews
+                    # and a queue. What waits already has to go first, and what is larger is not copied.
+                    if not self._out and (len(parts) == 1 or sum(map(len, parts)) <= _CHUNK):
+                        data = parts[0] if len(parts) == 1 else b"".join(parts)
+                        try:
+                            sent += map(sock.send, (data,), (AT_ONCE,))  # as in `_receive`
+                        except BlockingIOError:
+                            sent = [0]
+                        if sent == [len(data)]:
+                            if self._watched != _READ:
+                                self._watch(_READ)
+                            return
+                        parts = [memoryview(data)[sent[0] :]]
+                    self._out.extend(memoryview(part) for part in parts if len(part))
             send_parts(sock, self._out)
         except OSError as error:
             self._lost(error)
             return
+        # KeyboardInterrupt: nobody knows what was sent, if not all was.
+        except BaseException:
+            if sent != [len(data)]:
+                self._end_interrupted("a request was sent")
+            raise
         self._watch(_READ | _WRITE if self._out else _READ)
         if self._out and wait:
             # What comes meanwhile is taken too, so that neither end waits for the other.
@@ -387,19 +391,21 @@ class ClientConnection:
         # Another event of the same round of the selector may have closed this connection.
         if sock is None:
             return
-        count = 0
+        # Filled in the same step of Python: an interrupt right after `recv` would lose its bytes unnoticed, and the
+        # answers in them would be waited for until the timeout.
+        taken: list[Any] = []
         try:
             try:
                 came: Iterable[Received]
                 # Ciphertext, which cannot be received into the place where an answer is put together.
                 if self._tls is not None:
-                    data = sock.recv(_CHUNK, flags)
-                    count = len(data)
-                    came = self._opened(self._tls, data)
+                    taken += map(sock.recv, (_CHUNK,), (flags,))
+                    count = len(taken[0])
+                    came = self._opened(self._tls, taken[0])
                 elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
-                    data = sock.recv(self._chunk, flags)
-                    count = len(data)
-                    came = protocol.receive_data(data)
+                    taken += map(sock.recv, (self._chunk,), (flags,))
+                    count = len(taken[0])
+                    came = protocol.receive_data(taken[0])
                     # It ends within a frame. Answers of one world are alike: the next one is to come in a single piece.
                     if http is not None and http.frame is not None:
                         size = count + http.frame.left + _SLACK
@@ -407,7 +413,8 @@ class ClientConnection:
                 else:
                     # The rest of a large answer goes into that answer's own memory, without a copy.
                     with buffer:
-                        count = sock.recv_into(buffer, 0, flags)
+                        taken += map(sock.recv_into, (buffer,), (0,), (flags,))
+                    count = taken[0]
                     came = protocol.buffer_updated(count)
             except BlockingIOError:
                 return
@@ -429,9 +436,8 @@ class ClientConnection:
                 self._settle(count)
         # KeyboardInterrupt: nobody knows how far the protocol has read what came.
         except BaseException:
-            if count:
-                text = "the connection was given up, for a call was interrupted while an answer was read"
-                self._end(ConnectionLostError(self._address.url, text))
+            if taken:
+                self._end_interrupted("an answer was read")
             raise
 
     def _settle(self, count: int) -> None:
@@ -532,6 +538,10 @@ class ClientConnection:
         self._abort()
         for call in list(self._calls):
             self._end_call(call, error.at(call.url))
+
+    def _end_interrupted(self, what: str) -> None:
+        text = f"the connection was given up, for a call was interrupted while {what}"
+        self._end(ConnectionLostError(self._address.url, text))
 
     def _abort(self) -> None:
         sock, self._sock = self._sock, None

@@ -142,8 +142,13 @@ class Poller(Generic[T]):
             # After an error too: what was written has to be sent, and what follows must not be held back.
             held, self.deferred = self.deferred, None
             with self.lock:
-                for connection in held:
-                    connection.flush()
+                try:
+                    for connection in held:
+                        connection.flush()
+                finally:  # those that an interrupt has left out
+                    for connection in held:
+                        if connection.unsent:
+                            connection.flush()
 
     def defers(self, connection: ClientConnection) -> bool:
         """Return whether a connection shall keep what it has to send; it is flushed at the end of `corked`."""
