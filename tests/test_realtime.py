@@ -451,6 +451,38 @@ def test_each_reset_gets_all_options_although_another_takes_them_out() -> None:
     world.close()
 
 
+class Scaling(CountingEnv):
+    """Doubles its action where it is, and keeps what it got."""
+
+    def __init__(self) -> None:
+        super().__init__(LONG, action_space=gymnasium.spaces.Box(-1, 1, (1,), np.float64))
+        self.got: list[float] = []
+
+    def step(self, action: Any) -> Any:
+        self.got.append(float(action[0]))
+        action *= 2
+        return super().step(0)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_action_goes_on_as_it_came_whatever_the_environment_makes_of_it(
+    serve: Any, clock: VirtualClock, lanes: int
+) -> None:
+    """U-13: so does the default one, which is of all lanes and episodes."""
+    made = [Scaling() for _ in range(lanes)]
+    factory = iter(made)
+    default = np.array([0.25])
+    server = serve(lambda: next(factory), num_envs=lanes, default_action=default, max_action_age=0.25)
+    envs = make_vec_remote(server.url)
+    envs.reset()
+    ready(envs, np.zeros((lanes, 1)))
+    envs.step(np.full((lanes, 1), 0.5))
+    clock.advance(0.4)
+    assert [env.got for env in made] == [[0.5, 0.5, 0.25, 0.25]] * lanes
+    assert default == [0.25]
+    envs.close()
+
+
 class Odd(CountingEnv):
     """Its `reset` returns None, or its `step` an array as reward."""
 
