@@ -191,6 +191,20 @@ def test_a_world_without_agents_is_named_as_such():
         bridge.make_parallel_remote(server.url)
 
 
+def test_an_agent_that_the_environment_names_twice_is_rewarded_once(remote):
+    class Doubled(Relay):
+        def reset(self, seed=None, options=None):
+            result = super().reset(seed, options)
+            self.agents *= 2
+            return result
+
+    far = remote(Doubled)
+    far.reset(seed=1)
+    for _ in range(2):
+        _, rewards, *_ = far.step({agent: far.action_space(agent).sample() for agent in NAMES})
+        assert rewards["bob"] == pytest.approx(rewards["ann"] + 0.1)
+
+
 def test_an_environment_without_agents_is_refused_in_words():
     class Deserted(Relay):
         def __init__(self):
