@@ -54,7 +54,7 @@ ZOO_PACKAGES = highway-env mo-gymnasium minigrid gymnasium-robotics shimmy flapp
 	mujoco==3.3.0 dm_control==1.0.28
 
 # Interpreters from Python 3.7 on, in any order: pyenv's, and those on the path.
-PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/*/bin/python) $(foreach minor,7 8 9 10 11 12 13,$(shell command -v python3.$(minor)))
+PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/*/bin/python) $(foreach minor,7 8 9 10 11 12 13 14,$(shell command -v python3.$(minor)))
 
 # Tests that need nothing but the core and the extra `test-core`.
 CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt

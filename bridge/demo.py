@@ -168,6 +168,7 @@ def run_demo(demo: Demo, out: TextIO | None = None) -> Outcome:
 
     Raises:
         ConnectError: A server could not be started.
+        OSError, ValueError: The picture cannot be written, or its name ends in no format of pictures.
     """
     screen = Screen(out or sys.stdout)
     from bridge.wrappers import BlockingReset
@@ -192,10 +193,12 @@ def run_demo(demo: Demo, out: TextIO | None = None) -> Outcome:
         # Seeds that no generation had: a policy is not measured on episodes that it was chosen by.
         returns, _ = play(envs, policies, demo.episodes, demo.seed + demo.generations * envs.num_envs)
         seconds = time.perf_counter() - start
-    picture = draw_curve(history, returns.ravel(), demo.picture)
-    outcome = Outcome(history, returns.ravel(), seconds, picture)
+    outcome = Outcome(history, returns.ravel(), seconds, None)
+    # Before the picture, whose file may not be writable.
     conclude(outcome, screen)
-    return outcome
+    picture = draw_curve(history, returns.ravel(), demo.picture)
+    tell_picture(picture, screen)
+    return dataclasses.replace(outcome, picture=picture)
 
 
 def _train(envs: VectorEnv[Any, Any, Any], search: CrossEntropy, demo: Demo, screen: Screen) -> list[Generation]:
@@ -245,8 +248,11 @@ def conclude(outcome: Outcome, screen: Screen) -> None:
         f"{last.steps:,} environment steps of training, each over the network; with the evaluation it took "
         f"{outcome.seconds:.1f} s."
     )
-    if outcome.picture is not None:
-        screen.line(f"The learning curve is in {outcome.picture}")
+
+
+def tell_picture(picture: Path | None, screen: Screen) -> None:
+    if picture is not None:
+        screen.line(f"The learning curve is in {picture}")
     else:
         screen.line(f"No learning curve was drawn: matplotlib is not installed; {install_command('demo')}")
 
@@ -266,7 +272,7 @@ def draw_curve(history: Sequence[Generation], evaluation: Floats, path: Path) ->
     axes.set_ylabel("return (steps until the pole falls)")
     axes.legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, format=path.suffix[1:] or "png")  # else it would append one to the name
     return path
 
 

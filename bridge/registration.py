@@ -41,15 +41,18 @@ class _WhenGymnasiumIsImported:
     ) -> ModuleSpec | None:
         if fullname != "gymnasium":
             return None
-        # First: the search below would come here again.
+        # The search below would come here again.
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
+        # Back again: who only asks whether Gymnasium is installed does not import it.
+        sys.meta_path.insert(0, self)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
                 _register()
+                sys.meta_path.remove(self)
 
             spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

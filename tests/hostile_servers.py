@@ -3,12 +3,14 @@
 import base64
 import functools
 import hashlib
+import queue
 import socket
 import struct
 import threading
 import zlib
 from contextlib import contextmanager, suppress
 
+import grpc
 import gymnasium
 import hpack
 import numpy as np
@@ -260,6 +262,70 @@ class Pretender(Foreign):
             answer.read_property.value.CopyFrom(pack_tensor("[" * 100_000))
         request.value = answer.SerializeToString()
         return request
+
+
+class Relay(ScriptedServer):
+    """Passes everything on to a server of this package, and changes what it answers.
+
+    Args:
+        url: That server's.
+        change: Called with each answer, which it changes: `change(kind, response)`; of a property, `kind` is its key.
+    """
+
+    def __init__(self, url, change):
+        super().__init__(pb.ActionObservationSpecs())
+        self._target, self._change = url.removeprefix("grpc://"), change
+
+    def Process(self, request_iterator, context):  # noqa: N802
+        hello = ((HELLO, bridge.__version__),)
+        context.send_initial_metadata(hello)
+        requests = queue.SimpleQueue()
+        with grpc.insecure_channel(self._target) as channel:
+            process = channel.stream_stream(
+                "/dm_env_rpc.v1.Environment/Process",
+                pb.EnvironmentRequest.SerializeToString,
+                pb.EnvironmentResponse.FromString,
+            )
+            call = process(iter(requests.get, None), metadata=hello)
+            for request in request_iterator:
+                requests.put(request)
+                kind, response = request.WhichOneof("payload"), next(call)
+                if kind == "extension":
+                    kind = properties_pb2.PropertyRequest.FromString(request.extension.value).read_property.key
+                self._change(kind, response)
+                yield response
+            requests.put(None)
+
+
+def misdescribed(url, key, value):
+    """Relay a server, and lie about one property of its worlds; a dict or list is of the values codec."""
+
+    def change(kind, response):
+        if kind == key:
+            packed = pack_tensor(np.frombuffer(values.encode(value), np.uint8) if isinstance(value, list) else value)
+            answer = properties_pb2.PropertyResponse()
+            answer.read_property.value.CopyFrom(packed)
+            response.extension.value = answer.SerializeToString()
+
+    return Relay(url, change)
+
+
+def misreported(url, name, value):
+    """Relay a server, and give in each Step after the first ones a value, or its bytes, as an observation."""
+    uids, steps = [], []
+
+    def change(kind, response):
+        if kind == "join_world":
+            specs = response.join_world.specs.observations
+            uids[:] = [uid for uid, spec in specs.items() if spec.name == name]
+        elif kind == "step":
+            steps.append(kind)
+            if len(steps) > 3:
+                data = value if isinstance(value, bytes) else values.encode(value)
+                tensor = pb.Tensor(uint8s={"array": data}, shape=[len(data)])
+                response.step.observations[uids[0]].CopyFrom(tensor)
+
+    return Relay(url, change)
 
 
 class InfoEnv(gymnasium.Env):

@@ -15,6 +15,8 @@ from bridge.client.world.events import Event, Joined
 from bridge.client.world.remote import Delivery, Remote
 from bridge.client.world.step_reader import Batch
 from bridge.client.world.world_request import WorldRequest
+from bridge.errors import Code
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.worlds.realtime.world import RealtimeWorld
 from tests.support import direct_registry, direct_session, gym_source, layout_of
@@ -41,6 +43,8 @@ class Network:
         self.session = direct_session(self.registry, "test")
         self.poller: Poller[Delivery] = Poller()
         self.answers: list[Event] = []
+        self.closings: list[float] = []
+        """The seconds for which the ends of connections were waited for."""
         self._deliver: Callable[[bytes], None] = lambda what: None
         instead_of_calls(monkeypatch, self._connect)
 
@@ -59,9 +63,16 @@ class Network:
                 pass
 
             def close(self, timeout: float) -> None:
-                pass
+                network.closings.append(timeout)
 
         return Connection()
+
+    def refuse(self, remote: Remote) -> Event | None:
+        """Answer the oldest request with an error; return what that means."""
+        response = pb.EnvironmentResponse()
+        response.error.code = int(Code.RESOURCE_EXHAUSTED)
+        self._deliver(response.SerializeToString())
+        return remote.receive(*self.poller.get(0.0)[1:])
 
     @property
     def world(self) -> RealtimeWorld:

@@ -12,9 +12,10 @@ import selectors
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium
@@ -151,6 +152,18 @@ class LargeArrays(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return action + np.uint8(1), float(action.sum(dtype=np.int64)), False, False, {}
+
+
+NO_BOX2D = "Box2D is not installed: it has no wheel for this version of Python"
+
+
+def import_box2d() -> bool:
+    """Import Box2D; False: it is not there."""
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
+        importlib.import_module("Box2D")
+        return True
+    return False
 
 
 @contextmanager

@@ -292,12 +292,11 @@ def test_servers_do_not_outlive_a_program_that_is_killed() -> None:
     assert not server.is_running()
 
 
-def test_a_server_process_that_fails_says_what_it_said() -> None:
-    with (
-        ServerProcess("Nope-v1") as server,
-        pytest.raises(ConnectError, match=r"ended before it printed a URL; it said: bridge: cannot serve 'Nope-v1'"),
-    ):
-        _ = server.url
+def test_a_server_process_that_fails_says_what_it_said_each_time() -> None:
+    with ServerProcess("Nope-v1") as server:
+        for _ in range(2):
+            with pytest.raises(ConnectError, match="before it printed a URL; it said: bridge: cannot serve 'Nope"):
+                _ = server.url
 
 
 @pytest.mark.parametrize(
@@ -319,6 +318,9 @@ def test_a_server_process_that_fails_says_what_it_said() -> None:
         (["tests.parallel_envs:Relay", "--fps", "5", "--agent-timeout", "3"], "--agent-timeout are of lock-step"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8"),
         (["CartPole-v1", "--port", "70000"], "expected a port from 0 to 65535, got 70000"),
+        (["CartPole-v1", "--perlert", "70000"], "expected a port from 0 to 65535, got 70000"),
+        (["CartPole-v1", "--metrics-port", "70000"], "cannot listen on 127.0.0.1:70000 for --metrics-port"),
+        (["CartPole-v1", "--array", "numpy", "--device", "cpu"], "--device 'cpu' is for --array 'torch' or 'jax'"),
         (["CartPole-v1", "--max-lanes", "0"], "expected --max-lanes to be a positive integer, got 0"),
     ],
 )
@@ -751,13 +753,20 @@ def test_nobody_there_is_one_line_and_exit_code_1(command: str, capsys: pytest.C
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["info", "bench"])
-@pytest.mark.parametrize("scheme", ["http", "perlert"])
+@pytest.mark.parametrize(
+    ("command", "url", "said"),
+    [
+        ("info", "http://127.0.0.1:80", "the scheme 'http' is none of"),
+        ("info", "perlert://127.0.0.1:80", "the scheme 'perlert' is none of"),
+        ("bench", "http://127.0.0.1:80", "the scheme 'http' is none of"),
+        ("bench", "perlert://127.0.0.1:80/c:0", "is for servers of dm_env_rpc, got perlert:// URLs"),
+    ],
+)
 def test_an_unreadable_url_is_one_line_and_exit_code_2(
-    command: str, scheme: str, capsys: pytest.CaptureFixture[str]
+    command: str, url: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, f"{scheme}://127.0.0.1:80"]) == 2
-    assert f"the scheme '{scheme}' is none of" in capsys.readouterr().err
+    assert main([command, url]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_an_unknown_environment_is_exit_code_1_and_names_those_there_are(
@@ -791,6 +800,19 @@ def test_bench_counts_environment_steps_and_leaves_nothing_behind(
     assert rates[1] > 1
     assert rates[0] == pytest.approx(rates[1] * count, rel=0.1)
     assert all(name in lines[3] for name in ("median", "90 %", "99 %", "most"))
+
+
+def test_bench_takes_a_directory_and_refuses_what_no_environment_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "urls.txt"
+    with serve_gym("CartPole-v1") as server:
+        directory.write_text(f"{server.url}\n")
+        assert main(["bench", directory.as_uri(), "--seconds", "0.1"]) == 0
+        assert capsys.readouterr().out.startswith(f"{directory.as_uri()}: 1 environment")
+        assert main(["bench", server.url, "--seed", "-1"]) == 2
+        assert capsys.readouterr().err == "bridge: Seed must be greater or equal to zero, actual value: -1\n"
+        assert main(["bench", "listen://127.0.0.1:0", server.url]) == 2
 
 
 # What all commands share

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from bridge.cli import main
 from bridge.cli.lobby import _user, clean, key_actions, key_legend, run_lobby
 from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
+from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE
 from tests.test_perlert_server import Counter
 
 
@@ -151,6 +152,9 @@ def test_people_play_by_lines_and_a_spectator_sees_the_run():
         wait_for(output, "the run starts on port")
         keys.type("0.25,-0.5\naction 9,9\n")
         wait_for(output, "not an action: expected a value of Box")
+        # It would fill the datagram, in which the profile writes before it.
+        keys.type(f"0.25{'0' * (MAX_CLIENT_MESSAGE - 30)},0\n")
+        wait_for(output, "not an action: expected a message of at most")
         wait_for(output, "the run is over: return 150")
         assert "there is no slot 'agent9'; the slots are agent0, spectator0" in output.getvalue()
         assert "unknown command 'nonsense'; `help` lists them" in output.getvalue()

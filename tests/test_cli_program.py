@@ -31,10 +31,26 @@ def test_errors_speak_in_options(text: str, expected: str) -> None:
     assert program.in_options(text, {name: f"--{name.replace('_', '-')}" for name in names}) == expected
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x"])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300", "x"])
 def test_a_number_of_seconds_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(Exception, match="expected a positive number"):
         positive(text)
+
+
+def test_options_before_the_command_are_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--debug", "info", "localhost:1"]) == 2
+    assert "there is no command '--debug'; `bridge --help` lists the commands" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the shell closes the standard streams")
+@pytest.mark.parametrize("command", [("serve", "CartPole-v1", "--exit-on-eof"), ("standalone",), ("token",)])
+def test_commands_run_with_closed_standard_streams(command: tuple[str, ...]) -> None:
+    """A server in whose place of standard input a socket was opened would take that socket's bytes for the input."""
+    shell = ["sh", "-c", 'exec "$0" -m bridge "$@" <&- >&- 2>&-', sys.executable, *command]
+    assert subprocess.run(shell, timeout=DEADLINE).returncode == 0
+    shell[2] = shell[2].replace(" 2>&-", "")
+    done = subprocess.run(shell, timeout=DEADLINE, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.test_policies import still
 def test_the_command_line_names_policies_by_their_modules():
     assert find_policies(["random"]) == "random"
     assert find_policies(["tests.test_policies:still"]) is still
+    assert find_policies(["tests.test_policies.py:still"]) is still
     assert find_policies(["a=tests.test_policies:still", "b=random"]) == {"a": still, "b": "random"}
     assert find_policies(["tests.parallel_envs:Relay.step"]) is Relay.step
 
@@ -28,6 +29,8 @@ def test_the_command_line_takes_urls_for_all_agents_and_for_some():
         (["tests.test_policies:"], "got 'tests.test_policies:'"),
         ([":still"], "got ':still'"),
         (["tests.test_policies:nothing"], "the module tests.test_policies has no 'nothing'"),
+        ([".test_policies:still"], "expected MODULE:NAME with a module as Python imports it, my_package.envs, got"),
+        (["./tests/test_policies.py:still"], "expected MODULE:NAME with a module as Python imports it"),
         (["no_such_module_1:act"], "cannot import the module of 'no_such_module_1:act'"),
         (["random", "random"], "expected --agents with one policy for all, or AGENT=POLICY for some"),
         (["a=random", "random"], "expected --agents with one policy for all"),

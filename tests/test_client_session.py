@@ -145,7 +145,7 @@ def test_answers_of_an_abandoned_episode_mean_nothing(pair: Pair) -> None:
     assert client.state is ClientState.JOINED
     client.begin({}, NOW)
     assert [client.receive(data, NOW) for data in late] == [None]
-    assert (client.state, client.stale) == (ClientState.RESETTING, 1)
+    assert client.state is ClientState.RESETTING
     assert [type(event) for event in pair.turn()] == [StepAnswered]
 
 
@@ -220,8 +220,9 @@ def test_a_session_that_is_given_up_leaves_its_world_and_expects_nothing_more() 
 
 def test_a_request_that_is_too_large_is_not_sent_and_gets_no_answer() -> None:
     session = joined()
+    settings = {"large": pb.Tensor(uint8s={"array": bytes(1 << 20)})}
     with pytest.raises(SettingError, match="larger than max_message_bytes"):
-        session.act(b"\0" * ((1 << 20) + 1), NOW)
+        session.ask(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings)), NOW)
     assert session.data_to_send() == []
     assert isinstance(session.receive(pb.EnvironmentResponse().SerializeToString(), NOW), Lost)  # an answer to nothing
 

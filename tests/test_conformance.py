@@ -232,8 +232,9 @@ def test_another_grpc_service_is_a_connect_error():
 def test_misuse_is_an_error_that_says_what_is_expected():
     with pytest.raises(AddressError, match="HOST:PORT"):
         check_server("nowhere")
-    with pytest.raises(SettingError, match="timeout of more than 0"):
-        check_server("localhost:1", timeout=0)
+    for wrong in ({"timeout": 0}, {"timeout": float("inf")}, {"steps": 0}, {"seed": -1}):
+        with pytest.raises(SettingError, match="timeout of more than 0"):
+            check_server("localhost:1", **wrong)
     with pytest.raises(SettingError, match="D-99"):
         check_server("localhost:1", only=["D-99"])
     with pytest.raises(SettingError, match="'x'"):
@@ -286,6 +287,35 @@ def test_the_url_and_the_keywords_become_settings_and_the_token_metadata():
     assert "int64s" in first["lanes"]
     assert "bools" in first["fast"]
     assert "shape: 2" in first["seeds"]
+
+
+def test_a_world_that_cannot_be_made_as_asked_fails_and_no_other_one_is_checked():
+    # D-3: the default world is another one than the settings ask for
+    with PublicServer() as server:
+        report = check_server(f"{server.url}?kind=none", only=["D-3", "D-4", "D-9"])
+    assert [report.status(requirement) for requirement in ("D-3", "D-4")] == [Status.FAILED, Status.PASSED]
+    assert {result.status for result in report.of("D-9")} == {Status.SKIPPED}
+    assert "no world can be made with the given settings" in report.of("D-9")[0].reason
+
+
+def test_an_action_that_does_not_fit_its_spec_is_misuse_and_no_fault_of_the_server():
+    with PublicServer() as server, pytest.raises(SettingError, match=r"the action 'move' as INT\d+, got 'up'"):
+        check_server(server.url, only=["D-9"], actions={"move": "up"})
+
+
+def test_the_words_by_which_a_server_ends_the_stream_cannot_command_the_terminal():
+    class RudeServer(PublicServer):
+        def Process(self, request_iterator, context):  # noqa: N802
+            for request in request_iterator:
+                if request.WhichOneof("payload") != "leave_world":
+                    context.abort(grpc.StatusCode.INTERNAL, "\x1b[2J\nPASSED   D-9   all is well")
+                yield pb.EnvironmentResponse(leave_world=pb.LeaveWorldResponse())
+
+    with RudeServer() as server:
+        report = str(check_server(server.url, only=["D-8"]))
+    assert "stream ended with INTERNAL" in report
+    assert all(line.isprintable() for line in report.split("\n"))
+    assert not any(line.startswith("PASSED") for line in report.split("\n"))
 
 
 def test_an_existing_world_is_joined_where_the_url_names_it():

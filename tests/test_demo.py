@@ -38,6 +38,15 @@ def test_it_learns_over_the_network_and_says_so(tmp_path: Path) -> None:
     assert not [child for child in psutil.Process().children() if "serve" in child.cmdline()], "servers are left"
 
 
+def test_a_picture_that_cannot_be_written_costs_no_result(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = io.StringIO()
+    with pytest.raises(IsADirectoryError):
+        run_demo(Demo(servers=1, lanes=2, generations=1, episodes=1, picture=tmp_path), out)
+    assert "The trained policy's mean return over 2 new episodes is" in out.getvalue()
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}.*")) == []
+
+
 @pytest.mark.slow
 def test_the_cross_entropy_method_solves_cartpole() -> None:
     envs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 32)
@@ -106,6 +115,7 @@ def test_without_matplotlib_there_is_no_picture_and_the_remedy_is_said(
     assert draw_curve(history, np.array([20.0]), tmp_path / "none.png") is None
     out = io.StringIO()
     module.conclude(Outcome(history, np.array([20.0]), 1.0, None), module.Screen(out))
+    module.tell_picture(None, module.Screen(out))
     assert "gymnasium-bridge[demo]" in out.getvalue()
     assert "Not learned: below the 475" in out.getvalue()
 

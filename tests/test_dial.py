@@ -303,6 +303,30 @@ def test_a_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch, caplog: 
             until(lambda: "answered 'HTTP/1.1 403 Forbidden'" in caplog.text)
 
 
+def test_a_server_whose_proxy_has_no_readable_url_tells_it_and_goes_on_dialing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:none")
+    monkeypatch.setenv("no_proxy", "")
+    with listening() as listener, caplog.at_level(logging.WARNING), dialing(listener, "one"):
+        until(lambda: "'none'" in caplog.text)
+        monkeypatch.delenv("http_proxy")
+        assert names(listener) == ["one"]
+
+
+def test_a_server_stops_soon_while_its_trainer_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trainer:
+        server = serve_gym("CartPole-v1", dial=f"grpc://127.0.0.1:{trainer.getsockname()[1]}")
+        with trainer.accept()[0] as silent:
+            assert silent.recv(4096).startswith(b"GET ")
+            stopping = threading.Thread(target=server.stop)
+            stopping.start()
+            stopping.join(10.0)
+            assert not stopping.is_alive()
+        stopping.join()
+    until(lambda: all(thread.name != "bridge-dialing" for thread in threading.enumerate()))
+
+
 def test_a_server_that_is_killed_loses_its_episodes_and_comes_back_under_its_name() -> None:
     with listening() as listener, dialing(listener, "stays"):
         with server_process(SERVE, f"grpc://127.0.0.1:{listener.port}", "goes") as (process, _):
@@ -466,6 +490,7 @@ def test_a_listener_stays_with_its_process() -> None:
     [
         ("listen://127.0.0.1", AddressError),
         ("listen://127.0.0.1:x", AddressError),
+        ("listen://[::1", AddressError),
         ("listen://127.0.0.1:0/CartPole-v1", AddressError),
         ("listen://127.0.0.1:0?token=a", AddressError),
         ("listen://0.0.0.0:0", SettingError),

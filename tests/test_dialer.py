@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import threading
 import time
@@ -100,6 +102,32 @@ def test_an_address_that_refuses_is_followed_by_the_next_at_once(monkeypatch: py
 def test_a_name_that_nobody_knows_is_told() -> None:
     with pytest.raises(errors.ConnectError, match=r"the host 'nobody\.invalid' is not known"):
         make_remote("grpc://nobody.invalid:1", timeout=20.0)
+
+
+def test_a_process_without_a_file_left_tries_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = threading.Event()
+
+    def refuse(*args: Any) -> Any:
+        refused.set()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with serve_gym(lambda: CountingEnv(1_000_000)) as server:
+        proxy = Proxy(server.port)
+        Resolver(monkeypatch, {"name.example": [proxy.port]})
+        envs = make_vec_remote([server.url, f"grpc://name.example:{proxy.port}"], timeout=20)
+        envs.reset()
+        deadline, actions = time.monotonic() + 20.0, np.zeros(2, np.int64)
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socketpair", refuse)
+            proxy.cut()
+            while not refused.is_set():
+                envs.step(actions)
+                assert time.monotonic() < deadline
+            assert envs.step(actions)[0][0] is not None
+        while any(row is None for row in envs.step(actions)[0]):
+            assert time.monotonic() < deadline
+        envs.close()
+        proxy.close()
 
 
 def test_closing_does_not_wait_for_the_resolver(monkeypatch: pytest.MonkeyPatch) -> None:

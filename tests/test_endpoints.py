@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import pickle
 import socket
 import threading
@@ -138,6 +140,51 @@ def test_what_was_known_stays_when_a_directory_fails() -> None:
     again.poll(2.0)
     until(lambda: not readers())
     assert again.endpoints == (Endpoint("grpc://b:2"),)
+
+
+@pytest.mark.parametrize("wrong", [Endpoint("no URL at all://"), "grpc://a:1", None])
+def test_a_list_with_something_that_is_no_endpoint_counts_in_no_part(wrong: Any) -> None:
+    directory = Listed(Endpoint("grpc://a:1"))
+    watch = EndpointWatch(directory, 1.0)
+    watch.wait(0.0, 20.0)
+    directory.listed = [wrong, Endpoint("grpc://b:2", draining=True)]
+    watch.poll(2.0)
+    until(lambda: directory.reads == 2 and not readers())
+    assert watch.endpoints == (Endpoint("grpc://a:1"),)
+    assert not watch.draining
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_reads_a_directory_that_its_parent_was_reading() -> None:
+    reading, gate = threading.Event(), threading.Event()
+
+    class Slow(Listed):
+        def endpoints(self) -> list[Endpoint]:
+            found = super().endpoints()
+            if self.reads == 2:
+                reading.set()
+                assert gate.wait(20.0)
+            return found
+
+    directory = Slow(Endpoint("grpc://a:1"))
+    watch = EndpointWatch(directory, 1.0)
+    watch.wait(0.0, 20.0)
+    watch.poll(2.0)
+    assert reading.wait(20.0)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            directory.listed = [Endpoint("grpc://b:2")]
+            watch.poll(4.0)
+            until(lambda: watch.endpoints == (Endpoint("grpc://b:2"),))
+            code = 0
+        finally:
+            os._exit(code)
+    gate.set()
+    assert os.waitpid(child, 0)[1] == 0
+    until(lambda: not readers())
 
 
 def readers() -> list[threading.Thread]:
@@ -306,6 +353,15 @@ def test_a_draining_endpoint_takes_no_world() -> None:
     with serve_gym(long) as one, serve_gym(long) as other:
         envs = make_vec_remote(Listed(Endpoint(one.url, draining=True), Endpoint(other.url)), num_envs=2)
         assert envs.urls == (other.url, other.url)
+        envs.close()
+
+
+def test_a_shallow_copy_has_connections_of_its_own_too() -> None:
+    with serve_gym(long) as server:
+        envs = make_vec_remote(server.url, num_envs=2)
+        envs.reset()
+        copy.copy(envs).close()
+        assert envs.step(zeros(envs))[4]["n"] is not None
         envs.close()
 
 

@@ -369,6 +369,16 @@ def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far(
         try:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             page = browser.new_page()
+            page.add_init_script(
+                """const Own = WebSocket;
+                   window.sockets = [];
+                   window.WebSocket = class extends Own {
+                     constructor(...given) {
+                       super(...given);
+                       window.sockets.push(this);
+                     }
+                   };"""
+            )
             until(lambda: calls > 20)
             page.goto(f"http://127.0.0.1:{port}")
             page.wait_for_function(
@@ -381,6 +391,17 @@ def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far(
             )
             page.click("#mosaic button:nth-child(3)")
             page.wait_for_selector("#mosaic button:nth-child(3)[aria-current=true]")
+            # All connections are lost: every picture goes on, and not only that which is looked at closely.
+            page.evaluate(
+                """() => {
+                  for (const canvas of document.querySelectorAll("#mosaic canvas")) canvas.dataset.before = "";
+                  for (const socket of window.sockets) socket.close();
+                }"""
+            )
+            page.wait_for_function(
+                """() => [...document.querySelectorAll("#mosaic canvas:not([data-before])")]
+                         .filter(({dataset}) => dataset.pictures > 0).length === 4"""
+            )
         finally:
             shown.set()
             thread.join()

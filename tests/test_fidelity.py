@@ -15,7 +15,17 @@ from gymnasium.vector import SyncVectorEnv
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
 from bridge.wrappers import BlockingReset
-from tests.support import TAXI, SmallNumbers, assert_identical, assert_same_space, minigrid, pong, sampled
+from tests.support import (
+    NO_BOX2D,
+    TAXI,
+    SmallNumbers,
+    assert_identical,
+    assert_same_space,
+    import_box2d,
+    minigrid,
+    pong,
+    sampled,
+)
 
 EnvFn = Callable[..., Any]
 
@@ -154,6 +164,7 @@ def test_worlds_of_one_and_of_several_lanes_mix_in_one_vector() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not import_box2d(), reason=NO_BOX2D)
 def test_three_drawn_worlds_on_one_server_keep_their_own_pixels() -> None:
     """pygame is not thread-safe: without one lock around all environment calls most frames were wrong."""
     function = made("CarRacing-v3")

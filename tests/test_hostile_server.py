@@ -1,12 +1,17 @@
 """A server that means harm: what it declares and says costs our client little, and ends in an error that says so."""
 
+import warnings
+
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
 import bridge
+from bridge import serve_gym
 from bridge.cli import main
+from bridge.encoding import values
 from bridge.errors import PeerError, RefusedError, RemoteError, TensorError
-from tests.hostile_servers import HOSTILE, Foreign, Talks, observation, specs_of
+from bridge.pb import bridge_pb2
+from tests.hostile_servers import HOSTILE, Foreign, Talks, misdescribed, misreported, observation, specs_of
 
 
 @pytest.mark.parametrize(
@@ -50,6 +55,71 @@ def test_a_reward_that_is_no_number_is_told_as_the_servers_mistake(reward):
         with pytest.raises(PeerError, match="its observations cannot be read"):
             env.reset()
         env.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_envs", "many"),
+        ("num_envs", -3),
+        ("num_envs", 10**9),
+        ("metadata", [1]),
+        ("spec", [1]),
+        ("reward_space", "no space"),
+        ("fps", ["fast"]),
+    ],
+)
+def test_a_world_that_cannot_be_is_told_as_the_servers_mistake(key, value):
+    with (
+        serve_gym("CartPole-v1", fps=50 if key == "fps" else None) as server,
+        misdescribed(server.url, f"world.{key}", value) as relay,
+        pytest.raises(PeerError, match="cannot be read"),
+    ):
+        bridge.make_vec_remote(relay.url, timeout=20)
+
+
+OUTSIDE, NO_OBSERVATION = {"episode": 1, "lane": 7}, {"episode": 1, "lane": 0, "final_obs": 1}
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("records", ["text", [1], ["text"], [OUTSIDE], [NO_OBSERVATION]])
+def test_records_that_cannot_be_read_cost_the_other_servers_nothing(lanes, records):
+    options = {"num_envs": lanes, "fps": 200}
+    with (
+        serve_gym("CartPole-v1", **options) as one,
+        serve_gym("CartPole-v1", **options) as two,
+        misreported(two.url, "episodes", records) as relay,
+    ):
+        envs = bridge.make_vec_remote([one.url, relay.url], blocking=True, on_lost="continue", timeout=20)
+        envs.reset()
+        told = {}
+        while "error" not in told:
+            told = envs.step(envs.action_space.sample())[4]
+        assert "its ended episodes cannot be read" in told["error"][-1]
+        assert told["error"][0] is None
+        for _ in range(3):  # drops answers that hold such records
+            envs.reset()
+            envs.step_async(envs.action_space.sample())
+            envs.env.cancel()
+        envs.close()
+
+
+def test_notes_without_end_are_told_a_hundred_times():
+    notes = bridge_pb2.Value(notes=[f"{number} " + "x" * 5000 for number in range(70)])
+    with (
+        serve_gym("CartPole-v1") as server,
+        misreported(server.url, "info", values.with_remarks(values.encode({}), notes)) as relay,
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        env = bridge.make_remote(relay.url, timeout=20)
+        env.reset(seed=0)
+        for _ in range(6):
+            env.step(0)
+        env.close()
+    found = [str(warning.message) for warning in told if issubclass(warning.category, RuntimeWarning)]
+    assert len(found) == 100
+    assert max(map(len, found)) < 1100
 
 
 def test_an_error_of_many_lines_stays_one():

@@ -18,7 +18,6 @@ def test_the_clock_offset_is_an_interval_that_holds_the_truth() -> None:
         assert offset.low <= truth <= offset.high
         assert arrived > sent
     assert offset.high - offset.low == pytest.approx(0.07), "the best of each direction"
-    assert offset.recalibrated == 0
 
 
 def test_the_clock_offset_is_recalibrated_as_clocks_drift_or_jump() -> None:
@@ -29,7 +28,6 @@ def test_the_clock_offset_is_recalibrated_as_clocks_drift_or_jump() -> None:
     offset.sample(100.0, 200.5, 200.5, 101.0)  # a bad sample, much later: the old knowledge has worn
     assert offset.high - offset.low > narrow + 0.15
     offset.sample(101.0, 5000.0, 5000.0, 101.1)  # a clock was set
-    assert offset.recalibrated == 1
     assert (offset.low, offset.high) == (pytest.approx(4898.9), pytest.approx(4899.0))
     with pytest.raises(SettingError, match="sent <= arrived"):
         offset.sample(2.0, 1.0, 1.0, 1.0)

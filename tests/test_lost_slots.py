@@ -603,6 +603,35 @@ def test_slots_of_a_list_leave_a_server_that_begins_to_fail(lanes, on_lost, monk
             server.stop()
 
 
+def test_a_call_is_told_that_its_slot_has_moved(monkeypatch):
+    gate = threading.Event()
+
+    class Asked(Spoilable):
+        def ask(self):
+            assert gate.wait(DEADLINE)
+
+    class Spoilt(Asked):
+        spoilt = False
+
+    with serve_gym(lambda: Asked(5)) as one, serve_gym(lambda: Spoilt(5)) as two:
+        envs = make_vec_remote([one.url, two.url], timeout=DEADLINE)
+        try:
+            envs.reset()
+            while (envs.slot_states != SlotState.RUNNING).any():
+                envs.step([0, 0])
+            monkeypatch.setattr(Spoilt, "spoilt", True)
+            while pool_of(envs).members[1].failures < 3:  # its next reset is on the other server
+                envs.step([0, 0])
+            envs.call_async("ask")
+            until(lambda: envs.urls[1] == one.url)
+            gate.set()
+            with pytest.raises(ConnectionLostError, match="slot 1 moved to another server; call again"):
+                envs.call_wait()
+        finally:
+            gate.set()
+            envs.close()
+
+
 def test_slots_of_a_list_go_back_to_their_server_once_it_is_mended(monkeypatch, caplog):
     makes = (lambda length: CountingEnv(length), lambda length: Spoilable(length))
     with contextlib.ExitStack() as stack:

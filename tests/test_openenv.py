@@ -94,7 +94,8 @@ def fetch(server: Server, path: str, body: Any = None, **headers: str) -> tuple[
         with urllib.request.urlopen(urllib.request.Request(web(server) + path, data, headers), timeout=20) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+        with error:
+            return error.code, json.loads(error.read())
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY_SPACE if name not in WITHOUT_JSON])

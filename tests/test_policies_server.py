@@ -326,6 +326,9 @@ def test_settings_out_of_their_range_are_refused():
     for keyword, value in (("max_batch", 0), ("max_wait", -1), ("max_connections", True), ("max_message_bytes", 1.5)):
         with pytest.raises(SettingError, match=f"expected {keyword} to be"):
             serve_policy(double, **{keyword: value})
+    for port in (-1, 65536):
+        with pytest.raises(SettingError, match=f"expected a port from 0 to 65535, got {port}"):
+            serve_policy(double, port=port)
     with pytest.raises(SettingError, match="expected a policy that takes observations, got 'random'"):
         serve_policy("random")
     with (

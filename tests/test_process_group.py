@@ -182,6 +182,17 @@ print("drained", flush=True)
 """
 
 
+def test_processes_that_are_killed_are_told_and_none_that_is_left_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    with serve_gym("CartPole-v1", processes=2) as group:
+        for pid in group.pids:
+            psutil.Process(pid).kill()
+        with pytest.raises(StartError, match="all server processes ended by themselves"):
+            group.wait()
+        assert all(
+            f"{pid} of {url} ended by itself" in caplog.text for pid, url in zip(group.pids, group.urls, strict=True)
+        )
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 @pytest.mark.parametrize("number", sampled([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], 3))
 def test_processes_end_with_their_parent_whatever_ends_it(number: signal.Signals) -> None:

@@ -30,6 +30,19 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         item.close()
 
 
+def test_a_server_that_refuses_a_world_holds_nobody_up_while_it_is_left(network: Make) -> None:
+    net = network()
+    remote = net.remote()
+    remote.close(0.0)
+    net.closings.clear()
+    remote.open()
+    net.refuse(remote)  # CreateWorld, after which the default world is asked for
+    lost = net.refuse(remote)
+    assert lost is not None
+    assert not remote.connected
+    assert net.closings == [0.0]
+
+
 def step(net: Network, remote: Any, action: int = 0) -> Any:
     net.answers.clear()
     remote.step(action)
@@ -79,7 +92,6 @@ def test_ends_in_an_answer_that_a_reset_overtakes_are_not_lost(network: Make) ->
     net.run_until(lambda: bool(net.answers))
     observation, reward, terminated, truncated, info = read(remote, net.answers.pop())
     assert (reward, terminated, truncated) == (0.0, False, False), "the end of the old episode is not the new one's"
-    assert remote.session.stale == 1
     assert info["latency"]["stale"] == 1
     numbers = [record["episode"] for record in info["episodes"]]
     assert numbers == list(range(1, len(numbers) + 1)), "the returns in the stale answer were kept"

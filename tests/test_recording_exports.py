@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,9 @@ from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
 from bridge.testing import FailingEnv
 from tests.parallel_envs import Relay
-from tests.support import assert_identical, minigrid, play_vector, sampled
+from tests.support import NO_BOX2D, assert_identical, import_box2d, minigrid, play_vector, sampled
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # where its warnings are errors, the import of Box2D crashes the process
-    importlib.import_module("Box2D")
+HAS_BOX2D = import_box2d()
 
 
 @pytest.fixture
@@ -86,6 +82,7 @@ def as_rows(data: Any) -> list[Any]:
     return [np.asarray(row) for row in data]
 
 
+@pytest.mark.skipif(not HAS_BOX2D, reason=NO_BOX2D)
 def test_pictures_are_exported_without_loss(tmp_path, datasets):
     with serve_gym("CarRacing-v3", record=Recording(tmp_path / "runs", observations=True)) as server:
         ((observations, *_),) = play(server.url, 1, steps=6)

@@ -37,6 +37,19 @@ def test_registering_twice_changes_nothing() -> None:
     assert "register_remote" not in bridge.__all__
 
 
+LOOKED_FOR_FIRST = f"""
+import importlib.util, sys, bridge
+assert "gymnasium" not in sys.modules
+assert importlib.util.find_spec("gymnasium") is not None
+import gymnasium
+assert {REMOTE_ID!r} in gymnasium.registry
+"""
+
+
+def test_the_id_is_registered_also_where_somebody_only_looks_for_gymnasium_before() -> None:
+    subprocess.run([sys.executable, "-c", LOOKED_FOR_FIRST], timeout=120, check=True)
+
+
 PLUGIN = {
     "plugin-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: plugin\nVersion: 1\n",
     "plugin-1.dist-info/entry_points.txt": "[gymnasium.envs]\nplugin = plugin:register\n",

@@ -68,6 +68,22 @@ def test_a_large_seed_works_in_real_time_and_in_a_recording(tmp_path: Path) -> N
         env.close()
 
 
+def test_a_lane_outside_of_a_resets_mask_keeps_the_seed_that_it_has() -> None:
+    found = []
+    for beside in (None, 77):
+        with serve_gym("CartPole-v1", num_envs=2) as server, serve_gym("CartPole-v1", num_envs=2) as other:
+            envs = BlockingReset(make_vec_remote([server.url], spares=other.url))
+            envs.reset(seed=[3, 4])
+            envs.reset(seed=[9, beside], options={"reset_mask": np.array([True, False])})
+            server.stop()
+            while not envs.step(np.zeros(2, np.int64))[3].all():
+                pass
+            # In another world than the one that was seeded, episodes begin with seeds made of the user's.
+            found.append(envs.step(np.zeros(2, np.int64))[0])
+            envs.close()
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 @pytest.mark.parametrize("seed", [-1, -(2**80), 1.5, "7"])
 def test_what_is_no_seed_gets_the_error_that_it_gets_locally(url: str, seed: Any) -> None:
     with pytest.raises(gymnasium.error.Error) as local:

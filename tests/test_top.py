@@ -13,12 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
+from dm_env_rpc.v1.extensions import properties_pb2 as public_properties
+from google.protobuf import any_pb2
 from rich.console import Console
 
 from bridge import TLS, Limits, RealTime, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.cli.top import render
 from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
+from bridge.encoding import values
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import AddressError, Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
 from bridge.testing import CountingEnv, Inspector, VirtualClock, make_certificates
@@ -26,7 +30,13 @@ from bridge.transport.credentials import ClientCredentials
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.scripted_server import Refuse, ScriptedServer
-from tests.support import everywhere, until
+from tests.support import everywhere, stable_id, until
+
+SOUND = {
+    **dict.fromkeys(("slots", "worlds", "connections", "steps", "episodes", "failures"), 0),
+    "uptime": 1.0,
+    "draining": False,
+}
 
 
 class Listed:
@@ -48,6 +58,23 @@ class Foreign(ScriptedServer):
         if kind == "extension":
             raise Refuse(int(Code.UNIMPLEMENTED), "no extension is served here")
         return super().answer(kind, request)
+
+
+class Confused(ScriptedServer):
+    """Says of itself what makes no sense."""
+
+    def __init__(self, status: Any) -> None:
+        super().__init__(public_pb.ActionObservationSpecs())
+        array = status if isinstance(status, np.ndarray) else np.frombuffer(values.encode(status), np.uint8)
+        self.status = public_pb.Tensor.FromString(pack_tensor(array).SerializeToString())
+
+    def answer(self, kind: str, request: Any) -> Any:
+        if kind != "extension":
+            return super().answer(kind, request)
+        read = public_properties.ReadPropertyResponse(value=self.status)
+        packed = any_pb2.Any()
+        packed.Pack(public_properties.PropertyResponse(read_property=read))
+        return packed
 
 
 def drawn(snapshot: Snapshot, rows: int | None = None, width: int = 110) -> str:
@@ -151,6 +178,29 @@ def test_servers_that_cannot_be_asked_are_rows_with_the_reason() -> None:
     text = drawn(snapshot)
     assert "2 of 6 servers serve" in text
     assert "… and 1 more problems" in text
+
+
+@pytest.mark.parametrize(
+    "status", [np.array(1.0), [1], {}, {**SOUND, "steps": "many"}, {**SOUND, "uptime": float("nan")}], ids=stable_id
+)
+def test_a_status_that_makes_no_sense_hides_no_other_server(status: Any) -> None:
+    with (
+        serve_gym("CartPole-v1") as server,
+        Confused(status) as confused,
+        Top(Fixed((confused.url, server.url)), "two") as top,
+    ):
+        snapshot = top.look()
+    assert [row.state for row in snapshot.servers] == ["refused", "serving"]
+    assert "its server.status cannot be read" in drawn(snapshot)
+
+
+def test_a_server_that_is_named_twice_is_one_row(tmp_path: Path) -> None:
+    with serve_gym("CartPole-v1") as server:
+        (tmp_path / "urls.txt").write_text(f"{server.url}\n{server.url}\n")
+        for targets in ([server.url, server.url], [(tmp_path / "urls.txt").as_uri()]):
+            with Top(find_directory(targets), "two") as top:
+                assert [[row.state for row in top.look().servers] for _ in range(3)] == [["serving"]] * 3
+                assert server.connections == 1
 
 
 def test_who_looks_on_does_not_keep_a_server_from_ending() -> None:
@@ -307,6 +357,17 @@ def test_a_long_fleet_shows_those_that_do_not_serve_first() -> None:
     assert "1d 1h" in text
     assert "3/16" in text
     assert max(map(len, lines)) <= 110
+
+
+def test_the_table_of_a_local_server_fits_a_terminal_of_80_columns_and_hosts_are_shown_as_they_are() -> None:
+    busy = {"worlds": 12, "slots": 64, "slots_used": 12, "steps": 1_234_567, "steps_per_second": 9876.5, "uptime": 4e6}
+    local = ServerRow("localhost:50051", "localhost:50051", "serving", **busy)
+    assert "…" not in drawn(Snapshot(0.0, "a fleet", (local,), "", ()), width=80)
+    known = ServerRow("grpc://[fe80::1]:50051", "grpc://[fe80::1]:50051", "serving", **busy)
+    lost = ServerRow("grpc://[fd00::2]:50051", "grpc://[fd00::2]:50051", "unreachable")
+    text = drawn(Snapshot(0.0, "a fleet", (known, lost), "", ()))
+    assert known.name in text
+    assert lost.name in text
 
 
 def test_the_status_of_several_processes_is_their_sum() -> None:

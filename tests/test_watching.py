@@ -190,6 +190,36 @@ def test_viewers_share_pictures_and_drawing_takes_its_share_of_the_time(viewers,
         env.close()
 
 
+class Noisy(Painted):
+    """Shows noise, which takes long to encode."""
+
+    picture = np.random.default_rng(0).integers(0, 256, (400, 400, 3), np.uint8)
+
+    def render(self):
+        return self.picture
+
+
+def test_the_encoding_of_all_views_counts_for_their_share_of_the_time(viewers):
+    views = [lanes for count in (1, 2, 3) for lanes in itertools.permutations(range(3), count)]
+    with serve_gym(Noisy, web=True, num_envs=3) as server:
+        envs = make_vec_remote(f"{server.url}?world=")
+        envs.reset(seed=0)
+        several = [viewers(server).join(lanes=np.array(lanes), frame="png") for lanes in views]
+        for _ in range(2):
+            for viewer in several:
+                viewer.wants("watch", "frame")
+            for viewer in several:
+                viewer.take()
+            envs.step(np.zeros(3, np.int64))
+        # The pictures of one round take at least 0.2 s, which is 7 % of 3 s: a viewer does not wait so long.
+        seen = []
+        for _ in range(3):
+            seen.append(several[0].look("frame")[1]["frame"])
+            envs.step(np.zeros(3, np.int64))
+        assert any(frame is None for frame in seen)
+        envs.close()
+
+
 def test_pictures_take_more_of_the_time_while_the_world_waits_for_a_person(viewers, monkeypatch):
     monkeypatch.setattr(Painted, "slow", 0.2)  # else the next picture is due later than a viewer waits for it
     with serve_gym(Painted, web=True) as server, contextlib.ExitStack() as stack:

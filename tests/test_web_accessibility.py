@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 
-from bridge import serve_gym, serve_parallel
+from bridge import make_remote, serve_gym, serve_parallel
 from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
 from tests.web_envs import Paddle, Race
 
@@ -18,6 +21,20 @@ FINDINGS = """async () => {
   return violations.filter(({impact}) => ["serious", "critical"].includes(impact))
     .map(({id, nodes}) => `${id}: ${nodes.map(({html}) => html).join(", ")}`);
 }"""
+
+
+class Numbers(gymnasium.Env):
+    """Draws nothing; its observations are more numbers than the page has room for."""
+
+    observation_space = spaces.Box(-1, 1, (40,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.linspace(-1, 1, 40, dtype=np.float32), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make check-web")
@@ -43,6 +60,14 @@ def test_axe_finds_nothing_serious(opened, scheme, touch):  # noqa: F811
         assert page.evaluate(FINDINGS) == [], "while somebody plays"
         page.click("#help-open")
         assert page.evaluate(FINDINGS) == [], "in the help"
+    with serve_gym(Numbers, web=True, fps=30) as server:
+        page = opened(server.web_url, **options)
+        page.set_viewport_size({"width": 1280, "height": 600})
+        shows(page, "() => !document.getElementById('play').disabled")
+        page.add_script_tag(path=AXE)
+        page.click("#begin")
+        says(page, "#panel", "[39]")
+        assert page.evaluate(FINDINGS) == [], "where there are no pictures"
     with serve_parallel(Race, web=True, fps=60, match=True) as server:
         page = opened(server.web_url, **options)
         shows(page, "() => !document.getElementById('play').disabled")
@@ -60,3 +85,33 @@ def test_nothing_moves_for_those_who_want_little_motion(opened, reduced):  # noq
         page = opened(server.web_url, reduced_motion=reduced)
         seconds = page.evaluate("() => getComputedStyle(document.getElementById('play')).transitionDuration")
         assert all(float(each.strip().removesuffix("s")) == 0 for each in seconds.split(",")) == (reduced == "reduce")
+
+
+LOOKS = """(selector) => {
+  const {backgroundColor, borderTopWidth, borderTopColor} = getComputedStyle(document.querySelector(selector));
+  return [backgroundColor, borderTopWidth, borderTopColor].join(" ");
+}"""
+
+
+def test_a_palette_of_the_system_s_own_tells_what_is_chosen_and_held(opened):  # noqa: F811
+    with serve_gym(Paddle, web=True) as server:
+        envs = [make_remote(server.url) for _ in range(2)]
+        page = opened(server.web_url, forced_colors="active")
+        says(page, "#worlds", "agent")
+        page.wait_for_selector("#worlds button[aria-current=true]")
+        chosen, other = (
+            page.evaluate(LOOKS, f"#worlds button[aria-current={current}]") for current in ("true", "false")
+        )
+        assert chosen != other
+        for env in envs:
+            env.close()
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url, forced_colors="active")
+        page.click("#begin")
+        says(page, "#legend", "→")
+        page.keyboard.down("ArrowRight")
+        page.wait_for_selector("kbd.held")
+        assert page.evaluate(LOOKS, "kbd.held") != page.evaluate(LOOKS, "kbd:not(.held)")
+        icon, ground = page.evaluate("""() => ["::before", null].map((part) =>
+            getComputedStyle(document.getElementById("player-play"), part).backgroundColor)""")
+        assert icon != ground, "the buttons of a replay have signs"

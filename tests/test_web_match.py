@@ -207,3 +207,26 @@ def test_a_match_fits_a_phone_and_a_finger(opened, server):  # noqa: F811
     page.dispatch_event("#pad button:last-child", "pointerdown", {"pointerId": 1, "isPrimary": True})
     says(page, "#match-title", "You win")
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+
+
+class Dense(Race):
+    """The returns change with each step."""
+
+    def step(self, actions):
+        observations, rewards, *rest = super().step(actions)
+        return observations, {agent: reward + 0.5 for agent, reward in rewards.items()}, *rest
+
+
+def test_a_seat_that_is_pressed_while_the_returns_change_is_taken(opened):  # noqa: F811
+    with serve_parallel(Dense, web=True, fps=30, match=True, countdown=0, agents=still) as server:
+        ann = enter(opened, server, "Ann")
+        viewer = opened(server.web_url)
+        says(viewer, "#seats", "Sit here")
+        ann.keyboard.press("Enter")
+        viewer.wait_for_selector("#seats output")
+        viewer.hover('#seats button[data-seat="lower"]')
+        viewer.mouse.down()
+        before = viewer.text_content("#seats output")
+        shows(viewer, f"() => document.querySelector('#seats output').textContent !== '{before}'")
+        viewer.mouse.up()
+        says(viewer, "#badge", "you are lower")

@@ -10,18 +10,22 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import threading
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 import bridge
 from bridge import Auth, make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.support import keeping, read_property, server_process, until
 from tests.web_envs import PADDLE, Doors, Paddle, Paddles
+from tests.websocket_tools import Hand
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -160,6 +164,88 @@ def test_a_lock_step_server_is_played_in_a_world_of_one_s_own_by_the_keyboard_al
         until(lambda: server.worlds == [])
 
 
+def test_stopping_in_a_world_of_one_s_own_leaves_no_world_and_no_error(opened):
+    with serve_gym(Paddle, web=True) as server:
+        page = opened(server.web_url)
+        says(page, "#stage-title", "Paddle")  # of the server, while there is no world
+        page.click("#begin")
+        says(page, "#worlds", "● agent")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#no-worlds")
+        page.wait_for_selector("#empty")
+        assert page.text_content("#message") == ""
+
+
+def test_a_double_click_on_play_asks_for_one_seat(opened):
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url)
+        shows(page, "() => !document.getElementById('play').disabled")
+        page.evaluate("() => { document.getElementById('play').click(); document.getElementById('play').click(); }")
+        says(page, "#badge", "playing")
+        before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures ?? 0)")
+        shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before} + 5")
+        assert page.text_content("#message") == ""
+        page.reload()  # the seat is remembered
+        says(page, "#badge", "playing")
+
+
+def test_a_world_that_is_looked_at_shows_nothing_of_the_one_before(opened):
+    with serve_gym(lambda render_mode=None: Paddle(render_mode, length=5), web=True) as server, Hand(server) as hand:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        page = opened(server.web_url)
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        for _ in range(5):
+            env.step(1)
+        says(page, "#last-return", "5.00")
+        says(page, "#episodes", "1 episode")
+        hand.open().ask(create_world=pb.CreateWorldRequest())
+        page.click("#worlds li:nth-child(2) button")  # nobody has reset it: there is no picture
+        shows(page, "() => document.querySelector('#worlds li:nth-child(2) button').ariaCurrent === 'true'")
+        assert page.text_content("#last-return") == "–"
+        assert page.text_content("#episodes") == ""
+        assert page.evaluate(PIXEL) == [0, 0, 0]
+        env.close()
+        shows(page, "() => document.querySelectorAll('#worlds li').length === 1")
+        page.click("#play")  # in a world of one's own
+        says(page, "#badge", "playing")
+        shows(page, f"() => ({PIXEL})()[2] > 100")
+        page.keyboard.press("Escape")
+        says(page, "#badge", "watching")
+        assert page.evaluate(PIXEL) == [0, 0, 0]
+
+
+class Reading(gymnasium.Env):
+    """Draws nothing; its observations have a text."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - as Gymnasium has it
+    observation_space = spaces.Dict({"word": spaces.Text(10), "page": spaces.Discrete(9)})
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"word": "hello", "page": 2}, {}
+
+    def step(self, action):
+        return {"word": "goodbye", "page": 3}, 0.0, False, False, {}
+
+
+def test_texts_among_observations_are_shown_as_they_are(opened):
+    with serve_gym(Reading, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        page = opened(server.web_url)
+        says(page, "#panel", "numbers that the agent sees")
+
+        def is_told():
+            env.step(0)
+            return "goodbye" in page.inner_text("#panel")
+
+        until(is_told)
+        assert "NaN" not in page.inner_text("#panel")
+        env.close()
+
+
 def test_a_lock_step_world_in_which_no_action_does_nothing_waits_for_a_key(opened):
     Doors.done.clear()
     with serve_gym(Doors, web=True) as server:
@@ -287,6 +373,9 @@ def test_the_page_shows_the_return_of_each_of_several_agents(opened):
         env.reset(seed=0)
         page = opened(server.web_url)
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        says(page, "#worlds", "1 watching")
+        # Whoever presses it meanwhile gets a click only if it is not replaced.
+        page.evaluate("() => { document.querySelector('#worlds button').dataset.mark = 'pressed'; }")
         for _ in range(2):
             env.reset(seed=0)
             while env.agents:
@@ -298,6 +387,7 @@ def test_the_page_shows_the_return_of_each_of_several_agents(opened):
         assert page.inner_text("#last-return") == ""
         says(page, "#episodes", "2 episodes")
         assert "mean" not in page.inner_text("#episodes")
+        assert page.locator("#worlds button[data-mark=pressed]").count() == 1
 
 
 def test_a_sum_of_several_agents_returns_is_never_shown(opened):
@@ -481,6 +571,29 @@ def test_a_server_that_is_killed_and_comes_back_is_met_again_and_the_game_goes_o
             shows(page, "() => document.getElementById('message').hidden")
 
 
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_said_to_be_silent(opened, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    with server_process(SERVER, "0") as (process, url):
+        page = opened(url)
+        says(page, "#status", "connected")
+        process.send_signal(signal.SIGSTOP)
+        says(page, "#status", "the server does not answer")
+        process.send_signal(signal.SIGCONT)
+        says(page, "#status", "connected")
+
+
+def test_the_seats_of_many_agents_are_counted(opened):
+    class Crowd(Paddles):
+        possible_agents = ("upper", "lower", "third", *map(str, range(9)))
+
+    with serve_parallel(Crowd, web=True, fps=20) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#worlds", "● upper1 of 12 seats taken")
+        assert page.locator("#worlds .chip").count() <= 3
+
+
 def test_lanes_are_a_mosaic_of_those_that_are_chosen(opened):
     with serve_gym(Paddle, web=True, num_envs=4) as server:
         envs = bridge.make_vec_remote(f"{server.url}?world=")
@@ -510,10 +623,60 @@ def test_another_key_can_be_chosen_for_an_action(opened):
         says(page, "#legend", "→")
         page.click("#legend button:last-of-type")
         says(page, "#announcement", "Press a key")
+        page.keyboard.press("Escape")
+        says(page, "#announcement", "")
+        assert "→" in page.inner_text("#legend"), "Escape leaves it as it is"
+        page.click("#legend button:first-of-type")
+        page.click("#legend button:last-of-type")  # the last that was chosen counts
         page.keyboard.press("k")
         says(page, "#legend", "K")
+        assert "←" in page.inner_text("#legend")
         page.keyboard.down("k")
         shows(page, f"() => ({PADDLE})() > 130")
+        page.keyboard.up("k")
+        page.click("#legend button:last-of-type")
+        page.click("#play")
+        says(page, "#badge", "watching")
+        page.keyboard.press("?")  # nothing is chosen any more
+        shows(page, "() => document.getElementById('help').open")
+
+
+class Diagonal(Paddle):
+    """Two keys together are an action of their own; it notes what was done."""
+
+    action_space = spaces.Discrete(4)
+    done: list[int] = []  # noqa: RUF012 - of all of them
+
+    def get_keys_to_action(self):
+        return {(): 0, ("w",): 1, ("d",): 2, ("d", "w"): 3}
+
+    def step(self, action):
+        self.done.append(int(action))
+        return super().step(0)
+
+
+def test_what_several_keys_do_together_follows_the_keys_that_are_chosen(opened):
+    Diagonal.done.clear()
+    with serve_gym(Diagonal, web=True, fps=30) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "D")
+        page.locator("#legend button", has_text="action 2").click()
+        page.keyboard.press("w")  # the two are exchanged
+        page.locator("#legend button", has_text="action 1").click()
+        page.keyboard.press("k")
+        for again in (False, True):
+            if again:  # from this browser's memory
+                page.reload()
+            says(page, "#legend", "Kaction 1Waction 2")
+            Diagonal.done.clear()
+            page.keyboard.down("k")
+            until(lambda: 1 in Diagonal.done)
+            page.keyboard.down("w")
+            until(lambda: 3 in Diagonal.done)
+            page.keyboard.up("k")
+            until(lambda: 2 in Diagonal.done)
+            page.keyboard.up("w")
 
 
 def test_at_a_phone_s_width_everything_fits_and_fingers_can_play(opened):

@@ -94,6 +94,7 @@ def test_a_person_s_episode_is_recorded_and_replayed_pixel_for_pixel(opened, tmp
         assert page.is_hidden("#play")
         assert page.is_hidden("#record")
         page.click("#player-close")
+        assert page.evaluate("() => document.activeElement.id") == "replays"
         says(page, "#empty-text", "is ready")
         page.wait_for_selector("#player", state="hidden")
         until(lambda: server.status()["slots"] == 0)

@@ -118,6 +118,10 @@ def test_a_link_invites_to_a_seat_and_its_code_says_the_same(opened):  # noqa: F
         assert [code.text for code in reader.read_barcodes(np.ascontiguousarray(pixels))] == [link]
         ann.uncheck("#invite-token")
         assert "token" not in ann.input_value("#invite-link")
+        # Without HTTPS a page may not write to the clipboard.
+        ann.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
+        ann.click("#invite-copy")
+        says(ann, "#invite-hint", "The link is selected: copy it.")
         ann.click("#invite-close")
 
         ben = opened("about:blank")

@@ -258,3 +258,19 @@ def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path): 
     assert by.count("agent:learner") == 900 - taught
     # A person who holds the right keys gets the car up, which an agent alone does not in so few steps.
     assert any(episode.by[-1] == "person:Ann" and len(episode.by) < 200 for episode in episodes[:-1])
+
+
+def test_a_world_that_is_gone_is_not_taken_over_after_a_reload(opened):  # noqa: F811
+    with serve_gym(Paddle, web=True) as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        page = opened(server.web_url)
+        says(page, "#play", "Take over")
+        page.click("#play")
+        says(page, "#badge", "agent acts")
+        page.goto("about:blank")
+        env.close()
+        until(lambda: not server.worlds)
+        page.goto(server.web_url)
+        says(page, "#message", "The world in which you took over is gone.")
+        page.wait_for_selector("#empty")

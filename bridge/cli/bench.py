@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from bridge.cli.program import OK, positive
 from bridge.client.make import make_vec_remote
-from bridge.client.vector_env import RemoteVectorEnv
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["register"]
@@ -40,8 +40,8 @@ def register(commands: Any) -> None:
         "urls",
         metavar="URL",
         nargs="+",
-        help="grpc://HOST:PORT; several URLs are stepped as one vector environment; listen://HOST:PORT waits for "
-        "servers that dial",
+        help="grpc://HOST:PORT; several URLs are stepped as one vector environment; or one directory, such as "
+        "file:///PATH, or listen://HOST:PORT for servers that dial",
     )
     parser.add_argument(
         "--num-envs",
@@ -64,10 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     held = credential_keywords(arguments)
     held.update(num_envs=arguments.num_envs, timeout=arguments.timeout)
-    if arguments.urls[0].startswith("listen://"):  # a directory, which is one URL
-        envs = make_vec_remote(arguments.urls[0], **held)
-    else:
-        envs = RemoteVectorEnv(arguments.urls, **held)
+    urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls  # a directory is one URL
+    envs = make_vec_remote(urls, blocking=True, **held)
     try:
         latencies, episodes = _measure(envs, arguments.seconds, arguments.seed)
     finally:
@@ -84,23 +82,20 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _measure(envs: RemoteVectorEnv, seconds: float, seed: int) -> tuple[np.ndarray[Any, Any], int]:
+def _measure(envs: VectorEnv[Any, Any, Any], seconds: float, seed: int) -> tuple[np.ndarray[Any, Any], int]:
     """Return the seconds that each step took, and how many episodes ended."""
-    from bridge.wrappers import BlockingReset
-
-    blocking = BlockingReset(envs)
-    blocking.action_space.seed(seed)
-    actions = [blocking.action_space.sample() for _ in range(_ACTIONS)]
-    blocking.reset(seed=seed)
+    envs.reset(seed=seed)
+    envs.action_space.seed(seed)
+    actions = [envs.action_space.sample() for _ in range(_ACTIONS)]
     for action in actions[:3]:  # the first steps of anything are slow
-        blocking.step(action)
+        envs.step(action)
     latencies: list[float] = []
     episodes = 0
     now = shown = time.perf_counter()
     end = now + seconds
     while now < end:
         before = now
-        _, _, terminations, truncations, _ = blocking.step(actions[len(latencies) % _ACTIONS])
+        _, _, terminations, truncations, _ = envs.step(actions[len(latencies) % _ACTIONS])
         now = time.perf_counter()
         latencies.append(now - before)
         episodes += int((terminations | truncations).sum())

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from bridge.cli.program import OK, positive, say
+from bridge.cli.program import OK, positive, positive_int, say
 from bridge.cli.target import find_policies
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
@@ -40,7 +40,9 @@ def register(commands: Any) -> None:
     parser.add_argument("--execution-horizon", type=int, metavar="N", help="actions of a chunk (default: all)")
     parser.add_argument("--rows", action="store_true", help="a function takes one observation, not a batch")
     parser.add_argument("--record", metavar="FOLDER", help="record the episodes there, with observations")
-    parser.add_argument("--web-port", type=int, metavar="PORT", help="show worlds and results at http://127.0.0.1:PORT")
+    parser.add_argument(
+        "--web-port", type=positive_int, metavar="PORT", help="show worlds and results at http://127.0.0.1:PORT"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--timeout", type=positive, default=10.0, metavar="S", help="seconds to answer (default: 10)")
     add_credential_options(parser)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.program import OK, say
+from bridge.cli.program import OK, positive, say
 from bridge.cli.target import find_target
 from bridge.errors import RecordingError
 from bridge.recording.exports import export_minari, export_mp4
@@ -42,7 +42,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--author", metavar="NAME", help="with --minari: who made the dataset")
     parser.add_argument("--data-format", choices=["hdf5", "arrow"], help="with --minari: how it is stored")
     parser.add_argument("--task", metavar="TEXT", help="with --lerobot: the task in words (default: the environment)")
-    parser.add_argument("--fps", type=float, metavar="X", help="with --mp4 and --lerobot: frames a second")
+    parser.add_argument("--fps", type=positive, metavar="X", help="with --mp4 and --lerobot: frames a second")
     parser.add_argument(
         "--allow-calls", action="store_true", help="call the recorded methods and set the recorded attributes"
     )
@@ -64,7 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     episodes = selection_of(arguments).of(found)
     say(f"{len(episodes)} of {len(found)} episodes")
     if not episodes:
-        raise RecordingError("there are no such episodes; `bridge runs` lists those that there are")
+        raise RecordingError(
+            "there are no such episodes; `bridge runs` lists those that there are, of which --unfinished takes also "
+            "those that did not end"
+        )
     how = {"env": env, "say": say, "allow_calls": arguments.allow_calls}
     if arguments.minari is not None:
         named = {"author": arguments.author, "data_format": arguments.data_format}

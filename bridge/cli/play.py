@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from bridge.cli.program import OK
+from bridge.cli.program import OK, positive, positive_int
 from bridge.client.env import RemoteEnv
 from bridge.errors import RefusedError, SettingError
 from bridge.extras import needed
@@ -48,9 +48,9 @@ def add_play_parser(commands: Any) -> None:
     )
     parser.add_argument("--role", choices=["player", "spectator"], help="role in a real-time world")
     parser.add_argument("--player", metavar="NAME", help="who you are, in the server's recordings")
-    parser.add_argument("--fps", type=float, metavar="X", help="frames a second (default: the environment's own)")
-    parser.add_argument("--frames", type=int, metavar="N", help="stop after N frames")
-    parser.add_argument("--scale", type=int, default=0, metavar="N", help="enlarge the picture N times")
+    parser.add_argument("--fps", type=positive, metavar="X", help="frames a second (default: the environment's own)")
+    parser.add_argument("--frames", type=positive_int, metavar="N", help="stop after N frames")
+    parser.add_argument("--scale", type=positive_int, default=0, metavar="N", help="enlarge the picture N times")
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
@@ -161,8 +161,6 @@ def run(arguments: argparse.Namespace) -> int:
         neutral = space.start + idle[0] if isinstance(space, spaces.Discrete) and idle else neutral_action(space)
         keyboard = Keyboard(space, keys, neutral)
         fps = arguments.fps or env.fps or env.metadata.get("render_fps") or 30.0
-        if not fps > 0:
-            raise SettingError(f"expected --fps to be a positive number, got {fps!r}")
         pygame.init()
         try:
             waits = env.fps is None and isinstance(space, spaces.Discrete) and not idle

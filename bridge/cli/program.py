@@ -23,7 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "clean", "main", "make_parser", "positive", "say"]
+__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "clean", "main", "make_parser"]
+__all__ += ["positive", "positive_int", "say"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("bridge.cli.serve", "publish environments until Ctrl-C"),
@@ -112,7 +113,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if not argv:
         parser.print_help(sys.stderr)
         raise SystemExit(USAGE)
-    if argv[0] not in COMMANDS and not argv[0].startswith("-"):
+    if argv[0] not in (*COMMANDS, "-h", "--help", "--version"):
         close = difflib.get_close_matches(argv[0], COMMANDS, 1)
         hint = f"did you mean {close[0]}? " if close else ""
         parser.error(f"there is no command {argv[0]!r}; {hint}`bridge --help` lists the commands")
@@ -131,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments after the program's name; None: those of this process.
     """
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another one
@@ -165,6 +167,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(explain(error, arguments.debug, arguments.spelled))
         codes = {**getattr(arguments, "exit_codes", {}), UsageError: USAGE}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
+
+
+def _open_standard_streams() -> None:
+    """Open the null device for standard streams that are closed: else the next socket is opened in their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the process's life
 
 
 @contextlib.contextmanager
@@ -241,14 +250,21 @@ def _show_warning(
 
 
 def positive(text: str) -> float:
-    """Read a positive number, for `add_argument(type=…)`."""
+    """Read a positive number, such as seconds that sockets can wait, for `add_argument(type=…)`."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    if not 0.0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"expected a positive number, at most a million, got {text!r}")
     return value
+
+
+def positive_int(text: str) -> int:
+    """Read a positive integer, for `add_argument(type=…)`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
 
 
 def clean(text: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.program import FAILED, OK, USAGE, say
+from bridge.cli.program import FAILED, OK, USAGE, positive, say
 from bridge.cli.serve import SERVED_AT
 from bridge.cli.target import find_target
 from bridge.errors import RecordingError, SettingError
@@ -52,7 +52,9 @@ def register(commands: Any) -> None:
         help="call the recorded methods and set the recorded attributes; only for what you trust",
     )
     parser.add_argument("--port", type=int, default=0, help="with --serve: the port (default: any free one)")
-    parser.add_argument("--fps", type=float, metavar="X", help="with --serve: frames a second (default: as recorded)")
+    parser.add_argument(
+        "--fps", type=positive, metavar="X", help="with --serve: frames a second (default: as recorded)"
+    )
     parser.set_defaults(run=run, exit_codes={RecordingError: USAGE})
 
 

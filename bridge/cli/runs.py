@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.program import OK, USAGE, say
+from bridge.cli.program import OK, USAGE, positive_int, say
 from bridge.errors import RecordingError
 from bridge.recording.episodes import obstacle
 from bridge.recording.reader import RecordedEpisode, read_folder
@@ -32,7 +32,9 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("runs", description="List the episodes of recordings.", epilog=_EPILOG)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder with recordings, or one of its files")
     add_selection_options(parser, complete=False)
-    parser.add_argument("--last", type=_count, metavar="N", help="the N that began last, of the newest files alone")
+    parser.add_argument(
+        "--last", type=positive_int, metavar="N", help="the N that began last, of the newest files alone"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object a line instead of a table")
     parser.set_defaults(run=run, exit_codes={RecordingError: USAGE})
 
@@ -53,13 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     for line in folder.warnings():
         say(f"warning: {line}")
     return OK
-
-
-def _count(text: str) -> int:
-    """Read a positive integer."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return int(text)
 
 
 def facts_of(episode: RecordedEpisode) -> dict[str, Any]:

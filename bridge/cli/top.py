@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from bridge.cli.program import FAILED, OK, clean, positive, say
+from bridge.cli.program import FAILED, OK, clean, positive, positive_int, say
 from bridge.errors import SettingError
 from bridge.extras import install_command
 from bridge.fleet.top import SERVES, ServerRow, Snapshot, Top, find_directory
@@ -52,18 +52,12 @@ def register(commands: Any) -> None:
         "--interval", type=positive, default=2.0, metavar="S", help="seconds between refreshes (default: 2)"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object per refresh instead of a table")
-    parser.add_argument("--count", type=_count, metavar="N", help="stop after N refreshes (default: on Ctrl-C)")
+    parser.add_argument("--count", type=positive_int, metavar="N", help="stop after N refreshes (default: on Ctrl-C)")
     parser.add_argument(
         "--timeout", type=positive, default=2.0, metavar="S", help="seconds that a server has to answer (default: 2)"
     )
     add_credential_options(parser)
     parser.set_defaults(run=run)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -151,7 +145,7 @@ def render(snapshot: Snapshot, rows: int | None = None) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     table.add_column("server", no_wrap=True, overflow="ellipsis", min_width=12)
     table.add_column("state", no_wrap=True)
     for column in ("worlds", "slots", "steps/s", "steps", "episodes", "failures", "up"):
@@ -211,14 +205,15 @@ def _bars(history: Sequence[float]) -> str:
 def _cells(row: ServerRow) -> list[Any]:
     from rich.text import Text
 
+    name = Text(clean(row.name))  # as a text, the host of grpc://[fe80::1]:50051 would be markup
     state = Text(row.state, style=_STYLES.get(row.state, "red"))
     if not row.uptime:  # it let nobody in
-        return [row.name, state, *(["-"] * 7)]
+        return [name, state, *(["-"] * 7)]
     slots = f"{row.slots_used:,}" if row.slots is None else f"{row.slots_used:,}/{row.slots:,}"
     rate = "-" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}"
     failures = Text(f"{row.failures:,}", style="red" if row.failures else "")
     return [
-        row.name,
+        name,
         state,
         f"{row.worlds:,}",
         slots,

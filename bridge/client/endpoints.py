@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from bridge.errors import AddressError, RemoteTimeoutError, SettingError, shown_url
+from bridge.forks import forget_in_child
 from bridge.logs import SafeLog
 from bridge.transport.address import Address, parse_address
 
@@ -176,6 +177,11 @@ class EndpointWatch:
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
         self._problem: Exception | None = None
+        forget_in_child(self)
+
+    def after_fork(self) -> None:
+        """Read by a thread of this process: the one that read is not in it."""
+        self._lock, self._reading = threading.Lock(), None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"directory": self.directory, "period": self._period}
@@ -228,6 +234,8 @@ class EndpointWatch:
     def _read(self) -> None:
         try:
             found = tuple(self.directory.endpoints())
+            for endpoint in found:  # what is none raises here, and not in somebody's step
+                parse_address(endpoint.url)
             # An empty list changes nothing: it may be of a file that is being written, and no slot could go anywhere by
             # it.
             if found:

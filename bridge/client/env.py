@@ -16,7 +16,7 @@ from bridge.client.options import EnvOptions
 from bridge.client.pool_owner import PoolOwner
 from bridge.client.slots.resets import reset_settings
 from bridge.client.world.events import StepAnswered
-from bridge.client.world.extensions import looked_up
+from bridge.client.world.extensions import attribute_write, call_request, looked_up
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.remote import Remote
 from bridge.client.world.session import ONLINE, ClientState
@@ -329,7 +329,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         try:
             with self._conflicts:
                 self._asked()
-                self._remote.call(name, (), {}, look=True)
+                self._remote.ask(call_request(name, (), {}, look=True))
                 found, is_method = looked_up(self._reply(self._remote, f"to a look at {name}"), self.url)
         except RefusedError as error:
             # As Gymnasium's own environments, whose AttributeError its wrappers expect.
@@ -379,7 +379,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         """Set a public attribute of the remote environment."""
         with self._conflicts:
             self._asked()
-            self._remote.write_property(f"world.attributes.{name}", [value])
+            self._remote.ask(attribute_write(name, [value]))
             self._reply(self._remote, f"to setting {name}")
 
     def __repr__(self) -> str:

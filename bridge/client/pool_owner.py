@@ -8,7 +8,7 @@ from typing import Any
 from bridge.client.conflict import ConflictDetector
 from bridge.client.slots.pool import Pool
 from bridge.client.world.events import Replied
-from bridge.client.world.extensions import call_results, property_value
+from bridge.client.world.extensions import call_request, call_results, property_request, property_value
 from bridge.client.world.remote import Remote
 from bridge.errors import ClosedError, ConnectionLostError
 from bridge.forks import forget_in_child
@@ -78,7 +78,7 @@ class PoolOwner:
         return self._pool.wait(remote, Replied, purpose).message
 
     def _read_property(self, remote: Remote, key: str, purpose: str, *, encoded: bool) -> Any:
-        remote.read_property(key)
+        remote.ask(property_request(key))
         return property_value(self._reply(remote, purpose), remote.url, encoded)
 
     def render(self) -> Any:
@@ -99,7 +99,7 @@ class PoolOwner:
         """
         with self._conflicts:
             remote = self._asked()
-            remote.call(name, args, kwargs)
+            remote.ask(call_request(name, args, kwargs))
             return call_results(self._reply(remote, f"to the call of {name}"), remote.url)[0]
 
     def _interrupted(self) -> None:

@@ -411,7 +411,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
-        return self._slots.wrapper_classes()
+        try:
+            names = self._slots.read_property("world.wrappers")
+        except RefusedError:
+            return ([],) * self.num_envs
+        return tuple(found for member, found in names for _ in range(member.lanes))
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""
@@ -434,6 +438,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     def close_extras(self, **kwargs: Any) -> None:
         """Leave the worlds and disconnect; worlds that were made for this environment go."""
         self._slots.close()
+
+    def __copy__(self) -> RemoteVectorEnv:
+        """Return a copy with connections of its own, as `copy.deepcopy`: else the end of one would be the other's."""
+        return copy.deepcopy(self)
 
     def __del__(self) -> None:
         if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early

@@ -35,6 +35,8 @@ _TIMEOUT = 20.0
 _CHUNK = 4096
 # A trainer that is started again waits for no server longer than that.
 _LONGEST_PAUSE = 2.0
+# `stop` waits no longer for a trainer that says nothing: Ctrl-C ends a server soon, and this thread ends by itself.
+_END_TIMEOUT = 1.0
 # A connection that ends sooner counts as a failure, after which the pause grows.
 _SHORT = 1.0
 # Seconds from the first use of a WebSocket to the next one, in which it is seen whether the first bytes closed it.
@@ -85,15 +87,17 @@ class Dialing:
         self._stopped.set()
         self._wanted.set()
         if self._thread.ident is not None:
-            self._thread.join(_TIMEOUT)
+            self._thread.join(_END_TIMEOUT)
 
     def _run(self) -> None:
         failures = 0
         while not (self._stopped.is_set() or self._server.draining):
             try:
                 failed = self._serve_once()
-            except (OSError, BridgeError) as error:
+            except (OSError, ValueError, BridgeError) as error:  # ValueError: the URL of the proxy is none
                 failed, text = True, explain(error) if isinstance(error, ssl.SSLError) else str(error)
+                if self._stopped.is_set():
+                    return
                 if text != self._said:  # one line where the trainer is away for hours
                     _log.warning("cannot dial %s, and try again: %s", self._address.url, text)
                 self._said = text

@@ -128,8 +128,8 @@ class DialListener:
         tls: TLS | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError as error:
             raise AddressError(url, str(error)) from error

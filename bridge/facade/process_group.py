@@ -27,6 +27,7 @@ import gymnasium
 from bridge.errors import SettingError, StartError
 from bridge.facade.serve import serve_gym
 from bridge.forks import forget_in_child, leak
+from bridge.logs import SafeLog
 from bridge.server.limits import Limits, check_drain_timeout
 from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.transport.address import parse_address
@@ -34,6 +35,7 @@ from bridge.worlds.recipe import EnvLike
 
 __all__ = ["ServerGroup", "registered_specs"]
 
+_log = SafeLog(__name__)
 START_TIMEOUT = 120.0
 """Seconds that all servers together have to start."""
 _ASK_TIMEOUT = 10.0
@@ -195,6 +197,9 @@ class ServerGroup(Server):
 
         Args:
             grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
+
+        Raises:
+            StartError: All of them have failed.
         """
         if not self._running and not self._stopped.is_set():
             self.start()
@@ -207,7 +212,7 @@ class ServerGroup(Server):
         before = {number: signal.signal(number, on_signal) for number in handled}
         try:
             # A wait without a timeout would keep Python from running signal handlers on some platforms.
-            while not self._stopped.wait(0.2) and any(child.process.poll() is None for child in self._children):
+            while not self._stopped.wait(0.2) and self._look():
                 if signal.SIGINT in signals or len(signals) > 1:
                     break
                 if signals and not self._draining:
@@ -216,6 +221,19 @@ class ServerGroup(Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.stop()
+        if all(child.failed for child in self._children):
+            raise StartError("all server processes ended by themselves; what they said is above")
+
+    def _look(self) -> bool:
+        """True if a process runs; tell of those that have failed, as one that the system has killed for its memory."""
+        for child in self._children:
+            code = child.process.poll()
+            if code and not child.failed and not self._ending:
+                child.failed = True
+                _log.error(
+                    "the server process %d of %s ended by itself with %d", child.process.pid, child.urls[0], code
+                )
+        return any(child.process.returncode is None for child in self._children)
 
     @property
     def draining(self) -> bool:
@@ -308,6 +326,8 @@ class _ServerProcess:
         self.web_url: str | None = None
         self.env_ids: list[str] = []
         self.metrics_port: int | None = None
+        self.failed = False
+        """True once it was seen that it ended by itself, and not well."""
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CHILD.format(path=sys.path)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from bridge.adapters.arrays import ArrayKind, Arrays
+from bridge.adapters.arrays import Arrays
 from bridge.adapters.named import ActionNames
 from bridge.adapters.timed import TimeAction
 from bridge.errors import SettingError
@@ -32,7 +32,7 @@ def serve_gym(
     num_envs: int = 1,
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] = "sync",
     time_action: TimeAction | None = None,
-    array: ArrayKind = "numpy",
+    array: Literal["numpy", "torch", "jax"] = "numpy",
     device: str | None = None,
     default_action: Any = None,
     processes: int = 1,

@@ -199,7 +199,8 @@ class Top:
         """Ask every server how it is."""
         problem = ""
         try:
-            self._endpoints = tuple(self._directory.endpoints())
+            # A URL that is named twice is one server: two threads must not ask over its one connection.
+            self._endpoints = tuple({endpoint.url: endpoint for endpoint in self._directory.endpoints()}.values())
         except (BridgeError, OSError, ValueError) as error:
             if not self._endpoints:
                 raise
@@ -223,7 +224,7 @@ class Top:
             inspector = self._inspectors.get(endpoint.url)
             if inspector is None:
                 inspector = self._inspectors[endpoint.url] = Inspector(endpoint.url, self._timeout, self._credentials)
-            said: dict[str, Any] = read_encoded(inspector.read_property("server.status"))
+            status = inspector.read_property("server.status")
         except UsageError:
             raise
         except RemoteError as error:
@@ -235,19 +236,31 @@ class Top:
             return ServerRow(name, url, state, endpoint.slots, problem=" ".join(_explain(error).split()))
         # A new server may serve at the URL of one that drained.
         self._draining.pop(endpoint.url, None)
+        try:
+            return self._read(endpoint, name, url, read_encoded(status))
+        except Exception as error:  # whatever a stranger's words lead to: the other servers are shown all the same
+            problem = f"its server.status cannot be read: {error!r:.200}"
+            return ServerRow(name, url, "refused", endpoint.slots, problem=problem)
+
+    def _read(self, endpoint: Endpoint, name: str, url: str, said: dict[str, Any]) -> ServerRow:
+        """Return the row of a server that has said how it is; raises whatever where that makes no sense."""
         now = self._clock()
         rate = self._rate(endpoint.url, now, said)
         state = "full" if said.get("full") else "serving"  # older servers do not say
         if said["draining"] or endpoint.draining:
             state = "draining"
+        counts: dict[str, Any] = {
+            each: int(said[each]) for each in ("worlds", "connections", "steps", "episodes", "failures")
+        }
         row = ServerRow(
             name=name,
             url=url,
             state=state,
             slots=endpoint.slots,
-            slots_used=said["slots"],
+            slots_used=int(said["slots"]),
             steps_per_second=rate,
-            **{each: said[each] for each in ("worlds", "connections", "steps", "episodes", "failures", "uptime")},
+            **counts,
+            uptime=int(said["uptime"] * 1000) / 1000,  # which is no number of seconds where it is not finite
         )
         if said["draining"]:  # it waits for its last connection to end, and takes no further ones
             self._forget(endpoint.url)

@@ -6,6 +6,7 @@ import functools
 import http.client
 import json
 import secrets
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -107,6 +108,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             with urllib.request.urlopen(urllib.request.Request(url, headers=fields), timeout=self._timeout) as response:
                 data = response.read(max_bytes)
         except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it holds the connection
             raise ConnectError(self.url, f"no answer to GET /schema: {error!r:.200}") from error
         with expecting("JSON", data, self._fail):
             return json.loads(data)

@@ -64,6 +64,8 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes | None, Address, _Anc
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:  # the C library would take the rest of a division for it
+        raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with contextlib.ExitStack() as stack:

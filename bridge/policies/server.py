@@ -101,6 +101,8 @@ class PolicyServer:
         check_counts(max_batch=max_batch, max_connections=max_connections, max_message_bytes=max_message_bytes)
         if not 0 <= max_wait < math.inf:
             raise SettingError(f"expected max_wait to be seconds, got {max_wait!r}")
+        if not 0 <= port <= 65535:  # the C library would take the rest of a division for it
+            raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         security = Security.of(token, token_file, tls).for_host(host, insecure=insecure)
         self._function, self._token, self._chunked = function, security.token, chunked
         self.token = None if security.token is None else str(security.token.reveal())

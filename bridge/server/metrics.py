@@ -100,7 +100,7 @@ class Metrics:
         )
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise SettingError(
                 f"cannot listen on {host}:{port} for metrics_port: {error}. port 0 takes any free one"
             ) from error

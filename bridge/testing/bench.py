@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.errors import Code
+from bridge.errors import Code, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import samples
 from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe
@@ -221,13 +221,23 @@ class CheckedAgent:
         return self.draw()
 
     def draw(self, text: str | None = None) -> dict[int, pb.Tensor]:
-        """Return a random value for each action from its spec, or the one in the options."""
+        """Return a random value for each action from its spec, or the one in the options.
+
+        Raises:
+            SettingError: That one does not fit.
+        """
         given = self.bench.options.actions
         out = {}
         for uid, spec in self.specs.actions.items():
             if spec.name in given:
                 value = given[spec.name]
-                out[uid] = value if isinstance(value, pb.Tensor) else samples.pack(spec.dtype, value)
+                try:
+                    out[uid] = value if isinstance(value, pb.Tensor) else samples.pack(spec.dtype, value)
+                except (TypeError, ValueError, OverflowError) as error:
+                    kind = pb.DataType.Name(spec.dtype)
+                    raise SettingError(
+                        f"expected the action {spec.name!r} as {kind}, got {value!r}: {error}"
+                    ) from error
                 continue
             made = samples.lawful(spec, self.bench.generator, self.bench.text if text is None else text)
             if made is not None:

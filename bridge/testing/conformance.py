@@ -5,7 +5,6 @@ They open their own connections, send valid and invalid requests, and check the 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -151,8 +150,11 @@ def check_server(
                 only=only,
             )
     address = _read_address(url, ClientCredentials.of(token=token, token_file=token_file, tls=tls))
-    if not timeout > 0 or steps < 1:
-        raise SettingError(f"expected a timeout of more than 0 s and 1 step or more, got {timeout} and {steps}")
+    if not 0 < timeout <= 1e6 or steps < 1 or seed < 0:
+        raise SettingError(
+            "expected a timeout of more than 0 s and at most a million, 1 step or more and a seed from 0 on, "
+            f"got {timeout}, {steps} and {seed}"
+        )
     unknown = sorted(set(only) - set(REQUIREMENTS))
     if unknown:
         raise SettingError(f"expected requirements out of {', '.join(REQUIREMENTS)}, got {', '.join(unknown)}")
@@ -299,6 +301,8 @@ class _CheckRun:
             status, reason = Status.FAILED, str(failure)
         except Skip as skip:
             status, reason = Status.SKIPPED, str(skip)
+        except SettingError:  # of `actions`: it says nothing of the server
+            raise
         except Exception as error:  # what came is so odd that the check could not read it
             where = traceback.extract_tb(error.__traceback__)[-1]
             raised = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
@@ -333,8 +337,12 @@ class _CheckRun:
             self._still_there()
 
     def _try(self, explore: Any) -> None:
-        with contextlib.suppress(Exception):  # a check meets it again, and tells
+        try:
             explore()
+        except SettingError:
+            raise
+        except Exception:  # a check meets it again, and tells
+            pass
 
     def _worlds(self) -> None:
         bench, options = self.bench, self.bench.options
@@ -353,12 +361,13 @@ class _CheckRun:
             if answer.WhichOneof("payload") == "create_world":
                 bench.can_create, bench.no_world = True, ""
                 bench.destroy(agent, answer.create_world.world_name)
+            elif options.create_settings:  # the default world is another one than what is to be checked
+                bench.no_world = "no world can be made with the given settings"
         if options.world is not None:
             bench.no_world = ""
         if bench.no_world:
-            bench.no_world += (
-                f': JoinWorld of "" gave {bench.cache["default"]}, CreateWorld gave {bench.cache["create"]}'
-            )
+            joined = bench.cache["default"] or "a world"
+            bench.no_world += f': JoinWorld of "" gave {joined}, CreateWorld gave {bench.cache["create"]}'
 
     def _second_connection(self) -> None:
         bench = self.bench

@@ -69,6 +69,7 @@ class ServerProcess:
             except queue.Empty:
                 raise ConnectError(self._title, f"it printed no URL within {self._timeout:g} s") from None
             if line is None:
+                self._lines.put(None)  # for whoever asks again
                 self._errors.seek(0)
                 said = self._errors.read().decode(errors="replace").strip() or "nothing"
                 raise ConnectError(self._title, f"it ended before it printed a URL; it said: {said}")

@@ -105,7 +105,8 @@ class ProcessStream:
             self._answers.put(StreamEndedError("the server ended the stream", None))
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-            self._answers.put(StreamEndedError(f"the stream ended with {code.name}: {details}", code))
+            # Quoted: a server's words must not command the terminal, nor look like lines of the report.
+            self._answers.put(StreamEndedError(f"the stream ended with {code.name}: {details!r:.300}", code))
 
     def send(self, request: pb.EnvironmentRequest) -> None:
         """Send a request; do not wait."""

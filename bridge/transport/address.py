@@ -188,7 +188,8 @@ def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
     try:
         parts.hostname.encode("idna")
     except UnicodeError as error:
-        raise AddressError(url, f"the host {parts.hostname!r} is no name: {error}") from error
+        problem = f"the host {parts.hostname!r} is no name: between dots, a name has 1 to 63 letters, digits or hyphens"
+        raise AddressError(url, problem) from error
     if port == 0:
         raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
 

@@ -33,6 +33,12 @@ _EPILOG = """examples:
   bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 """
 
+# cryptography wants to be told of each.
+_KEY_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
+
 
 def make_certificates(
     folder: str | os.PathLike[str],
@@ -101,6 +107,8 @@ class _Authority:
         self._title = self._name("gymnasium-bridge development authority")
         builder = self._builder(self._title, self.key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        # RFC 5280 asks for it, and Python's own clients look for it from 3.13 on (`ssl.VERIFY_X509_STRICT`).
+        builder = builder.add_extension(self._key_usage("key_cert_sign"), critical=True)
         identifier = x509.SubjectKeyIdentifier.from_public_key(self.key.public_key())
         self.certificate = self._sign(builder.add_extension(identifier, critical=False))
 
@@ -117,6 +125,7 @@ class _Authority:
         key = self._ec.generate_private_key(self._ec.SECP256R1())
         builder = self._builder(self._name(f"gymnasium-bridge {name}"), key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(self._key_usage("digital_signature"), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = builder.add_extension(identifier, critical=False)
@@ -132,6 +141,9 @@ class _Authority:
 
     def _name(self, text: str) -> Any:
         return self._x509.Name([self._x509.NameAttribute(self._x509.oid.NameOID.COMMON_NAME, text)])
+
+    def _key_usage(self, name: str) -> Any:
+        return self._x509.KeyUsage(**{**dict.fromkeys(_KEY_USAGES, False), name: True})
 
     def _builder(self, subject: Any, public_key: Any) -> Any:
         builder = self._x509.CertificateBuilder().subject_name(subject).issuer_name(self._title)

@@ -113,7 +113,7 @@ class Watch(Listener):
         """True if `_poll` is about to be called."""
         self._not_before = 0.0
         self._encoding = 0.0
-        """Seconds that encoding the last picture took."""
+        """Seconds that encoding has taken since rendering began last, for all views."""
         self._timer: Timer | None = None
         self._seen: dict[View, int] = {}
         """The value of `_changes` when each view was drawn last."""
@@ -357,6 +357,7 @@ class Watch(Listener):
             drawn_at = self._scheduler.now()
             # Encoding is the helper thread's, but takes the interpreter's lock, or a core that the trainer may need.
             spent = cost + self._encoding + VIEWER_COST * len(self._viewers)
+            self._encoding = 0.0
             # While a person has a seat, steps wait for their pace, and drawing holds up nobody.
             paced = self.takeovers.pace(self._world.env.facts, 0, drawn_at) is not None
             share = max(self._share, REALTIME_SHARE) if paced else self._share
@@ -390,7 +391,7 @@ class Watch(Listener):
                 newest = self._newest.get(view)
                 number = 1 if newest is None else newest.number + 1
                 picture = self._newest[view] = Picture(number, result[0], *drawn)
-                self._encoding = result[1]
+                self._encoding += result[1]
                 self._answer(view, picture)
 
         # Not in this thread, which steps and serves the worlds meanwhile.

@@ -8,19 +8,30 @@ import {startInput} from "./input.js";
 import {displayName} from "./match.js";
 import {greet, startInvitations} from "./invite.js";
 import {play, stop, takeOver} from "./playing.js";
-import {firstWorld, state, worldOf} from "./state.js";
+import {firstWorld, state, want, worldOf} from "./state.js";
 import {match, recordings} from "./views.js";
 import {watch} from "./watching.js";
 import {askForToken, say, tell} from "./words.js";
 import {nothing, select} from "./worlds.js";
 
+const PATIENCE = 4000; // milliseconds
 const SEAT_WAITS = 30_000; // milliseconds: the server's `seat_timeout`
+
+// Ask what there is, and say where the answer takes long: the connection may be dead without a word.
+async function ask(stream) {
+  const late = setTimeout(() => say("", "the server does not answer"), PATIENCE);
+  try {
+    state.server = JSON.parse(await stream.property("server.web"));
+  } finally {
+    clearTimeout(late);
+  }
+}
 
 async function lobby() {
   for (let wait = 300; ; wait = Math.min(wait * 1.6, 4000)) {
     const stream = new Stream(state.token);
     try {
-      state.server = JSON.parse(await stream.property("server.web"));
+      await ask(stream);
       say("good", "connected");
       wait = 300;
       await arrive();
@@ -28,7 +39,7 @@ async function lobby() {
         draw();
         await pause(match.pace);
         const before = performance.now();
-        state.server = JSON.parse(await stream.property("server.web"));
+        await ask(stream);
         say("good", state.server.draining ? "connected; the server is about to stop" : "connected");
         if (!state.playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
         if (isLost()) continue;
@@ -55,13 +66,16 @@ async function lobby() {
 
 // After a connection was made: watch the world that was watched before, or the first one.
 async function arrive() {
-  const known = state.server.worlds.some((world) => world.name === state.selected);
-  if (!known) state.selected = firstWorld()?.name ?? null;
+  state.selected = state.wanted?.world ?? state.selected;
+  if (!worldOf(state.selected)) state.selected = firstWorld()?.name ?? null;
   state.connected = true;
   tell(null);
   if (state.selected !== null) select(state.selected);
   greet();
-  if (state.wanted) comeBack();
+  if (state.wanted?.takesOver && !worldOf(state.wanted.world)) {
+    want(null);
+    tell("The world in which you took over is gone.");
+  } else if (state.wanted) comeBack();
 }
 
 // Take the seat again that the person had.
@@ -93,6 +107,7 @@ function leave() {
   state.watching?.close();
   state.watching = null;
   match.left();
+  state.joining?.close();
   if (state.playing) {
     state.playing.stream.close();
     state.playing = null;

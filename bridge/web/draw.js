@@ -9,6 +9,8 @@ import {match, recordings} from "./views.js";
 import {tell} from "./words.js";
 import {chosenEnvironment, select} from "./worlds.js";
 
+const MOST_CHIPS = 8; // seats of a world that are named in the list of worlds
+
 // Draw what has changed. It is called after each change of the state.
 export function draw() {
   drawWords();
@@ -36,7 +38,7 @@ function drawWords() {
   $("badge").hidden = !badge;
   write($("badge"), badge?.text ?? "");
   $("badge").className = badge?.live ? "badge live" : "badge";
-  write($("stage-title"), playing?.own ? short(playing.title) : selected === null ? "" : short(world?.title ?? server.title));
+  write($("stage-title"), short(playing?.own ? playing.title : world?.title ?? server.title ?? ""));
   const idle = selected === null ? !firstWorld() : world?.waiting; // nobody plays: there is no picture
   $("empty").hidden = Boolean(playing || state.wanted || !idle || !isKnown());
   if (server.title) write($("empty-text"), `${short(world?.waiting ? world.title : server.title)} is ready.`);
@@ -56,9 +58,19 @@ function isShown(list, text) {
   return same;
 }
 
+// Who has which seat; of many seats those that are taken, and how many there are.
+function seatChips({seats, match}) {
+  const named = Object.fromEntries(match?.seats.map((one) => [one.seat, one.taken_by]) ?? []);
+  const all = Object.entries(seats);
+  const few = all.length > MOST_CHIPS ? all.filter(([, taken]) => taken) : all;
+  const chips = few.slice(0, MOST_CHIPS).map(([seat, taken]) => chip(taken ? `● ${named[seat] || seat}` : `○ ${seat}`, taken));
+  return all.length > MOST_CHIPS ? [...chips, chip(`${few.length} of ${all.length} seats taken`, false)] : chips;
+}
+
 function drawWorlds() {
   const list = $("worlds");
-  const text = JSON.stringify([state.server.worlds, state.server.servers, state.selected], (key, value) => (key === "match" ? undefined : value));
+  const worlds = state.server.worlds.map((world) => ({...world, returns: null, match: world.match?.seats.map((one) => one.taken_by)}));
+  const text = JSON.stringify([worlds, state.server.servers, state.selected]);
   if (isShown(list, text)) return;
   replaceKeepingFocus(list, "world", [...state.server.worlds.map((world) => {
     const button = document.createElement("button");
@@ -78,8 +90,7 @@ function drawWorlds() {
     const who = document.createElement("div");
     who.className = "who";
     if (world.recording) who.append(chip("● rec", false));
-    const named = Object.fromEntries(world.match?.seats.map((one) => [one.seat, one.taken_by]) ?? []);
-    who.append(...Object.entries(world.seats).map(([seat, taken]) => chip(taken ? `● ${named[seat] || seat}` : `○ ${seat}`, taken)));
+    who.append(...seatChips(world));
     if (world.viewers) who.append(chip(`${world.viewers} watching`, false));
     button.append(name, about, who);
     button.onclick = () => {

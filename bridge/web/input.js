@@ -11,26 +11,32 @@ import {announce} from "./words.js";
 
 const MOST_PRESSES = 4;
 
+let choosing = null; // the place in the legend of what gets the next key that is pressed
+
 // Chosen keys stay in this browser, for all worlds with the same controls.
 export function recall(keyboard) {
+  choosing = null; // it was of another world
   const stored = localStorage.getItem(keyboard.storedAs);
-  if (stored) JSON.parse(stored).forEach((name, position) => name && keyboard.assign(position, name));
+  if (stored) keyboard.restore(JSON.parse(stored));
   if (!keyboard.names.length) announce(keyboard.controls.why ?? "");
 }
 
-// The next key that is pressed is that of an entry of the legend.
 export function chooseKey(position, meaning) {
+  choosing = position;
+  announce(`Press a key for: ${meaning}. Escape leaves it as it is.`);
+}
+
+function choose(event) {
   const {keyboard} = state.playing;
-  announce(`Press a key for: ${meaning}`);
-  document.addEventListener("keydown", (event) => {
-    event.preventDefault();
-    event.stopImmediatePropagation();
-    keyboard.assign(position, nameOf(event));
-    localStorage.setItem(keyboard.storedAs, JSON.stringify(keyboard.legend().map(([[key]]) => key)));
-    announce("");
-    $("stage").focus(); // the next Space or Enter is for the world
-    draw();
-  }, {once: true, capture: true});
+  const name = nameOf(event);
+  if (["control", "alt", "meta"].includes(name)) return; // keys pressed with them are the browser's
+  event.preventDefault();
+  if (name !== "escape" && name !== "tab") keyboard.assign(choosing, name);
+  localStorage.setItem(keyboard.storedAs, JSON.stringify(keyboard.chosen));
+  choosing = null;
+  announce("");
+  $("stage").focus(); // the next Space or Enter is for the world
+  draw();
 }
 
 const fingers = new Map(); // the button below each finger
@@ -92,6 +98,7 @@ export function startInput() {
     if (state.playing.presses) hold(name, false);
   });
   document.addEventListener("keydown", (event) => {
+    if (choosing !== null && state.playing && !isTyping(event)) return choose(event);
     if (event.key === "?" && !isTyping(event) && !state.playing?.keyboard.uses("?")) return help();
     if (!state.playing || isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
     const name = state.playing.keyboard.meant(nameOf(event));

@@ -53,7 +53,7 @@ async function copy() {
     $("invite-copy").textContent = "Copied";
     setTimeout(() => ($("invite-copy").textContent = "Copy"), 2000);
   } catch {
-    announce("The link is selected: copy it."); // without HTTPS a page may not write to the clipboard
+    $("invite-hint").textContent = "The link is selected: copy it."; // without HTTPS a page may not write to the clipboard
   }
 }
 

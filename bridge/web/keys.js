@@ -15,11 +15,11 @@ export class Keyboard {
   // controls: what the property `world.controls` says.
   constructor(controls) {
     this.controls = controls;
-    this.storedAs = `keys ${JSON.stringify(controls)}`; // before any of them is changed
+    this.storedAs = `chosen keys ${JSON.stringify(controls)}`; // before any of them is changed
+    this.shipped = this.chosen;
     this.held = new Set();
     this.pressed = new Set(); // keys that went down since take()
     this.strength = new Map(); // of held keys that a stick or the mouse presses in part: 0 to 1
-    this.renamed = new Map(); // keys that a person chose: which they replace
   }
 
   // Why there is nothing to play with; null: there is. Actions of such a space cannot be made of keys.
@@ -45,11 +45,18 @@ export class Keyboard {
     return this.names.includes(name);
   }
 
+  // The keys of each entry of the legend, as a person has chosen them.
+  get chosen() {
+    return this.legend().map(([keys]) => keys);
+  }
+
   // The keys for buttons: `directions`, [where, name], from left to right, and the `others`.
   spatial() {
-    const {names} = this;
+    const {names, shipped: before} = this;
+    const alone = this.chosen.map((keys, position) => [keys[0], before[position][0]]).filter((_, position) => before[position].length === 1);
+    const renamed = new Map(alone);
     const places = [["left", "a"], ["up", "w"], ["down", "s"], ["right", "d"]];
-    const shipped = new Map(names.map((name) => [this.renamed.get(name) ?? name, name])); // a key that was chosen lies where the other did
+    const shipped = new Map(names.map((name) => [renamed.get(name) ?? name, name])); // a key that was chosen lies where the other did
     const letters = !shipped.has("left") && shipped.has("a") && shipped.has("d");
     const directions = places.flatMap(([place, letter]) => {
       if (shipped.has(place)) return [[place, shipped.get(place)]];
@@ -137,15 +144,24 @@ export class Keyboard {
     return word ? `${word} (${name})` : name;
   }
 
-  // Change which key an entry of the legend has.
+  // Change which key an entry of the legend has; whichever had that key gets the other one. What several keys do
+  // together follows them, and can have a key of its own.
   assign(position, name) {
+    const [before, ...others] = this.chosen[position];
+    const swapped = (key) => (key === before ? name : key === name ? before : key);
+    this.restore(this.chosen.map((keys, at) => (!others.length ? keys.map(swapped) : at === position ? [name] : keys)));
+  }
+
+  // Take keys that were `chosen`.
+  restore(chosen) {
     const {controls} = this;
-    const [[before]] = this.legend()[position];
-    if (name !== before) this.renamed.set(name, this.renamed.get(before) ?? before);
-    if (controls.kind === "discrete") controls.keys[position].keys = [name];
-    else {
-      const [axis, end] = this.#ends()[position];
-      axis[end] = name;
-    }
+    const ends = controls.kind === "box" ? this.#ends() : [];
+    chosen.forEach((keys, position) => {
+      if (controls.kind === "discrete") controls.keys[position].keys = keys;
+      else {
+        const [axis, end] = ends[position];
+        axis[end] = keys[0];
+      }
+    });
   }
 }

@@ -69,7 +69,9 @@ export class MatchView {
     if (match?.state === "running" && this.#own?.playing) this.#played = {round: match.round, seat};
     if (match?.countdown != null) this.#endsAt = performance.now() + match.countdown * 1000;
     if (match && before) this.#tell(before, match);
-    const text = JSON.stringify([{...match, countdown: 0}, seat]);
+    // Returns change with each step. A button that is replaced while somebody presses it gets no click.
+    const text = JSON.stringify([{...match, countdown: 0}, seat], (key, value) => (key === "return" ? undefined : value));
+    $("seats").querySelectorAll("output").forEach((output, at) => (output.textContent = number(match?.seats[at]?.return)));
     if (text !== this.#shown) {
       this.#shown = text;
       this.#showSeats();
@@ -133,6 +135,7 @@ export class MatchView {
       const item = element("li", seat.seat === this.#seat ? "mine" : "");
       item.classList.toggle("won", Boolean(result?.winners.includes(seat.seat)));
       const place = element("small", "", seat.seat);
+      place.title = seat.seat;
       if (seat.seat === this.#seat) place.append(" ", element("span", "you", "you"));
       const who = element("b", seat.kind === "policy" ? "policy" : "", seat.name);
       who.title = seat.name;

@@ -14,7 +14,7 @@ export function drawMosaic() {
   const {note, worlds} = state.server;
   $("running").hidden = !note;
   if ($("note").textContent !== (note ?? "")) $("note").textContent = note ?? "";
-  const shown = note ? worlds.filter((world) => !world.waiting && !world.replay && world.kind !== "perlert").slice(0, MOST) : [];
+  const shown = note && state.connected ? worlds.filter((world) => !world.waiting && !world.replay && world.kind !== "perlert").slice(0, MOST) : [];
   for (const [name, {button, stream}] of tiles) {
     if (shown.some((world) => world.name === name)) continue;
     tiles.delete(name);

@@ -42,7 +42,7 @@ export class Numbers {
 
   // box: the element; named: [[name, numbers], …].
   show(box, named) {
-    const rows = named.flatMap(([name, numbers]) => numbers.map((number, index) => [numbers.length > 1 ? `${name}[${index}]` : name, Number(number)]));
+    const rows = named.flatMap(([name, numbers]) => numbers.map((number, index) => [numbers.length > 1 ? `${name}[${index}]` : name, Number(number), number]));
     if (rows.length > MOST) {
       box.textContent = `${rows.length} numbers: ${rows.slice(0, MOST).map(([, number]) => number).join(", ")}, …`;
       return;
@@ -51,17 +51,19 @@ export class Numbers {
       box.replaceChildren(...rows.map(() => {
         const row = document.createElement("div");
         row.className = "number";
-        row.append(document.createElement("span"), document.createElement("meter"), document.createElement("output"));
+        const bar = document.createElement("meter");
+        bar.ariaHidden = "true"; // the number says the same
+        row.append(document.createElement("span"), bar, document.createElement("output"));
         return row;
       }));
     }
-    rows.forEach(([name, number], position) => {
+    rows.forEach(([name, number, given], position) => {
       const [label, bar, text] = box.children[position].children;
       const most = Math.max(this.#most.get(name) ?? 1e-6, Math.abs(number) || 0);
       this.#most.set(name, most);
       label.textContent = name;
-      Object.assign(bar, {min: -most, max: most, value: number || 0});
-      text.textContent = Number.isInteger(number) ? String(number) : number.toFixed(3);
+      Object.assign(bar, {min: -most, max: most, value: number || 0, hidden: Number.isNaN(number)});
+      text.textContent = Number.isInteger(number) || Number.isNaN(number) ? String(given) : number.toFixed(3); // it may be a text
     });
   }
 }
@@ -100,7 +102,7 @@ export class Observations {
       return;
     }
     const named = this.#specs.filter(([, {uid}]) => answer.observations.has(uid))
-      .map(([name, {uid}]) => [name, Array.from(values(answer.observations.get(uid)))]);
+      .map(([name, {uid}]) => [name.replace("observation.", ""), Array.from(values(answer.observations.get(uid)))]);
     this.#numbers.show(this.#panel.querySelector(".numbers"), named);
   }
 }

@@ -8,10 +8,10 @@ import {Keyboard} from "./keys.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
 import {kindOf, seatKey, serverOf, state, want, worldOf} from "./state.js";
 import {match} from "./views.js";
-import {show} from "./watching.js";
+import {clear, show} from "./watching.js";
 import {request, tensor, textTensor, values} from "./wire.js";
 import {announce, badge, myName, tell} from "./words.js";
-import {chosenEnvironment, nothing, refresh, select} from "./worlds.js";
+import {chosenEnvironment, refresh, select, selectFirst} from "./worlds.js";
 
 const RUNNING = 1;
 const FULL = 8; // RESOURCE_EXHAUSTED: somebody has the seat
@@ -27,8 +27,9 @@ const OTHERS_TURN = 300; // milliseconds for which a person sees the own move be
 // Taking over: while keys are held their action stands in for the agent's.
 
 export async function takeOver(chosen) {
+  if (state.joining) return; // a double click
   tell(null);
-  const stream = new Stream(state.token);
+  const stream = (state.joining = new Stream(state.token));
   const world = worldOf(state.selected);
   try {
     // The world waits for a person's eyes. The stream of the pictures is in it already, so it can ask for the rate.
@@ -42,6 +43,7 @@ export async function takeOver(chosen) {
     else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(state.selected, given));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
+    state.joining = null;
     state.playing = {stream, keyboard, own: false, takesOver: true, name: state.selected, changed: null, wake: () => {}};
     recall(keyboard);
     badge(`ready to take over from ${seat}: hold a key`, true);
@@ -75,6 +77,7 @@ export async function takeOver(chosen) {
     }
   } finally {
     stream.leave();
+    if (state.joining === stream) state.joining = null;
     if (state.playing?.stream === stream || !state.playing) stopped();
   }
 }
@@ -93,8 +96,9 @@ function actionTensor(flat, spec) {
 }
 
 export async function play(chosen) {
+  if (state.joining) return; // a double click
   tell(null);
-  const stream = new Stream(state.token);
+  const stream = (state.joining = new Stream(state.token));
   const world = worldOf(state.selected);
   const home = serverOf(world);
   const own = !home.realtime; // a world that waits for its agent: one of our own
@@ -123,6 +127,7 @@ export async function play(chosen) {
       seat = await stream.property("world.agent");
       await refresh(stream);
     }
+    state.joining = null;
     state.playing = {stream, keyboard, own, name, title: env || home.title, seat: home.match ? seat : null, changed: null, wake: () => {}};
     if (own && keyboard.needsKey) state.playing.presses = [];
     recall(keyboard);
@@ -131,6 +136,7 @@ export async function play(chosen) {
     if (own) {
       state.watching?.close();
       state.watching = null;
+      clear(null);
       $("panel").hidden = true;
     } else if (!state.watching || env) select(name);
     await (home.match ? rounds : steps)(state.playing, joined, fps);
@@ -146,6 +152,7 @@ export async function play(chosen) {
     }
   } finally {
     stream.leave();
+    if (state.joining === stream) state.joining = null;
     if (state.playing?.stream === stream || !state.playing) stopped();
   }
 }
@@ -243,8 +250,8 @@ export function stop() {
   stream.leave();
   stopped();
   if (own) {
-    nothing();
-    if (state.server.worlds.length) select(state.server.worlds[0].name);
+    state.server.worlds = state.server.worlds.filter((world) => world.name !== name); // it ends with its only player
+    selectFirst();
   } else select(name);
 }
 

@@ -81,7 +81,10 @@ export class Recordings {
       this.#steer({position: Number($("player-seek").value)});
     };
     $("player-seek").onchange = () => (this.#dragging = false);
-    $("player-close").onclick = () => page.leave();
+    $("player-close").onclick = () => {
+      page.leave();
+      $("replays").focus(); // the bar is gone, and the focus with it
+    };
     document.addEventListener("keydown", (event) => {
       if (event.key !== " " || !this.#state || document.querySelector("dialog[open]")) return;
       if (works(event, "BUTTON") && event.target !== $("player-seek")) return;

@@ -30,6 +30,7 @@ export const state = {
   lossless: new Set(), // names of worlds and servers that have no JPEG
   blind: new Set(), // names of worlds that draw nothing, and of servers whose new worlds draw nothing
   watching: null, // the Stream, or the Lobby, of what is looked at
+  joining: null, // the Stream that has asked for a seat
   playing: null, // the seat of the person: {stream, keyboard, own, title, name, …}
   wanted: storedSeat(), // {world, seat, takesOver}: taken again after a lost connection or a reload; null: nothing
   comingBackUntil: 0, // while somebody comes back, a seat that is taken may still be the own one

@@ -3,10 +3,10 @@
 import {MatchView} from "./match.js";
 import {play, stop} from "./playing.js";
 import {Recordings} from "./recordings.js";
-import {firstWorld, state} from "./state.js";
+import {state} from "./state.js";
 import {intTensor, request} from "./wire.js";
 import {announce, tell} from "./words.js";
-import {nothing, refresh, select} from "./worlds.js";
+import {refresh, select, selectFirst} from "./worlds.js";
 
 export const recordings = new Recordings({
   token: () => state.token,
@@ -18,10 +18,7 @@ export const recordings = new Recordings({
     state.server = newer;
     select(name);
   },
-  leave: () => {
-    nothing();
-    if (firstWorld()) select(firstWorld().name);
-  },
+  leave: selectFirst,
   tell,
   announce,
 });

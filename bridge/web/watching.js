@@ -23,18 +23,31 @@ function lanesWanted() {
   return lanes.length ? lanes : null;
 }
 
+let shown = null; // the name of the world whose picture and figures the page has
+
+// Show nothing of the world that was looked at before.
+export function clear(name) {
+  state.frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
+  state.returns.length = 0;
+  if (name === shown) return;
+  shown = name;
+  const canvas = $("canvas");
+  canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
+  for (const id of ["age", "viewers", "last-return"]) $(id).textContent = "–";
+  $("episodes").textContent = "";
+}
+
 export async function watch(name) {
   state.watching?.close();
   const world = worldOf(name);
   $("panel").hidden = true;
+  clear(name);
   if (world?.kind === "perlert") return visit(name);
   if (world?.waiting && !state.playing) {
     state.watching = null;
     return;
   }
   const stream = (state.watching = new Stream(state.token));
-  state.frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
-  state.returns.length = 0;
   if (!state.playing) badge(worldOf(name)?.replay ? "replay" : "watching", false);
   if (state.blind.has(name)) return observe(name, stream);
   const given = {role: textTensor("spectator"), frame: textTensor(kindOf(name))};
@@ -155,10 +168,12 @@ export function show(pictureBytes, figureBytes) {
 }
 
 async function paint() {
-  const picture = state.frames.newest;
-  state.frames.newest = null;
+  const {frames} = state;
+  const picture = frames.newest;
+  frames.newest = null;
   if (!picture) return;
   const bitmap = await createImageBitmap(new Blob([picture.data]));
+  if (state.frames !== frames) return bitmap.close(); // another world is looked at by now
   const canvas = $("canvas");
   if (canvas.width !== bitmap.width || canvas.height !== bitmap.height) {
     canvas.width = bitmap.width;

@@ -2,7 +2,7 @@
 
 import {$} from "./dom.js";
 import {draw} from "./draw.js";
-import {serverOf, state, worldOf} from "./state.js";
+import {firstWorld, serverOf, state, worldOf} from "./state.js";
 import {watch} from "./watching.js";
 
 // Ask at once, after something was done.
@@ -24,6 +24,12 @@ export function nothing() {
 // The environment of which Play makes a world; none: it joins the one that is shown.
 export function chosenEnvironment() {
   return (serverOf(worldOf(state.selected)).environments ?? []).length > 1 ? $("env").value : "";
+}
+
+// Look at the first world, once the one that was looked at is gone or left.
+export function selectFirst() {
+  nothing();
+  if (firstWorld()) select(firstWorld().name);
 }
 
 export function select(name) {

@@ -107,10 +107,10 @@ ENVIRONMENTS = (
     Environment("3.10", ("gymnasium==0.29.1", "protobuf<6"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.11", ("gym==0.26.2", "protobuf", "numpy<2"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.12", ("gymnasium==1.0.0", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
-    Environment("3.13", ("gymnasium==1.0.0", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
     # What RLlib 2.60 pins, and the newest of everything.
     Environment("3.11", ("gymnasium==1.2.2", "protobuf==4.25.8", "numpy<2"), (CARTPOLE, FROZEN_LAKE)),
     Environment("3.13", ("gymnasium>=1.4", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
+    Environment("3.14", ("gymnasium>=1.4", "protobuf"), (CARTPOLE, FROZEN_LAKE)),
     # Packages that pin what this one has left behind.
     Environment(
         "3.8",

@@ -68,7 +68,7 @@ ENVIRONMENTS = {
         Environment("1.3-old", "3.10", ("gymnasium[classic-control]==1.3.0", "numpy==1.26.0", "protobuf==5.29.5")),
         Environment("1.3", "3.12", ("gymnasium[classic-control]==1.3.0",)),
         Environment("1.4-old", "3.10", ("gymnasium[classic-control]==1.4.0", "numpy==1.26.0", "protobuf==4.25.0")),
-        Environment("newest", "3.13", ("gymnasium[classic-control]>=1.4",)),
+        Environment("newest", "3.14", ("gymnasium[classic-control]>=1.4",)),
     )
 }
 """The environments by their names."""

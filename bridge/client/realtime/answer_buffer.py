@@ -15,6 +15,7 @@ import numpy as np
 
 from bridge.client.realtime.lane_answers import Gain, LaneAnswers, Part
 from bridge.client.realtime.latency import Latency
+from bridge.client.realtime.reader import read_records
 from bridge.client.slots.infos import lane_info, pick_lanes, with_errors, with_interventions
 from bridge.encoding import values
 from bridge.encoding.interventions import ACTION, split_intervention
@@ -151,7 +152,7 @@ class AnswerBuffer:
             self._newest = message, timing
         # First, because remarks and ended episodes are told once, whatever becomes of their answer.
         self._keep_remarks(message)
-        for record in _records(message.step.observations[self._uids["episodes"]]):
+        for record in read_records(message.step.observations[self._uids["episodes"]], len(self.lanes)):
             self.lanes[record["lane"]].note_record(record)
         pairs = zip(self.lanes, parts, strict=True)
         # What follows a refusal is not told before it.
@@ -353,15 +354,3 @@ def _info(message: pb.EnvironmentResponse, uid: int) -> dict[str, Any] | list[di
     if not isinstance(info, (dict, list)):
         raise TensorError(f"expected infos that are a dict or a list, got {info!r:.80}")
     return info
-
-
-def _records(tensor: pb.Tensor) -> list[dict[str, Any]]:
-    """Return the records of ended episodes in an answer; raises TensorError where they are none."""
-    data = tensor.uint8s.array
-    records = values.decode(data) if data else []
-    if not isinstance(records, list) or not all(
-        isinstance(record, dict) and all(isinstance(record.get(key), int) for key in ("lane", "episode"))
-        for record in records
-    ):
-        raise TensorError(f"expected a list of ended episodes, each with lane and episode, got {records!r:.80}")
-    return records

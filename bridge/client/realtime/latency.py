@@ -27,8 +27,6 @@ class ClockOffset:
 
     def __init__(self, drift: float = DRIFT) -> None:
         self.low, self.high = -math.inf, math.inf
-        self.recalibrated = 0
-        """How often an answer contradicted those before it."""
         self._at = 0.0
         self._drift = drift
 
@@ -47,7 +45,6 @@ class ClockOffset:
         self._at = arrived
         left = max(self.low - wider, low), min(self.high + wider, high)
         if left[0] > left[1]:
-            self.recalibrated += 1
             left = low, high
         self.low, self.high = left
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,10 @@ from bridge.encoding.tensors import Array, unpack_tensor
 from bridge.errors import PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["SIGNALS", "RealtimeReader", "merge_latency"]
+__all__ = ["SIGNALS", "UNREADABLE", "RealtimeReader", "merge_latency", "read_records"]
+
+UNREADABLE = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+"""What is raised where an answer that a broken server made is read; TensorError is a ValueError."""
 
 SIGNALS = ("frames", "episodes", "timing", "resetting")
 """The observations of a real-time world that carry no observation."""
@@ -48,6 +52,8 @@ class RealtimeReader:
         self.latency = Latency()
         self.resetting: Array | None = None
         """Which lanes had no observation in the last answer; None: it was not asked for."""
+        self.told: Mapping[str, Any] | None = None
+        """The `latency` that was put into an info last; of single environments."""
         self.stale = 0
         """Answers of episodes that had been given up."""
         self.in_flight = False
@@ -82,23 +88,20 @@ class RealtimeReader:
 
     def salvage(self, message: pb.EnvironmentResponse) -> None:
         """Keep the ends of episodes out of an answer that is dropped: they are told only once."""
-        self._salvaged += self._records(message.step.observations)
+        with contextlib.suppress(PeerError):  # nobody waits for it, and its server may be given up just now
+            self._salvaged += self._records(message.step.observations)
 
     def _records(self, observations: Mapping[int, pb.Tensor]) -> list[dict[str, Any]]:
         uid = self._uids.get("episodes")
         if uid is None or uid not in observations:
             return []
-        data = observations[uid].uint8s.array
-        # As in nearly each answer: no episode ended.
-        if not data:
-            return []
         try:
-            records = values.decode(data)
+            records = read_records(observations[uid], self._lanes or 1)
             for record in records:
                 if "final_obs" in record:
                     record["final_obs"] = self._layout.unpack(record["final_obs"])
-            return list(records)
-        except (TensorError, TypeError, ValueError, KeyError, IndexError) as error:
+            return records
+        except UNREADABLE as error:
             raise PeerError(self._url, f"its ended episodes cannot be read: {error}") from error
 
     def extend(self, info: Any, observations: Mapping[int, pb.Tensor], now: float) -> Any:
@@ -109,7 +112,7 @@ class RealtimeReader:
             observations: The answer's.
             now: The client's time, seconds.
         """
-        frames = unpack_tensor(observations[self._uids["frames"]], "frames").reshape(-1)
+        frames = unpack_tensor(observations[self._uids["frames"]], "frames").reshape(self._lanes or 1)
         records, self._salvaged = [*self._salvaged, *self._records(observations)], []
         episodes: dict[int, list[dict[str, Any]]] = {}
         for record in records:
@@ -118,7 +121,8 @@ class RealtimeReader:
         timing = self._timing(observations)
         figures = None if timing is None else self._figures(timing.reshape(-1, len(TIMING)), now)
         if self._lanes is not None and "resetting" in self._uids and self._partial:
-            self.resetting = unpack_tensor(observations[self._uids["resetting"]], "resetting")
+            resetting = unpack_tensor(observations[self._uids["resetting"]], "resetting")
+            self.resetting = resetting.reshape(self._lanes).astype(np.bool_)
         if self._lanes is not None and not isinstance(info, list):
             return _extend_arrays(info, frames, episodes, figures)
         extended = []
@@ -127,7 +131,7 @@ class RealtimeReader:
             if lane in episodes:
                 extra["episodes"] = episodes[lane]
             if figures is not None:
-                extra["latency"] = {name: value[lane].item() for name, value in figures.items()}
+                extra["latency"] = self.told = {name: value[lane].item() for name, value in figures.items()}
             extended.append({**own, **extra})
         return extended[0] if self._lanes is None else extended
 
@@ -163,6 +167,18 @@ class RealtimeReader:
             figures[name] = timing[:, _INDEX[name]].astype(np.int64)
         figures["stale"] = np.full(lanes, self.stale, np.int64)
         return figures
+
+
+def read_records(tensor: pb.Tensor, lanes: int) -> list[dict[str, Any]]:
+    """Return the records of ended episodes in an answer; raises TensorError where they are none of these lanes."""
+    data = tensor.uint8s.array
+    records = values.decode(data) if data else []  # in nearly each answer none
+    if not isinstance(records, list) or not all(
+        isinstance(record, dict) and record.get("lane") in range(lanes) and isinstance(record.get("episode"), int)
+        for record in records
+    ):
+        raise TensorError(f"expected a list of ended episodes, each with lane and episode, got {records!r:.80}")
+    return records
 
 
 def _extend_arrays(

@@ -24,10 +24,15 @@ __all__ = [
 ]
 
 
-def as_rows(block: Mapping[str, Any], lanes: int) -> dict[str, Any]:
+def as_rows(block: Mapping[str, Any], lanes: int, chosen: Any = True) -> dict[str, Any]:
     """Return the infos of a world's lanes as arrays with a row a lane and `_key` masks, or nested dicts of them.
 
     Simulators say what they like. A value that is no such array is of all lanes: each gets it.
+
+    Args:
+        block: The infos.
+        lanes: The number of lanes.
+        chosen: The lanes whose infos to return, bools.
     """
     rows: dict[str, Any] = {}
     for key, value in block.items():
@@ -36,8 +41,11 @@ def as_rows(block: Mapping[str, Any], lanes: int) -> dict[str, Any]:
         mask = block.get(f"_{key}")
         if not isinstance(mask, np.ndarray) or (mask.dtype, mask.shape) != (np.bool_, (lanes,)):
             mask = np.ones(lanes, np.bool_)
+        mask = mask & chosen
+        if not mask.any():
+            continue
         if isinstance(value, Mapping):
-            rows[key] = as_rows(value, lanes)
+            rows[key] = as_rows(value, lanes, chosen)
         elif isinstance(value, np.ndarray) and value.shape[:1] == (lanes,):
             rows[key] = value
         else:
@@ -111,7 +119,7 @@ def pick_lanes(blocks: Sequence[Mapping[str, Any] | list[dict[str, Any]]]) -> di
             # An array has one dtype: where a key has values of several types, or shapes, a list of dicts keeps them.
             return [lane_info(own, lane) for lane, own in enumerate(blocks)]
         chosen = np.array([own is block for own in blocks])
-        merge_lanes(joined, as_rows(_only(block, chosen), lanes), 0, lanes, lanes)
+        merge_lanes(joined, as_rows(block, lanes, chosen), 0, lanes, lanes)
     return joined
 
 
@@ -164,19 +172,6 @@ def batch_interventions(infos: dict[str, Any], owns: Sequence[Mapping[str, Any]]
     except (gymnasium.error.CustomSpaceError, TypeError, ValueError):  # a space that Gymnasium batches as a tuple
         infos[ACTION] = tuple(own.get(ACTION) for own in owns)
     infos[f"_{ACTION}"] = np.array([ACTION in own for own in owns])
-
-
-def _only(block: Mapping[str, Any], chosen: Any) -> dict[str, Any]:
-    """Return the infos of some lanes, those where `chosen` is True."""
-    kept: dict[str, Any] = {}
-    for key, value in block.items():
-        if _is_mask(key, block):
-            continue
-        mask = np.asarray(block.get(f"_{key}", True)) & chosen
-        if mask.any():
-            kept[key] = _only(value, chosen) if isinstance(value, Mapping) else value
-            kept[f"_{key}"] = mask
-    return kept
 
 
 def joins(joined: Mapping[str, Any], block: Mapping[str, Any]) -> bool:

@@ -49,20 +49,12 @@ class InfoJoiner(VectorEnv[Any, Any, Any]):
                 self.infos = self._add_info(self.infos, {key: value}, slot)
             # One server's info must not cost the others theirs: what fits into no array is kept as objects.
             except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
-                self.infos[key] = self._objects(key)
-                self.infos[key][slot] = value
-                self.infos[f"_{key}"][slot] = True
-
-    def _objects(self, key: str) -> Array:
-        """Return what there is of a key as an array of objects. As in Gymnasium's, slots without the key hold None."""
-        array, before = np.full(self.num_envs, None), self.infos.get(key)
-        mask = self.infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))
-        for slot in np.flatnonzero(mask).tolist():
-            if isinstance(before, Mapping):
-                array[slot] = lane_info(before, slot)
-            elif isinstance(before, np.ndarray):
-                array[slot] = before[slot].copy() if before.ndim > 1 else before.item(slot)
-        return array
+                known = {name: self.infos[name] for name in (key, f"_{key}") if name in self.infos}
+                # As in Gymnasium's arrays of objects, where slots without the key hold None.
+                self.infos[key] = np.full(self.num_envs, None)
+                for other in range(self.num_envs):
+                    self.infos[key][other] = value if other == slot else lane_info(known, other).get(key)
+                self.infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))[slot] = True
 
 
 class Results:
@@ -246,15 +238,10 @@ class Results:
         for member, start, info in self._infos:
             if not info:
                 continue
-            if _acted_for(info):  # batched by itself, as its space says
-                info = (
-                    [{key: value for key, value in own.items() if key != ACTION} for own in info]
-                    if isinstance(info, list)
-                    else {key: value for key, value in info.items() if key not in (ACTION, f"_{ACTION}")}
-                )
             if member.single:
                 # Below, all of them at once: here each of these numbers would be a call of `_add_info`.
-                if only_single and member.remote.realtime is not None and "latency" in info:
+                realtime = member.remote.realtime
+                if only_single and realtime is not None and realtime.told and realtime.told is info.get("latency"):
                     times.append((start, info["latency"]))
                     info = {key: value for key, value in info.items() if key != "latency"}
                 joiner.add(info, start)
@@ -265,11 +252,7 @@ class Results:
             else:
                 for lane in range(member.lanes):
                     joiner.add(lane_info(rows, lane), start + lane)
-        try:
-            merge_latency(joiner.infos, times, self.size)
-        except (AttributeError, LookupError, TypeError, ValueError):  # it is an environment's own `latency`
-            for start, latency in times:
-                joiner.add({"latency": latency}, start)
+        merge_latency(joiner.infos, times, self.size)
         return joiner.infos
 
     def own_infos(self) -> list[dict[str, Any]]:

@@ -122,6 +122,9 @@ _P, _E = SlotPhase, SlotEvent
 # Those take no BEGIN and no MOVE: if the next episode began before the end of this one was told, a trainer would join
 # both into one.
 #
+# Every state of a joined world takes REFUSED. Where nothing is asked, as in IDLE, none is expected: the session drops
+# refusals of what was given up. But what one server says must never end the training of the others.
+#
 # END is for single environments. Lanes begin their next episodes by themselves: so RENEWED has no END.
 TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
     (_P.OFFLINE, _E.CONNECT): _P.CONNECTING,

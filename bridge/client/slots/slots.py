@@ -11,7 +11,13 @@ from bridge.client.slots.question import Question
 from bridge.client.slots.slot import CONNECTING, Member
 from bridge.client.slots.stepper import Stepper
 from bridge.client.slots.vector_pool import VectorPool
-from bridge.client.world.extensions import call_results, property_value
+from bridge.client.world.extensions import (
+    attribute_write,
+    call_request,
+    call_results,
+    property_request,
+    property_value,
+)
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import (
     AlreadyPendingError,
@@ -19,11 +25,11 @@ from bridge.errors import (
     ClosedError,
     ConnectionLostError,
     NothingPendingError,
-    RefusedError,
     RemoteTimeoutError,
     SettingError,
 )
 from bridge.forks import forget_in_child
+from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Slots"]
 
@@ -159,10 +165,10 @@ class Slots:
     def begin_call(self, slots: Sequence[int], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Ask for a call of a method in some slots; `call_results` waits for the results."""
 
-        def send(member: Member, lanes: list[int]) -> None:
-            member.remote.call(name, args, kwargs, () if len(lanes) == member.lanes else lanes)
+        def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
+            return call_request(name, args, kwargs, () if len(lanes) == member.lanes else lanes)
 
-        self._ask(f"call of {name}", send, slots)
+        self._ask(f"call of {name}", write, slots)
 
     def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the results of `begin_call`; return one a slot, in the order in which the slots were given."""
@@ -181,13 +187,9 @@ class Slots:
             items: A value for every slot.
             slots: Slots of the worlds to set; all lanes of a world are set together.
         """
-
-        def send(member: Member, lanes: list[int]) -> None:
-            member.remote.write_property(f"world.attributes.{name}", list(items[member.slots]))
-
         with self.conflicts:
             self.check_order(f"setting of {name}")
-            self._ask(f"setting of {name}", send, slots)
+            self._ask(f"setting of {name}", lambda member, lanes: attribute_write(name, items[member.slots]), slots)
             self._wait_for_replies()
 
     def splits_worlds(self, slots: Sequence[int]) -> bool:
@@ -198,34 +200,33 @@ class Slots:
         """Read a property of every world; return each world's value, in the order of their slots."""
         with self.conflicts:
             self.check_order(key)
-            self._ask(key, lambda member, lanes: member.remote.read_property(key))
+            self._ask(key, lambda member, lanes: property_request(key))
             answers = self._wait_for_replies().answers
             return [(each, property_value(answers[each], each.remote.url, True)) for each in self.pool.members]
 
-    def wrapper_classes(self) -> tuple[list[str], ...]:
-        """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
-        try:
-            names = self.read_property("world.wrappers")
-        except RefusedError:
-            return ([],) * self.pool.num_envs
-        return tuple(found for member, found in names for _ in range(member.lanes))
-
-    def _ask(self, purpose: str, send: Callable[[Member, list[int]], None], slots: Sequence[int] | None = None) -> None:
+    def _ask(
+        self,
+        purpose: str,
+        write: Callable[[Member, list[int]], pb.EnvironmentRequest],
+        slots: Sequence[int] | None = None,
+    ) -> None:
         """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
         asked = range(self.pool.num_envs) if slots is None else slots
         lanes = self._lanes_of(asked)
         # A loss that has arrived is reported before anything is sent.
         self.pool.drain()
         # All are checked before one is asked: else some environments would be called, and the caller would not know.
-        for member in lanes:
+        requests: list[tuple[Member, bytes]] = []
+        for member, chosen in lanes.items():
             if not member.remote.connected or member.phase in CONNECTING:
                 raise ConnectionLostError(
                     member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
                 )
+            requests.append((member, member.remote.session.write(write(member, chosen))))
         # Before the first is sent: what is interrupted between two of them is given up by the next call.
         self.pool.question = Question(purpose, asked, lanes, dict.fromkeys(lanes))
-        for member, chosen in lanes.items():
-            send(member, chosen)
+        for member, request in requests:
+            member.remote.ask(request)
 
     def _wait_for_replies(self, timeout: float | None = None) -> Question:
         """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
@@ -233,9 +234,8 @@ class Slots:
         assert question is not None, "`waiting` lets nobody wait for what was not asked"
         deadline = time.monotonic() + (pool.timeout if timeout is None else timeout)
         # After a failure too: what is left over would count as answers to the next question.
-        while question.missing:
-            if not pool.handle_next(deadline):
-                raise self._late(question, timeout)
+        if not pool.gather(lambda: not question.missing, deadline):
+            raise self._late(question, timeout)
         pool.question = None
         if question.failure is not None:
             raise question.failure

@@ -84,6 +84,8 @@ class Stepper:
         mask = given.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, self.pool.num_envs)
+            if self.pool.started:  # what stands for the others in the list seeds nothing
+                seeds = [one if chosen else None for one, chosen in zip(seeds, mask, strict=True)]
         self._all_running, self._stepped, self._tells = False, None, False
         self.pool.drain()
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
@@ -114,7 +116,11 @@ class Stepper:
             member.remote.session.write_reset(plans[-1][1])  # raises where it is too large to be sent
         for member, settings in plans:
             if seed is not None:
-                member.seeds, member.episodes, member.reseeds = seeds[member.slots], 0, False
+                part = seeds[member.slots]
+                member.seeds = [
+                    old if new is None else new for old, new in zip(member.seeds or part, part, strict=True)
+                ]
+                member.episodes, member.reseeds = 0, False
             masked = "reset_mask" in settings
             # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
             # to tell.
@@ -367,9 +373,7 @@ class Stepper:
         for member in members:
             if member.phase in _OUTSTANDING:
                 raise AlreadyPendingError(
-                    f"the slots {member.start} to {member.start + member.lanes - 1} have an action already whose "
-                    "answer was not taken; call recv first",
-                    "recv",
+                    f"an action of {member.title} was sent already, whose answer was not taken; call recv first", "recv"
                 )
         self._sent = True
         self.send_steps(members, positions, columns)  # of a slot that has no episode, the next one begins by itself
@@ -384,8 +388,8 @@ class Stepper:
             stop = position + member.lanes
             if member.lanes > 1 and order[position:stop] != list(range(member.start, member.start + member.lanes)):
                 raise SettingError(
-                    f"the slots {member.start} to {member.start + member.lanes - 1} are lanes of one world, which one "
-                    "message steps: name all of them, in order and side by side, as recv returns them"
+                    f"{member.title} are lanes of one world, which one message steps: name all of them, in order and "
+                    "side by side, as recv returns them"
                 )
             members.append(member)
             positions.append(position)

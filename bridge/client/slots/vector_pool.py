@@ -107,7 +107,6 @@ class VectorPool(Pool):
             member = self._new_member(self._new_remote(request, info), start, lanes, endpoint)
             member.single = info is not None and info.lanes is None
         self.member_at = [member for member in self.members for _ in range(member.lanes)]
-        self.has_errors = True
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
@@ -199,9 +198,9 @@ class VectorPool(Pool):
 
     def connect_instead(self, member: Member, request: WorldRequest) -> None:
         """Give up a connection, or the making of it, and make another one."""
+        self._leave(member)
         member.remote.close(0.0)
         member.handle(SlotEvent.LOST)
-        member.refusal = None  # it was refused where it leaves
         self.replace_remote(member, request)
         self.open(member)
 
@@ -267,9 +266,10 @@ class VectorPool(Pool):
 
     def _take_over(self, member: Member, spare: Member) -> None:
         """Swap the remotes of a member and a spare; the one that was left goes, unless it stands by from then on."""
+        self._leave(member)
         member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
         member.remote, spare.remote = spare.remote, member.remote
-        member.deadline, member.refusal = spare.deadline, None  # it was refused where it leaves
+        member.deadline = spare.deadline
         member.reseeds = True
         self.member_of[member.remote], self.member_of[spare.remote] = member, spare
         # What a directory or the policy gave is left for good. A user's spare and the slots swap places: the lost
@@ -280,6 +280,13 @@ class VectorPool(Pool):
         # A remote that drains still has its connection: `Disconnect` follows, and ends it.
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
+
+    def _leave(self, member: Member) -> None:
+        """Forget what was refused, and what was asked, where a member leaves."""
+        member.refusal = None
+        if self.question is not None:
+            error = ConnectionLostError(member.remote.url, f"its {member.title} moved to another server; call again")
+            self.question.take(member, Lost(error, established=True))
 
     def _give_up(self, member: Member) -> None:
         purpose, waited = "a reset", self.timeout
@@ -323,13 +330,6 @@ class VectorPool(Pool):
         member.remote.begin(settings)
 
     # Answers
-
-    def handle_next(self, deadline: float) -> bool:
-        """Wait for deliveries, and handle them; return False if there are none by the deadline."""
-        items = self.poller.ready(max(0.0, deadline - time.monotonic()))
-        came = bool(items)
-        self._handle_all(items)
-        return came
 
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""

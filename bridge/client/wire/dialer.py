@@ -54,8 +54,12 @@ class Dialer:
             self._targets = deque(targets)
             self._try_next()
             return
+        try:
+            self.poller.add_poster()
+        except OSError as error:  # this process has no file left: it is tried again, as where nobody listens
+            self.failed(f"no connection: {error.strerror}")
+            return
         self._resolving = True
-        self.poller.add_poster()
         # It is called in the resolver's thread.
         done = self.poller.call_soon_threadsafe
         look_up(self.address.host, self.address.port, lambda found: done(partial(self._resolved, found)))

@@ -107,13 +107,13 @@ class Poller(Generic[T]):
     def add_poster(self) -> None:
         """Be woken by other threads, until `remove_poster`."""
         with self.lock:
-            self._posters += 1
             # Not before somebody posts: with a second socket, `recv` could not wait for the connection's own.
             if self._waker is None:
                 self._waker = socket.socketpair()
                 for sock in self._waker:
                     sock.setblocking(False)
                 self.watch(self._waker[0], selectors.EVENT_READ, self._on_wake)
+            self._posters += 1
 
     def remove_poster(self) -> None:
         """Undo one `add_poster`."""

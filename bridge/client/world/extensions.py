@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from bridge.encoding import values
-from bridge.encoding.names import PROPERTY_REQUEST_URL
+from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.encoding.properties import read_encoded
-from bridge.encoding.tensors import unpack_tensor
+from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
+    "attribute_write",
+    "call_request",
     "call_results",
     "extension",
     "looked_up",
@@ -43,6 +47,26 @@ def property_write(key: str, value: pb.Tensor) -> pb.EnvironmentRequest:
     """Return the request that sets a property."""
     body = properties_pb2.PropertyRequest(write_property=properties_pb2.WritePropertyRequest(key=key, value=value))
     return extension(PROPERTY_REQUEST_URL, body)
+
+
+def attribute_write(name: str, values_of_lanes: Sequence[Any]) -> pb.EnvironmentRequest:
+    """Return the request that sets an attribute of the environment, to a value for each lane."""
+    packed = pack_tensor(np.frombuffer(values.encode(list(values_of_lanes)), np.uint8))
+    return property_write(f"world.attributes.{name}", packed)
+
+
+def call_request(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], lanes: Sequence[int] = (), *, look: bool = False
+) -> pb.EnvironmentRequest:
+    """Return the request to call a method, on all lanes or on some; `look`: only for an attribute, or what it is."""
+    body = bridge_pb2.CallRequest(
+        name=name,
+        args=bridge_pb2.Value.List(items=[values.to_value(item) for item in args]),
+        kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
+        lanes=lanes,
+        look=look,
+    )
+    return extension(CALL_REQUEST_URL, body)
 
 
 def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> Any:

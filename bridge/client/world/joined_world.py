@@ -18,7 +18,7 @@ from bridge.encoding.space_specs import space_from_specs
 from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepCodec
 from bridge.encoding.tensors import Array, Spec, fill_tensor
-from bridge.errors import PeerError
+from bridge.errors import PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["JoinedWorld", "changes_of"]
@@ -26,6 +26,7 @@ __all__ = ["JoinedWorld", "changes_of"]
 _INTEGERS = (int, np.int64, np.int32)
 # Integer actions whose Steps are remembered.
 _MOST_KNOWN = 1024
+_MOST_LANES, _MOST_FPS = 1 << 20, 10_000
 
 
 class JoinedWorld:
@@ -194,18 +195,23 @@ def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:
 def _describe(request: WorldRequest, version: str, properties: Mapping[str, Any]) -> WorldInfo:
     """Return what the properties of a server of ours say of a world."""
     read = plain_space_from_json if request.plain_spaces else space_from_json
-    rewards = properties.get("reward_space")
+    rewards, lanes, fps = properties.get("reward_space"), int(properties["num_envs"]), properties.get("fps")
+    # Of each lane memory is taken, and each frame may cost a look at the socket.
+    if not 0 <= lanes <= _MOST_LANES or (fps is not None and not 0 < fps <= _MOST_FPS):
+        raise TensorError(
+            f"expected at most {_MOST_LANES} lanes and {_MOST_FPS} frames a second, got {lanes} and {fps}"
+        )
     return WorldInfo(
         read(str(properties["observation_space"])),
         read(str(properties["action_space"])),
-        int(properties["num_envs"]) or None,
+        lanes or None,
         properties.get("env_id") or None,
-        properties.get("metadata") or {},
+        dict(properties.get("metadata") or {}),
         properties.get("render_mode") or None,
-        properties.get("spec"),
+        dict(properties.get("spec") or {}),
         version,
         space_from_json(rewards) if rewards else None,
-        properties.get("fps"),
+        fps,
     )
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from bridge.client.realtime.acting import ActingStream
 from bridge.client.realtime.answer_buffer import AnswerBuffer
@@ -22,17 +20,13 @@ from bridge.client.wire.connect import AnyCall, connect
 from bridge.client.wire.connection import Deliver
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Event, Joined, Lost, StepAnswered
-from bridge.client.world.extensions import extension, property_request, property_write
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.session import CONNECTING, ONLINE, ClientSession, ClientState
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
-from bridge.encoding import values
-from bridge.encoding.names import CALL_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.forks import leak
-from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Delivery", "Remote"]
@@ -239,34 +233,8 @@ class Remote:
             with self.poller.lock:
                 self.poller.call_later(wait, lambda: put(due))
 
-    def read_property(self, key: str) -> None:
-        """Ask for a property's value."""
-        self._ask(property_request(key))
-
-    def write_property(self, key: str, value: Any) -> None:
-        """Ask to set a property that takes any value."""
-        self._ask(property_write(key, pack_tensor(np.frombuffer(values.encode(value), np.uint8))))
-
-    def call(
-        self,
-        name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        lanes: Sequence[int] = (),
-        *,
-        look: bool = False,
-    ) -> None:
-        """Ask to call a method, on all lanes or on some; `look`: only for an attribute's value, or what it is."""
-        body = bridge_pb2.CallRequest(
-            name=name,
-            args=bridge_pb2.Value.List(items=[values.to_value(item) for item in args]),
-            kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
-            lanes=lanes,
-            look=look,
-        )
-        self._ask(extension(CALL_REQUEST_URL, body))
-
-    def _ask(self, request: pb.EnvironmentRequest) -> None:
+    def ask(self, request: pb.EnvironmentRequest | bytes) -> None:
+        """Ask for a property or a method call, by a request of `bridge.client.world.extensions`."""
         self.session.ask(request, self.now())
         self._flush()
 
@@ -287,8 +255,7 @@ class Remote:
             # The stream has ended: nothing more would come.
             self.finish(0.0)
             return lost
-        joining = self.session.state in CONNECTING
-        if joining:
+        if self.session.state in CONNECTING:
             # The metadata that has it comes before the first answer, and decides what the join asks for.
             self.session.server_version = call.server_version
         event = self.session.receive(what, arrived)
@@ -299,7 +266,7 @@ class Remote:
         if isinstance(event, Joined):
             self._open_acting()
         if isinstance(event, Lost):
-            self.finish(0.5 if joining else 0.0)
+            self.finish(0.0)
         return event
 
     def _receive_other(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
@@ -308,7 +275,6 @@ class Remote:
             self._acting.receive(what, arrived)
             return None
         if number != _DUE or self._call is None or self.answers is None or self.session.state not in ONLINE:
-            self.session.stale += number != _DUE
             return None
         event = self.session.due(self.now())
         if isinstance(event, Lost):

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from bridge.client.realtime.answer_buffer import AnswerBuffer
+from bridge.client.realtime.reader import UNREADABLE
 from bridge.client.warn import warn
 from bridge.client.world.description import Description
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
@@ -27,7 +28,7 @@ from bridge.client.world.joined_world import JoinedWorld, changes_of
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.errors import Code, PeerError, RefusedError, RemoteError, TensorError
+from bridge.errors import Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["CONNECTING", "ENDED_CODES", "ONLINE", "TRANSITIONS", "ClientSession", "ClientState", "Trigger"]
@@ -37,8 +38,6 @@ ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 # Resets in a row that may give the specs other UIDs, before a Step has been answered. UIDs are stable until a Reset
 # (D-7): a server that numbers them anew each time would be reset for ever.
 _MAX_RENUMBERED = 3
-# What answers to Steps in flight raise that lack something, or say what is not possible.
-_UNREADABLE = (KeyError, IndexError, OverflowError, TensorError, TypeError, ValueError)
 
 
 class ClientState(enum.Enum):
@@ -192,8 +191,6 @@ class ClientSession:
         """The name of the world that was asked for last."""
         self.server_version: str | None = None
         """The version of a server of this package, as its metadata says; set by the driver before `receive`."""
-        self.stale = 0
-        """Answers that belonged to nothing any more."""
         self.error: RemoteError | None = None
         """The reason why the stream was lost; None: it was not."""
         self._url = request.address.url
@@ -239,9 +236,7 @@ class ClientSession:
         return out
 
     def _send(self, kind: RequestKind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
-        data = request if isinstance(request, bytes) else request.SerializeToString()
-        if len(data) > self.request.max_message_bytes:  # not sent, so it gets no answer
-            raise self.request.too_large(len(data))
+        data = request if isinstance(request, bytes) else self.write(request)  # not sent, it gets no answer
         # The order of these two queues is all that matches answers to requests: dm_env_rpc has no ids for them (D-1).
         # KeyboardInterrupt may come between them, and must not leave a request whose answer is not expected.
         number = self._questions_abandoned if kind is RequestKind.QUESTION else self._episode
@@ -277,8 +272,12 @@ class ClientSession:
         self._send(RequestKind.JOIN, pb.EnvironmentRequest(join_world=join), now)
 
     def write_reset(self, settings: Mapping[str, pb.Tensor]) -> bytes:
-        """Return a Reset; raises SettingError where it is too large to be sent."""
-        data = pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings)).SerializeToString()
+        """Return a Reset; raises as `write`."""
+        return self.write(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings)))
+
+    def write(self, request: pb.EnvironmentRequest) -> bytes:
+        """Return a request's bytes; raises SettingError where it is too large to be sent."""
+        data = request.SerializeToString()
         if len(data) > self.request.max_message_bytes:
             raise self.request.too_large(len(data))
         return data
@@ -347,7 +346,7 @@ class ClientSession:
         self._require_world()
         self._send(RequestKind.ACT, request, now)
 
-    def ask(self, request: pb.EnvironmentRequest, now: float) -> None:
+    def ask(self, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         """Ask for a property or a method call; `Replied` says what was answered."""
         self._require_world()
         self._send(RequestKind.QUESTION, request, now)
@@ -407,7 +406,6 @@ class ClientSession:
                 return self._on_step(request, world, answer, answer.state, now)
         # The stream was given up, and the server had answered before it heard of that.
         if self.state is ClientState.OFFLINE or self.state is ClientState.LOST:
-            self.stale += 1
             return None
         try:
             message = pb.EnvironmentResponse.FromString(bytes(data))
@@ -417,7 +415,12 @@ class ClientSession:
             return self._break("it sent an answer to no request")
         request = pending.popleft()
         error = refusal(self._url, message.error) if message.WhichOneof("payload") == "error" else None
-        return self._ON_ANSWER[request.kind](self, Answer(request, message, error, now))
+        try:
+            return self._ON_ANSWER[request.kind](self, Answer(request, message, error, now))
+        except RemoteError as problem:
+            return self.connection_lost(problem)
+        except UNREADABLE as problem:
+            return self._break(f"its answer cannot be read: {problem}")
 
     def due(self, now: float) -> StepAnswered | Refused | Lost | None:
         """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
@@ -426,7 +429,7 @@ class ClientSession:
             # Before an episode has begun there is no observation that could be told again.
             repeats = self.state is ClientState.RUNNING
             found = None if world.answers is None else world.answers.take(now, repeats=repeats)
-        except _UNREADABLE as problem:
+        except UNREADABLE as problem:
             return self._break(f"its answers cannot be read: {problem}")
         if isinstance(found, RemoteError):
             self._move(Trigger.REFUSED)
@@ -495,22 +498,14 @@ class ClientSession:
         # Older servers of ours lack the properties of Steps in flight: the world works without.
         if answer.error is not None and not found.optional:
             return self.connection_lost(answer.error)
-        try:
-            found.take(answer.message, answer.error, self._url, answer.now - answer.request.sent)
-        except PeerError as problem:
-            return self.connection_lost(problem)
+        found.take(answer.message, answer.error, self._url, answer.now - answer.request.sent)
         if not found.unread:
             return self._become_ready()
         self._send(RequestKind.DESCRIBE, found.next_request(), answer.now)
         return None
 
     def _become_ready(self) -> Event:
-        try:
-            self._learn(self._description, self.server_version)
-        except RemoteError as problem:
-            return self.connection_lost(problem)
-        except TensorError as problem:
-            return self.connection_lost(PeerError(self._url, str(problem)))
+        self._learn(self._description, self.server_version)
         self._move(Trigger.READY)
         return Joined()
 
@@ -534,7 +529,6 @@ class ClientSession:
         self, request: OpenRequest, world: JoinedWorld, answer: StepMessage, state: int, now: float
     ) -> StepAnswered | None:
         if request.number != self._episode:
-            self.stale += 1
             world.salvage(answer)
             return None
         if world.realtime is not None:
@@ -565,12 +559,8 @@ class ClientSession:
                 # In its turn: observations that came before it are told first.
                 answers.push_error(error)
             return self.due(now)
-        try:
-            if not answers.push(message, request.number, request.sent, now):
-                self.stale += 1
-                world.dropped()
-        except _UNREADABLE as problem:
-            return self._break(f"its answer cannot be read: {problem}")
+        if not answers.push(message, request.number, request.sent, now):
+            world.dropped()
         # One for each that was answered, so that as many as a round trip has frames are on their way.
         self._send_ahead(world, answers, now, answers.may_send)
         return self.due(now)
@@ -578,7 +568,6 @@ class ClientSession:
     def _on_step_or_reset(self, answer: Answer) -> Event | None:
         world, (request, message, error, now) = self._require_world(), answer
         if request.number != self._episode:
-            self.stale += 1
             world.salvage(message)
             return None
         if error is not None:
@@ -622,7 +611,6 @@ class ClientSession:
 
     def _on_reply(self, answer: Answer) -> Event | None:
         if answer.request.number != self._questions_abandoned:
-            self.stale += 1
             return None
         return Replied(answer.message, answer.error)
 

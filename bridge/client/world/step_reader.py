@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import Space
 
-from bridge.client.realtime.reader import RealtimeReader
+from bridge.client.realtime.reader import UNREADABLE, RealtimeReader
 from bridge.client.warn import warn
 from bridge.encoding import values
 from bridge.encoding.interventions import PACE
@@ -29,6 +29,7 @@ StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer
 Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated and info of a single environment; the reward is a float or an array."""
 
+_MOST_NOTES = 100
 # Quicker than a loop in Python: it is called in each step of many slots.
 _STATE = operator.attrgetter("state")
 
@@ -69,6 +70,7 @@ class StepReader:
     allowance: float = 0.0
     """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
     _form: Any = None
+    _notes: int = 0
 
     def __post_init__(self) -> None:
         # Whether an observation is the very array of its tensor.
@@ -105,7 +107,7 @@ class StepReader:
             reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
             observation = self.layout.unpack(tensors, form=self._form)
             return observation, reward, bool(terminated), bool(truncated), info
-        except (TensorError, KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
@@ -131,7 +133,7 @@ class StepReader:
             batch.rewards[slot:stop] = reward
             batch.terminations[slot:stop] = terminated
             batch.truncations[slot:stop] = truncated
-        except (TensorError, KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
         return info
 
@@ -178,8 +180,10 @@ class StepReader:
         if info:
             # It stays when the person has left: a server that is late then gets a second more, at most.
             self.allowance = _allowance(info) or self.allowance
-        for note in notes:
-            warn(f"{self.url}: {note}")
+        # As many as our servers send. What warned is remembered by Python, for as long as the process runs.
+        for note in notes[: _MOST_NOTES - self._notes]:
+            warn(f"{self.url}: {note:.1000}")
+        self._notes = min(_MOST_NOTES, self._notes + len(notes))
         return info
 
     def _read_tensors(self, message: pb.EnvironmentResponse, now: float) -> tuple[list[Array], Any, Any, Any, Any]:
