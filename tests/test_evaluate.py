@@ -16,6 +16,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import serve_gym
+from bridge.client.endpoints import FileDirectory
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
 from tests.support import until
@@ -63,6 +64,14 @@ def test_returns_are_those_of_a_loop_by_hand_for_any_number_of_slots(num_envs, e
     assert [episode.length for episode in found.episodes] == expected
     assert found.steps == sum(expected)
     assert found.lost == []
+
+
+@pytest.mark.parametrize("num_envs", [None, 4])
+def test_a_directory_object_is_evaluated_as_a_list_is(num_envs, tmp_path, expected):
+    with serve_gym("CartPole-v1") as first, serve_gym("CartPole-v1") as second:
+        (tmp_path / "urls").write_text(f"{first.url}\n{second.url}\n")
+        found = evaluate(FileDirectory(str(tmp_path / "urls")), worse, episodes=EPISODES, seed=5, num_envs=num_envs)
+    assert found.returns.tolist() == expected
 
 
 @pytest.mark.parametrize(("lanes", "num_envs"), [(1, None), (4, None), (4, 8), (8, 8), (16, 64)])

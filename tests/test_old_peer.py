@@ -6,7 +6,6 @@ tests fail.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -300,24 +299,3 @@ def test_the_conformance_check_of_one_version_passes_on_the_other(client: Any, u
         url=served,
     )
     assert report[0], report[1]
-
-
-def test_today_refuses_by_name_what_the_older_version_recorded(
-    client: Interpreter, server: Interpreter, tmp_path: Path
-) -> None:
-    (older,) = (interpreter for interpreter in (client, server) if interpreter.python == OLD_PYTHON)
-    (newer,) = (interpreter for interpreter in (client, server) if interpreter.python != OLD_PYTHON)
-    url = older.run(
-        "server = bridge.serve_gym('CartPole-v1', num_envs=2, record=folder); result = server.url", folder=str(tmp_path)
-    )
-    newer.run("envs = BlockingReset(bridge.make_vec_remote(url)); play_vector(envs, 60); envs.close()", url=url)
-    older.run("server.stop()")
-    done = subprocess.run(
-        [sys.executable, "-m", "bridge", "replay", str(tmp_path), "--verify"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "a recording of format version 1, which this version does not read" in done.stdout + done.stderr

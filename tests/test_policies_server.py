@@ -91,10 +91,11 @@ def test_observations_of_different_layouts_do_not_share_a_call():
     assert seen == [["a"], ["b", "prompt"]]
 
 
-def test_one_request_that_makes_the_policy_fail_spoils_no_other():
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_one_request_that_makes_the_policy_fail_spoils_no_other(error):
     def picky(batch):
         if (batch < 0).any():
-            raise ValueError("negative")
+            raise error("negative")
         return np.sqrt(batch)
 
     with serve_policy(picky, max_wait=10.0) as server, contextlib.ExitStack() as stack:
@@ -103,7 +104,7 @@ def test_one_request_that_makes_the_policy_fail_spoils_no_other():
             client.send(msgpack.packb({"observation": array([value])}))
         good, bad, nan = (client.recv(10) for client in clients)
     assert numbers(msgpack.unpackb(good)["actions"]).tolist() == [[2.0]]
-    assert bad == "ValueError: negative"
+    assert bad == f"{error.__name__}: negative"
     assert "expected finite actions, got NaN or infinity" in nan
 
 

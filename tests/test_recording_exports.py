@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bridge import Recording, make_parallel_remote, make_remote, serve_gym, serv
 from bridge.cli import main
 from bridge.errors import BridgeError, EnvironmentFailedError, RecordingError, SettingError
 from bridge.recording.episodes import has_frames, load_episode
-from bridge.recording.exports import export_minari, export_mp4
+from bridge.recording.exports import export_minari, export_mp4, write_film
 from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
 from bridge.testing import FailingEnv
@@ -197,6 +198,20 @@ def test_a_film_has_a_frame_for_each_observation(tmp_path, recorded):
     (film,) = export_mp4([episode], tmp_path, fps=10)
     frames, _ = ffmpeg.count_frames_and_secs(str(film))
     assert frames == episode.length + 1
+
+
+def test_a_film_that_cannot_be_finished_is_removed(tmp_path):
+    pytest.importorskip("av")
+
+    def pictures() -> Iterator[Any]:
+        """More than the encoder holds back."""
+        generator = np.random.default_rng(0)
+        yield from (generator.integers(0, 255, (64, 64, 3), np.uint8) for _ in range(200))
+        raise RecordingError("on purpose")
+
+    with pytest.raises(RecordingError, match="on purpose"):
+        write_film(tmp_path / "film.mp4", pictures(), 30)
+    assert not list(tmp_path.iterdir())
 
 
 class DrawsNothing(gymnasium.Env):

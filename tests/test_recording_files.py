@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -63,6 +64,16 @@ def column(table: pa.Table, name: str, cells: Any) -> bytes:
     return as_stream(table.set_column(at, field, pa.array(cells, field.type)))
 
 
+def of_shapes(table: pa.Table) -> bytes:
+    """Rewards as lists of other lengths than their space says."""
+    header = json.loads(table.schema.metadata[b"bridge"])
+    header["reward_space"] = header["spaces"][0][0]  # four numbers of CartPole
+    field = pa.field("reward", pa.list_(pa.field("element", pa.float32())))
+    cells = pa.array([None, *[[1.0]] * (len(table) - 1)], field.type)
+    table = table.set_column(table.schema.get_field_index("reward"), field, cells)
+    return as_stream(table.replace_schema_metadata({b"bridge": json.dumps(header).encode()}))
+
+
 HOSTILE: dict[str, Any] = {
     "garbage": lambda table: (b"PAR1 and nothing else", "parquet"),
     "nothing": lambda table: (b"", "arrow"),
@@ -76,6 +87,9 @@ HOSTILE: dict[str, Any] = {
     "spaces that are none": lambda table: (with_header(table, b"Discrete", b"Discreet"), "arrow"),
     "a lane that is not there": lambda table: (column(table, "lane", [7] * len(table)), "arrow"),
     "calls out of order": lambda table: (column(table, "call", range(len(table), 0, -1)), "arrow"),
+    "a time that is none": lambda table: (column(table, "time", [float("inf")] * len(table)), "arrow"),
+    "versions that are none": lambda table: (with_header(table, b'"versions": {', b'"versions": 1, "": {'), "arrow"),
+    "rewards of other shapes": lambda table: (of_shapes(table), "arrow"),
     "an event that is none": lambda table: (column(table, "event", ["{"] * len(table)), "arrow"),
     "a seed that is none": lambda table: (
         column(table, "event", ['{"seed": "os"}', *[None] * (len(table) - 1)]),
@@ -102,7 +116,8 @@ def test_a_strangers_file_is_one_line_and_the_rest_is_listed(recorded, capsys, n
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs here")
 def test_a_fifo_does_not_hang_and_what_has_no_digests_is_not_parsed(recorded):
-    os.mkfifo(recorded.parent / "20200101T000000-ffffff.1.000001.parquet")
+    os.mkfifo(fifo := recorded.parent / "20200101T000000-ffffff.1.000001.parquet")
+    fifo.with_name(fifo.name + ".sums").touch()
     recorded.with_name("20200101T000000-ffffff.2.000001.parquet").write_bytes(recorded.read_bytes())
     found = read_folder(recorded.parent)
     assert len(found.streams) == 1
@@ -152,9 +167,6 @@ def test_what_is_no_recording_is_refused_by_name(tmp_path):
         read_folder(tmp_path / "nothing")
     with pytest.raises(RecordingError, match="which has none"):
         read_folder(tmp_path)
-    (tmp_path / "x.0001.rec").write_bytes(b"BRIDGREC")
-    (damage,) = read_folder(tmp_path).damage
-    assert "a recording of format version 1, which this version does not read" in str(damage)
 
 
 def test_a_folder_of_several_environments_is_verified_one_by_one(tmp_path, capsys):
@@ -272,3 +284,25 @@ def test_runs_says_a_line_of_each_file_that_it_cannot_read_and_lists_the_rest(re
     ]
     assert "(and 1 more)" in out
     assert "1 episodes, 8 steps" in out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+def test_a_recording_is_read_with_little_memory(recorded):
+    """To read a file takes memory for what it holds, and not for the largest one there may be."""
+    code = (
+        "import resource, sys; from bridge.recording.reader import read_folder; "
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (512 << 20); "
+        "resource.setrlimit(resource.RLIMIT_AS, (size, size)); found = read_folder(sys.argv[1]); "
+        "print(len(found.episodes()), *found.damage)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, recorded.parent], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+def test_the_newest_recordings_are_read_however_many_files_there_are(recorded, monkeypatch):
+    real = Path.iterdir
+    older = [recorded.with_name(f"00000000T000000-ffffff.{number}.tmp") for number in range(100_001)]
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([*older, *real(folder)]))
+    found = read_folder(recorded.parent, 1)
+    assert not found.damage
+    assert [episode.length for episode in found.episodes()] == [8]

@@ -41,3 +41,13 @@ def test_an_empty_folder_is_an_empty_list_at_once(tmp_path):
     shelf = Library(tmp_path)
     assert shelf.list() == {"episodes": [], "reading": False, "problem": ""}
     shelf.close()
+
+
+def test_a_module_in_the_folder_is_not_imported(tmp_path):
+    (tmp_path / "other.parquet").write_bytes(b"something else")
+    (tmp_path / "numpy.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
+    shelf = Library(tmp_path)
+    until(lambda: not shelf.list()["reading"], 60)
+    assert shelf.list() == {"episodes": [], "reading": False, "problem": ""}
+    shelf.close()
+    assert not (tmp_path / "imported").exists()

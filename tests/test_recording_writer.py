@@ -467,6 +467,7 @@ if child == 0:
     os._exit(0)
 assert made
 assert os.waitpid(child, 0)[1] == 0
+os._exit(0)  # without the end of the program, which closes the journal
 """
     run_script(script, tmp_path)
 
@@ -504,3 +505,67 @@ def test_a_segment_whose_digests_cannot_be_written_leaves_no_file(tmp_path, capl
     until(lambda: "cannot be written" in caplog.text)
     journal.close()
     assert not list(tmp_path.glob("*.arrow"))
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["for a moment", "to the end"])
+def test_where_no_thread_can_be_started_nothing_is_lost(tmp_path, monkeypatch, later):
+    real, none_left = threading.Thread.start, threading.Event()
+    none_left.set()
+
+    def start(thread: threading.Thread) -> None:
+        if none_left.is_set():
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    fill(tape, 1)
+    if later:
+        none_left.clear()
+        fill(tape, 1)
+        until(lambda: journal.queued == 0)
+    tape.end()
+    journal.close()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert [episode.length for episode in stream.episodes()] == [10] * (1 + later)
+    assert stream.closed
+    assert not stream.gaps
+
+
+def test_what_is_written_while_it_is_read_is_no_damage(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "written")
+    tape = tape_of(journal)
+    for lines in (1, 2):  # two appends
+        fill(tape, 1)
+        until(lambda lines=lines: [sums for sums in journal.folder.glob("*.sums") if lines_of(sums) == lines] != [])
+    ours = {path.name: path.read_bytes() for path in journal.folder.iterdir()}
+    tape.end()
+    journal.close()
+    (sums,) = (name for name in ours if name.endswith(".sums"))
+    first = int(ours[sums].split()[1])
+    cut = {sums: ours[sums].splitlines(keepends=True)[0], sums.removesuffix(".sums"): ours[sums[:-5]][:first]}
+    folder = tmp_path / "read"
+    folder.mkdir()
+    for name, data in cut.items():
+        (folder / name).write_bytes(data)
+    real, opened = Path.open, list[str]()
+
+    def writes_after_the_first(path: Path, *arguments: Any, **keywords: Any) -> Any:
+        if opened and path.parent == folder and opened[0] != path.name:
+            for name, data in ours.items():
+                with real(folder / name, "wb") as file:
+                    file.write(data)
+        opened.append(path.name)
+        return real(path, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "open", writes_after_the_first)
+    found = read_folder(folder)
+    assert not found.damage
+    assert [episode.length for episode in found.episodes()] == [10]
+    assert [episode.length for episode in read_folder(folder).episodes()] == [10, 10]
+
+
+def lines_of(path: Path) -> int:
+    return path.read_bytes().count(b"\n")

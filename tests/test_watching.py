@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from PIL import Image
 
-from bridge import Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Limits, Web, errors, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.names import WATCH
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
@@ -446,6 +446,26 @@ def test_a_spectator_of_several_agents_in_lock_step_has_pictures_alone(viewers):
         assert viewer.look()[1]["frame"][0, 0].tolist() == [9, 9, 9]
         for player in players:
             player.close()
+
+
+def test_the_page_gets_json_where_a_return_is_no_number(viewers):
+    class Lost(Relay):
+        def render(self):
+            return np.full((20, 20, 3), 9, np.uint8)
+
+        def step(self, actions):
+            observations, _, _, _, infos = super().step(actions)
+            self.agents, over = [], (dict.fromkeys(actions, True), dict.fromkeys(actions, False))
+            return observations, dict.fromkeys(actions, -np.inf), *over, infos
+
+    with serve_parallel(Lost, web=True) as server:
+        viewer = viewers(server).join()
+        env = make_parallel_remote(f"{server.url}?world=", timeout=20)
+        env.reset(seed=1)
+        env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+        (world,) = json.loads(viewer.read_property("server.web"), parse_constant=pytest.fail)["worlds"]
+        env.close()
+        assert world["returns"] == {agent: [None, None] for agent in ("ann", "bob", "cyd")}
 
 
 # In real time

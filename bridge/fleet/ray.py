@@ -238,6 +238,10 @@ class Fleet:
     def _lack(self, status: FleetStatus, serving: int) -> str:
         if len(status.servers) > status.wanted:
             return f"expected {status.wanted} servers, got {len(status.servers)}, of which some still drain,"
+        if status.problem:
+            return (
+                f"expected {status.wanted} servers to serve, got {serving}, since {status.problem}; they did not start"
+            )
         free = ray.available_resources().get("CPU", 0.0)
         return (
             f"expected {status.wanted} servers to serve, got {serving}; the cluster has {free:g} CPUs free, so add "

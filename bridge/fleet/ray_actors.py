@@ -233,6 +233,7 @@ class Supervisor:
                 worlds = -(-status.slots_used // lanes)
                 slots = lanes * -(-worlds // max(1, wanted))
             self._remember(wanted=wanted, slots=slots)
+            self._failures, self._problem = 0, ""
             for server in self._servers.values():
                 server.slots = slots
             return ""
@@ -369,9 +370,9 @@ class Supervisor:
             server.said, server.said_at = said, now
             server.url = "" if said["ended"] else said["url"]
             server.problem = ""
-            self._failures, self._problem = 0, ""
+            # Not by servers that serve already: others may still fail to start.
             if server.state == "starting":
-                server.state = "serving"
+                server.state, self._failures, self._problem = "serving", 0, ""
             if said["draining"] and server.state == "serving":  # before this supervisor came back
                 self._drain(server, now, ask=False)
             if said["memory"].get("version", -1) != self._memory["version"] and server.state == "serving":

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from bridge.client.endpoints import Directory
 from bridge.client.make import make_vec_remote
 from bridge.encoding.tensors import Array
 from bridge.errors import InvalidActionError, RemoteError, SettingError
@@ -288,7 +289,7 @@ def _told(infos: dict[str, Any], name: str) -> dict[int, Any]:
 
 
 def evaluate(
-    urls: str | Sequence[str],
+    urls: str | Sequence[str] | Directory,
     policy: Callable[..., Any],
     *,
     episodes: int = 50,
@@ -333,7 +334,8 @@ def evaluate(
             from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
 
             credentials = ClientCredentials.of(**{name: keywords.get(name) for name in ("token", "token_file", "tls")})
-            opened.enter_context(serve_gateway(urls, port=web_port, upstream=credentials, note=work.results))
+            shown = [each.url for each in urls.endpoints()] if isinstance(urls, Directory) else urls
+            opened.enter_context(serve_gateway(shown, port=web_port, upstream=credentials, note=work.results))
         connected = _connect(opened, urls, num_envs, keywords)
         if record is not None:
             from bridge.recording.recorder import Recorder  # it needs an extra, which evaluations do not
@@ -345,7 +347,7 @@ def evaluate(
 
 def _connect(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> list[Any]:
     """Return the environments in two parts, or in one where they cannot be divided; `opened` closes them."""
-    of_each = not isinstance(urls, str) and len(urls) > 1 and num_envs in (None, len(urls))
+    of_each = not isinstance(urls, (str, Directory)) and len(urls) > 1 and num_envs in (None, len(urls))
     count = num_envs or 1
     # A list of URLs with a slot each is divided, and not its slots: each server is in one half.
     halves = [(urls[0::2], None), (urls[1::2], None)] if of_each else [(urls, count - count // 2), (urls, count // 2)]
@@ -370,7 +372,7 @@ def _made(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keyword
 
 
 def compare(
-    urls: str | Sequence[str], first: Callable[..., Any], second: Callable[..., Any], **keywords: Any
+    urls: str | Sequence[str] | Directory, first: Callable[..., Any], second: Callable[..., Any], **keywords: Any
 ) -> Comparison:
     """Evaluate two policies on the same seeds, one after the other.
 

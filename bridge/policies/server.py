@@ -245,7 +245,7 @@ class PolicyServer:
             # A function of actions gives chunks of one.
             chunks = chunks if self._chunked else np.expand_dims(np.atleast_1d(chunks), 1)
             wire.check_chunks(chunks, ends[-1])
-        except Exception as error:
+        except BaseException as error:  # such as sys.exit(): without this thread nobody would be answered any more
             if len(requests) > 1:
                 for one in requests:
                     self._run([one])

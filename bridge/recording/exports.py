@@ -240,15 +240,18 @@ def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int =
     """
     with needed("films need PyAV", "film"):
         import av
-    with av.open(str(path), "w") as container:
-        film = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(100_000))
-        film.pix_fmt, film.codec_context.gop_size = "yuv420p", keyframes
-        for picture in map(even, pictures):
-            # The size is known with the first picture, and must be set before anything is encoded.
-            if not film.codec_context.is_open:
-                film.height, film.width = picture.shape[:2]
-            container.mux(film.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(film.encode())
+    with contextlib.ExitStack() as undo:
+        undo.callback(path.unlink, missing_ok=True)  # a part of a film plays as a whole one
+        with av.open(str(path), "w") as container:
+            film = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(100_000))
+            film.pix_fmt, film.codec_context.gop_size = "yuv420p", keyframes
+            for picture in map(even, pictures):
+                # The size is known with the first picture, and must be set before anything is encoded.
+                if not film.codec_context.is_open:
+                    film.height, film.width = picture.shape[:2]
+                container.mux(film.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(film.encode())
+        undo.pop_all()
 
 
 def rate_of(stream: RecordedStream, fps: float | None = None) -> float:

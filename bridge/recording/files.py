@@ -29,14 +29,13 @@ import pyarrow.parquet as pq
 
 from bridge.errors import RecordingError, UsageError
 
-__all__ = ["UNREADABLE", "Damage", "Loaded", "Segment", "SegmentFile", "find_segments", "load_segment"]
+__all__ = ["UNREADABLE", "Damage", "Segment", "SegmentFile", "find_segments", "load_segment"]
 
 # The name of a recording comes from its files and not from its header. Exports make file names of it, and this pattern
 # has no separators of paths.
 _NAME = re.compile(r"([0-9A-Za-z]{1,32}-[0-9a-f]{1,16})\.(\d{1,9})\.(\d{1,9})\.(arrow|parquet)")
 _SUM = re.compile(r"([0-9]{1,12}) ([0-9]{1,11}) (\S+)\n")
 _FOOTER_SUM = re.compile(r"footer (\S+) (\S+)\n")
-OLD_SUFFIX = ".rec"
 _SUMS = ".sums"
 # Zstandard takes half the bytes, and several times as long: more than a hundred steps of CartPole in each append. What
 # is sealed is compressed by it. Threads would cost more to wake than the columns of a batch take.
@@ -51,7 +50,6 @@ _LARGEST_FILE = 1 << 30
 _LARGEST_SUMS = 64 << 20
 _MOST_ROWS = 1 << 22
 _LARGEST_TABLE = 1 << 30
-_MOST_FILES = 100_000
 UNREADABLE = (pa.ArrowException, LookupError, MemoryError, OSError, OverflowError, RecursionError, TypeError,
               ValueError, UsageError, struct.error)  # fmt: skip
 """The exceptions of parsing what somebody made up."""
@@ -225,16 +223,9 @@ def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
     """
     found: dict[tuple[str, int, int], SegmentFile] = {}
     problems = []
-    for number, path in enumerate(sorted(folder.iterdir()) if folder.is_dir() else [folder] * folder.exists()):
-        if number >= _MOST_FILES:
-            problems.append(Damage(folder, f"it has more than {_MOST_FILES} files; the others are not read"))
-            break
+    for path in sorted(folder.iterdir()) if folder.is_dir() else [folder] * folder.exists():
         match = _NAME.fullmatch(path.name)
-        if path.suffix == OLD_SUFFIX:
-            problems.append(
-                Damage(path, "a recording of format version 1, which this version does not read; read it with 0.1.0")
-            )
-        elif match is not None:
+        if match is not None:
             key = match[1], int(match[2]), int(match[3])
             # Both are there for the moment after the Parquet was written; the stream is whole until it goes.
             if key not in found or match[4] == "arrow":
@@ -244,53 +235,49 @@ def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
     return sorted(found.values()), problems
 
 
-@dataclasses.dataclass
-class Loaded:
-    """The readable part of a file."""
-
-    schema: pa.Schema
-    """All its columns; None: nothing of it can be read."""
-    table: pa.Table
-    """Its rows; what is damaged is left out."""
-    damage: list[Damage]
-
-
 def _read(path: Path, most: int) -> bytes:
     """Read a regular file of a limited size; raises RecordingError where it is none, OSError where it cannot be."""
     # A FIFO or a device may never end, and opening one may wait for ever.
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise RecordingError("it is no regular file")
-    with path.open("rb") as file:
-        # The size that stat() gives may be another one by now.
-        data = file.read(most + 1)
-    if len(data) > most:
+    if status.st_size > most:
         raise RecordingError(f"it has more than {most} bytes, which no recording has")
-    return data
+    with path.open("rb") as file:
+        # Not to its end: it may grow meanwhile, and read() takes memory for as much as it is asked for.
+        return file.read(status.st_size)
 
 
-def load_segment(path: Path, columns: Sequence[str] | None = None) -> Loaded:
+def load_segment(path: Path, columns: Sequence[str] | None = None) -> tuple[pa.Schema, pa.Table, list[Damage]]:
     """Read a segment: check the digests, and parse what they fit.
 
     Args:
         path: The file.
         columns: Which, of those that it has; None: all.
 
+    Returns:
+        The schema of all its columns, its rows without those that are damaged, and the damage. The first two are None
+        where nothing of it can be read.
+
     Raises:
         RecordingError: It cannot be opened, or is none of a recording's, whatever its digests say.
     """
     try:
-        data = _read(path, _LARGEST_FILE)
-        sums = _read(_sums_of(path), _LARGEST_SUMS).decode("ascii", "replace")
+        # The digests first, since they are written last: so all that they are of is there.
+        sums, data = _read(_sums_of(path), _LARGEST_SUMS), _read(path, _LARGEST_FILE)
+        whole, damage = _check(path, data, sums.decode("ascii", "replace"))
+        # Bytes whose digests have come meanwhile were written meanwhile.
+        if damage and damage[-1].torn and _read(_sums_of(path), _LARGEST_SUMS) != sums:
+            damage.pop()
     except OSError as error:
         raise RecordingError(f"it cannot be read: {error.strerror}: {Path(str(error.filename)).name}") from error
-    whole, damage = _check(path, data, sums)
     if whole is None:
-        return Loaded(None, None, damage)
+        return None, None, damage
     try:
         found = _load_arrow(whole, columns) if path.suffix == ".arrow" else _load_parquet(whole, columns)
     except UNREADABLE as error:
         raise RecordingError(f"it cannot be read: {str(error).partition(chr(10))[0]:.200}") from error
-    return Loaded(*found, damage)
+    return *found, damage
 
 
 def _check(path: Path, data: bytes, sums: str) -> tuple[bytes | None, list[Damage]]:

@@ -50,14 +50,13 @@ class Library:
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "bridge", "runs", str(self._folder), "--json", "--last", str(MOST_EPISODES)]
-        # In a folder without modules, and with the modules of this process.
+        # With the modules of this process. Python looks for others in the folder that it starts in, and whoever may add
+        # a recording to that of the server must not add code.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        environment = {**os.environ, "PYTHONPATH": path}
+        place: dict[str, Any] = {"cwd": os.path.abspath(os.sep), "env": {**os.environ, "PYTHONPATH": path}}
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
-            self._process = subprocess.Popen(
-                command, cwd=self._folder, env=environment, text=True, errors="replace", **pipes
-            )
+            self._process = subprocess.Popen(command, text=True, errors="replace", **place, **pipes)
         except OSError as error:
             self._end(self._episodes, f"the recordings cannot be listed: {error}")
             return

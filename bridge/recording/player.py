@@ -172,12 +172,9 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         """Show a step; going back begins anew."""
         # A replay only goes forward. Where the first row raised, the generator is over, and another one is needed.
         if self._rows is None or position < self.position or self._next == 0:
+            frames = self.render_mode == "rgb_array"
             self._rows = observed_rows(
-                self._episode,
-                self._env,
-                frames=self.render_mode == "rgb_array",
-                check=False,
-                allow_calls=self._allow_calls,
+                self._episode, self._env, frames=frames, check=False, allow_calls=self._allow_calls
             )
             self._next = 0
         while self._next <= position:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import Space
@@ -14,7 +15,7 @@ from gymnasium.vector.utils import iterate
 
 from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.tensors import Array
-from bridge.errors import SettingError
+from bridge.errors import SettingError, UsageError
 from bridge.facade.record import Recording
 from bridge.gymnasium_versions import BatchWrapper
 from bridge.recording.facts import facts_of
@@ -94,13 +95,16 @@ class Recorder(BatchWrapper):
         self._bare = env.observation_space if env is base else None
         self._same_step = env is not base and env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
         self._slots = [_Slot(self._tape(base)) for _ in range(env.num_envs)]
+        self._given: Any = None
+        self._untold = False
+        """True if results of a reset or a step have not been told."""
 
     def _tape(self, base: RemoteVectorEnv) -> Tape:
         """Return what records a slot."""
         world = slots_of(base).pool.world_info()
-        registered = world.spec or {}
         # Each slot is recorded as one environment: a replay makes it without the keywords of the vector.
-        kwargs = {key: value for key, value in (registered.get("kwargs") or {}).items() if key not in _OF_VECTORS}
+        kwargs = (world.spec or {}).get("kwargs") or {}
+        kwargs = {key: value for key, value in kwargs.items() if key not in _OF_VECTORS}
         if world.render_mode:
             kwargs["render_mode"] = world.render_mode
         pair = (base.single_observation_space, base.single_action_space)
@@ -116,43 +120,75 @@ class Recorder(BatchWrapper):
         mask = (options or {}).get("reset_mask")
         rest = {key: kept(value) for key, value in (options or {}).items() if key != "reset_mask"} or None
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
-        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        with self._sending():
+            observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        errors = self._errors_of(infos)
         for index, (slot, observation) in enumerate(zip(self._slots, self._split(observations), strict=True)):
             if chosen[index]:
                 slot.running, slot.options = False, rest
                 slot.seed = seed[index] if isinstance(seed, Sequence) else None if seed is None else int(seed) + index
-                if observation is not None:
+                if observation is not None and not errors[index]:
                     self._begin(index, observation)
         return observations, infos
+
+    def _errors_of(self, infos: dict[str, Any]) -> list[str]:
+        """Return why each slot is lost, whose observation is an old one or None; empty: it is not."""
+        # An environment may have an info of this name, too, of another kind.
+        told: Any = infos.get("error")
+        told = told if np.ndim(told) == 1 else [None] * self.num_envs
+        return [error if isinstance(error, str) else "" for error in told]
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions, as the environment does."""
         given = _parts(self.env.action_space, actions)
-        return self._record(given, self.env.step(actions))
+        with self._sending(given):
+            result = self.env.step(actions)
+        return self._record(given, result)
 
     def step_async(self, actions: Any) -> None:
         """Send the actions and return at once, as the environment does; `step_wait` returns the results."""
-        self._given = _parts(self.env.action_space, actions)
-        waiting: Any = self.env
-        waiting.step_async(actions)
+        given, waiting = _parts(self.env.action_space, actions), cast(Any, self.env)
+        with self._sending(given):
+            waiting.step_async(actions)
+        self._given, self._untold = given, True
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Return what `step` returns, after `step_async`."""
-        waiting: Any = self.env
-        return self._record(self._given, waiting.step_wait())
+        result = cast(Any, self.env).step_wait()
+        self._untold = False
+        return self._record(self._given, result)
+
+    @contextlib.contextmanager
+    def _sending(self, given: Any = None) -> Iterator[None]:
+        """Send a reset or a step; leave a call before it out of the recording where that has told no results.
+
+        Args:
+            given: The actions of a step. Where it raises, `step_wait` may still tell its results.
+        """
+        try:
+            yield
+        except UsageError:  # nothing was sent
+            raise
+        except BaseException:
+            self._given, self._untold = given, True
+            raise
+        if self._untold:
+            self._untold = False
+            for slot in self._slots:
+                slot.tape.skip()
 
     def _record(self, given: list[Any], result: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Record a step, and return its results."""
         observations, rewards, terminations, truncations, infos = result
         finals = infos.get("final_obs") if self._same_step else None
-        errors = infos.get("error", ())
+        errors = self._errors_of(infos)
         for index, observation in enumerate(self._split(observations)):
             slot, ended = self._slots[index], bool(terminations[index] or truncations[index])
-            error = str(errors[index]) if len(errors) and infos["_error"][index] else ""
+            error = errors[index] if truncations[index] or not slot.running else ""  # else the environment's own
             # After an end, the next step begins the slot's episode: its observation is that of a reset, and its action
             # was ignored.
             if not slot.running:
-                if observation is not None and not ended:
+                if observation is not None and not ended and not error:
                     self._begin(index, observation)
                 continue
             # In the mode SAME_STEP the observation is the first of the next episode already.
@@ -160,15 +196,14 @@ class Recorder(BatchWrapper):
             # A slot that lost its server has nothing to tell until it is back.
             if last is None and not error:
                 continue
-            kind = Kind.FAILED_STEP if error else Kind.STEP
-            seen = None if error else last
+            kind, seen = (Kind.FAILED_STEP, None) if error else (Kind.STEP, last)
             row = Row(
                 kind, time.time(), self._player, given[index], seen, kept(rewards[index]), bool(terminations[index]),
                 bool(truncations[index]), error=error,
             )  # fmt: skip
             slot.tape.add(row, size_of(seen))
             slot.running = not (ended or error)
-            if finals is not None and ended and observation is not None:
+            if finals is not None and ended and observation is not None and not error:
                 self._begin(index, observation)
         return observations, rewards, terminations, truncations, infos
 
@@ -185,9 +220,7 @@ class Recorder(BatchWrapper):
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Refuse: steps of some slots are not recorded."""
-        raise SettingError(
-            "a Recorder records step(), not send() and recv(); have the server record: serve_gym(record=…)"
-        )
+        raise SettingError("Recorder takes step(), not send() and recv(); have the server record: serve_gym(record=…)")
 
     recv = send
 

@@ -55,7 +55,7 @@ class Kind:
     """The column `kind`: what a row tells."""
 
     # The order counts. Kinds up to FAILED_STEP belong to an episode, and from CALL on a row is of no lane: readers
-    # compare with `<=`, `<` and `>=`.
+    # compare with `<=`, `<` and `>=`. The numbers between are free: for further kinds of rows of lanes.
     STEP = 0
     """The lane was stepped."""
     RESET = 1

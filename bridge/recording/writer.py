@@ -6,6 +6,8 @@ recording rows, and nobody a step.
 
 from __future__ import annotations
 
+import atexit
+import itertools
 import os
 import secrets
 import threading
@@ -57,12 +59,7 @@ class Journal:
         SettingError: The folder cannot be made or written.
     """
 
-    def __init__(
-        self,
-        record: str | os.PathLike[str] | Recording,
-        *,
-        queue_bytes: int = 256 << 20,
-    ) -> None:
+    def __init__(self, record: str | os.PathLike[str] | Recording, *, queue_bytes: int = 256 << 20) -> None:
         self.options = Recording.of(record)
         self.folder = Path(self.options.folder).absolute()
         self._queue_bytes = queue_bytes
@@ -82,20 +79,17 @@ class Journal:
         self._waiting: dict[Encoder, list[Any]] = {}
         self._ended: deque[Encoder] = deque()
         self._offered = self._taken = 0  # bytes; each is changed by one side alone
-        self._streams = 0
+        self.number = itertools.count(1).__next__
+        """Returns the number of a new stream of this recording."""
         self._wake = threading.Event()
         self._closing = threading.Event()
         # As the events are set; to ask these would be a call in each step.
         self._woken = self._closed = False
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        # A program may end without close(), as where its training raises.
+        atexit.register(self.close)
         forget_in_child(self)
-
-    def number(self) -> int:
-        """Return the number of a new stream of this recording, from 1."""
-        with self._starting:
-            self._streams += 1
-            return self._streams
 
     def offer(self, source: Encoder, row: Sequence[Any] | None, size: int, number: int = 0) -> bool:
         """Have a row written; return whether it fits into the queue. Never waits.
@@ -138,8 +132,13 @@ class Journal:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="bridge-journal", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="bridge-journal", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no thread left now: the next row tries again
+                    self._woken = False
+                else:
+                    self._thread = thread
 
     def after_fork(self) -> None:
         """In a forked process: record nothing; the files are the parent's."""
@@ -150,11 +149,13 @@ class Journal:
 
     def close(self) -> None:
         """Write what is queued, and end the thread; waits 10 seconds at most. May be called twice."""
+        atexit.unregister(self.close)
         with self._starting:
-            self._closed = True
+            thread, was_closed, self._closed = self._thread, self._closed, True
             self._closing.set()
             self._wake.set()
-            thread = self._thread
+        if thread is None and not was_closed:  # no thread could be started
+            self._run()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_CLOSE)
             if thread.is_alive():
@@ -250,12 +251,8 @@ class _Files:
     def pause(self) -> None:
         """Say that files cannot be written, and try no more for a while."""
         self._retry_at = time.monotonic() + _PAUSE
-        _log.error(
-            "the recording in %s cannot be written, and lacks what comes now: %s; the next try is in %g s",
-            self._folder,
-            self._problem,
-            _PAUSE,
-        )
+        told = "the recording in %s cannot be written, and lacks what comes now: %s; the next try is in %g s"
+        _log.error(told, self._folder, self._problem, _PAUSE)
 
     def write(self, source: Encoder, batches: list[pa.RecordBatch]) -> bool:
         """Append record batches of a source, all or nothing; return whether they are written."""

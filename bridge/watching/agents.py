@@ -19,6 +19,7 @@ from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.watching.kept_seats import SEAT_KEY, KeptSeats
+from bridge.watching.match import finite
 from bridge.watching.pictures import FORMATS, MAX_LANES, View
 from bridge.watching.spectator import Spectator
 from bridge.watching.takeover_agent import TAKEOVER, join_takeover
@@ -76,7 +77,7 @@ class Gallery(Observer):
         `returns` is empty where nobody looks, no episode has ended, or there is one agent.
         """
         found = self._watches[world].returns.of_agents if world in self._watches else {}
-        returns = {agent: (values[-1], sum(values) / len(values)) for agent, values in found.items()}
+        returns = {agent: (finite(values[-1]), finite(sum(values) / len(values))) for agent, values in found.items()}
         return {"viewers": self._viewers(world), "returns": returns}
 
     def _viewers(self, world: World) -> int:

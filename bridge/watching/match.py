@@ -21,7 +21,17 @@ from typing import Any
 from bridge.back_off import doubling_pause
 from bridge.errors import SettingError
 
-__all__ = ["TRANSITIONS", "Match", "MatchEvent", "MatchOptions", "MatchState", "Order", "Seat", "display_name"]
+__all__ = [
+    "TRANSITIONS",
+    "Match",
+    "MatchEvent",
+    "MatchOptions",
+    "MatchState",
+    "Order",
+    "Seat",
+    "display_name",
+    "finite",
+]
 
 RETRY = (0.5, 10.0)
 """Seconds after which a round is begun at the earliest when one has failed: at first, and at most, doubling."""
@@ -284,7 +294,7 @@ class Match:
         """
         self._failures = 0
         if returns is not None:
-            seats = [{**self._describe(name), "return": _finite(value)} for name, value in returns.items()]
+            seats = [{**self._describe(name), "return": finite(value)} for name, value in returns.items()]
             self.result = {"round": self.round, "seats": seats, "winners": _winners(returns), "error": None}
             self._count(self.result)
         self._follow(MatchEvent.ROUND_ENDED)
@@ -335,13 +345,13 @@ class Match:
                     "taken_by": seat.name,
                     "ready": seat.ready,
                     "playing": seat.playing,
-                    "return": _finite(returns.get(name)),
+                    "return": finite(returns.get(name)),
                 }
                 for name, seat in self.seats.items()
             ],
             "result": self.result,
             "standings": [
-                {"name": name, **dataclasses.asdict(one), "best": _finite(one.best)}
+                {"name": name, **dataclasses.asdict(one), "best": finite(one.best)}
                 for name, one in sorted(self.standings.items(), key=lambda item: (-item[1].wins, -item[1].best))
             ],
         }
@@ -354,7 +364,7 @@ class Match:
         return {"seat": name, "name": seat.name if here else seat.stand_in, "kind": seat.kind if here else "policy"}
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """Return a number that JSON has."""
     return value if value is not None and math.isfinite(value) else None
 

@@ -15,7 +15,7 @@ function seatReturns() {
   $("seat-returns-rows").replaceChildren(...found.map(([seat, [last, mean]]) => {
     const row = document.createElement("tr");
     row.append(Object.assign(document.createElement("th"), {scope: "row", textContent: seat}));
-    row.append(...[last, mean].map((value) => Object.assign(document.createElement("td"), {textContent: value.toFixed(2)})));
+    row.append(...[last, mean].map((value) => Object.assign(document.createElement("td"), {textContent: value?.toFixed(2) ?? "–"})));
     return row;
   }));
 }

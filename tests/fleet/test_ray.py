@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -299,6 +300,20 @@ def test_forced_scaling_puts_more_on_the_servers_that_are_left(cluster: Cluster)
         assert not training.truncated.any()
         training.all_run(fleet)
         assert [server.slots for server in fleet.status().servers] == [8]
+
+
+def test_why_further_servers_do_not_start_is_told_where_others_serve(cluster: Cluster) -> None:
+    """Three nodes of one machine have one port for their metrics."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with launch("CartPole-v1", servers=1, name="one-port", cpus_per_server=0.5, metrics_port=port) as fleet:
+        fleet.scale(2)
+        until(lambda: fleet.status().problem != "")
+        with pytest.raises(RemoteTimeoutError, match=f"got 1, since .*{port}"):
+            fleet.wait(3.0)
+        fleet.scale(1)
+        fleet.wait()
+        assert fleet.status().problem == ""
 
 
 def test_more_slots_than_the_fleet_carries_are_told_with_both_numbers(cluster: Cluster) -> None:
