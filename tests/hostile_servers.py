@@ -317,7 +317,7 @@ def misreported(url, name, value):
     def change(kind, response):
         if kind == "join_world":
             specs = response.join_world.specs.observations
-            uids[:] = [uid for uid, spec in specs.items() if spec.name == name]
+            uids.extend(uid for uid, spec in specs.items() if spec.name == name)
         elif kind == "step":
             steps.append(kind)
             if len(steps) > 3:

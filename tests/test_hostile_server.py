@@ -90,7 +90,8 @@ def test_records_that_cannot_be_read_cost_the_other_servers_nothing(lanes, recor
         serve_gym("CartPole-v1", **options) as two,
         misreported(two.url, "episodes", records) as relay,
     ):
-        envs = bridge.make_vec_remote([one.url, relay.url], blocking=True, on_lost="continue", timeout=20)
+        options = {"on_lost": "continue", "wait": "now", "timeout": 20}
+        envs = bridge.make_vec_remote([one.url, relay.url], blocking=True, **options)
         envs.reset()
         told = {}
         while "error" not in told:

@@ -17,7 +17,7 @@ from bridge import Limits, SlotState, make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
-from bridge.wrappers import BlockingReset
+from bridge.wrappers import ActionHistory, BlockingReset
 from tests.inside import pool_of
 from tests.support import server_process, until
 
@@ -313,6 +313,24 @@ def test_continue_waits_where_every_slot_is_lost():
         one.server.stop()
         with pytest.raises(RemoteTimeoutError, match=r"no observation within 0\.5 s: slot 0 \(grpc://.*\), "):
             play(envs, 100)
+        envs.close()
+
+
+def test_the_history_of_actions_of_a_lost_slot_begins_with_its_next_episode():
+    with Number() as one, Number() as other:
+        lost = BlockingReset(make_vec_remote([one.server.url, other.server.url]), on_lost="continue")
+        envs = ActionHistory(lost, 2)
+        envs.reset(seed=0)
+        play(envs, 2, action=1)
+        other.server.stop()
+        play(envs, 2, action=1)
+        other.back()
+        valid, deadline = False, time.monotonic() + DEADLINE
+        while not valid:
+            assert time.monotonic() < deadline
+            observations, _, _, _, infos = envs.step(np.ones(2, np.int64))
+            valid = infos["valid"][1]
+            assert observations["actions"].tolist() == [[1, 1], [0, int(valid)]]
         envs.close()
 
 

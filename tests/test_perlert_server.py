@@ -360,6 +360,21 @@ class Beyond(Counter):
         return np.full(90, -1234567.875, np.float32), *rest
 
 
+class Unready(Counter):
+    """Never begins an episode."""
+
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no simulator is installed")
+
+
+def test_a_reset_that_fails_is_in_the_error_of_a_client_that_waits_for_its_run():
+    with serve_perlert(Unready, name="unready", fps=50) as server, PerlertEnv(server.url, start_timeout=1.5) as env:
+        with pytest.raises(RemoteTimeoutError) as error:
+            env.reset()
+        assert f"the server said: {env.messages[-1]}" in str(error.value)
+        assert any("RuntimeError in reset: no simulator is installed" in text for text in env.messages)
+
+
 def test_an_observation_far_outside_of_its_space_ends_the_run_and_says_why():
     with serve_perlert(Beyond, name="beyond", fps=50) as server, PerlertEnv(server.url) as env:
         env.reset()

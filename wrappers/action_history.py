@@ -99,6 +99,10 @@ class ActionHistory(BatchWrapper):
         newest = np.asarray(actions, dtype=self._history.dtype)
         self._history = np.concatenate([self._history[:, 1:], newest[:, None]], axis=1)
         self._history[self._begins] = self._neutral  # the action given for a slot that begins is not applied
+        # With `on_lost="continue"` no action made these, up to the first observation of the next episode. What an
+        # environment's own info says has a second key, as all of Gymnasium's infos.
+        if "valid" in infos and "_valid" not in infos:
+            self._history[np.logical_not(infos["valid"])] = self._neutral
         ended = np.asarray(terminations) | np.asarray(truncations)
         missing = self._missing(observations)
         # There the observation of a slot that ended is the next episode's first, and its next action counts.

@@ -220,7 +220,8 @@ class Player:
         if self._others_play:
             return "the last run still goes on for others"
         unready = ", ".join(key for key, slot in self.slots.items() if not slot.ready)
-        return f"the simulation has not started{f'; open or not ready: {unready}' if unready else ''}"
+        why = f"; open or not ready: {unready}" if unready else ""
+        return f"the simulation has not started{why}{f'; the server said: {self.said}' if self.said else ''}"
 
     # Input
 
