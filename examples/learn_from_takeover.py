@@ -10,7 +10,7 @@ not from its own, which never happened. It also keeps the states in which it was
 policy led to, with the teacher's actions, and learns to choose these there: the idea of DAgger, with the margin of
 DQfD. Both kinds of training have the same budget of steps, the teacher's among them. Prints the mean return of the
 greedy policy after each twelfth of the budget, with and without a teacher, and who acted in how many steps by the
-recording.
+recording. Needs the extra `record`, and `--person` also `web` and `play`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
 A hand-written expert balances CartPole over the network; the server records it. A linear policy is then fitted to the
 recorded observations and actions, by least squares, and plays. Prints the mean return of the expert and of the clone.
 A person at the server's page or in `bridge play` is recorded by the same option; notebooks/05 does that.
+Needs the extra `record`.
 """
 
 from __future__ import annotations

@@ -320,6 +320,7 @@ def test_a_server_process_that_fails_says_what_it_said_each_time() -> None:
         (["CartPole-v1", "--port", "70000"], "expected a port from 0 to 65535, got 70000"),
         (["CartPole-v1", "--perlert", "70000"], "expected a port from 0 to 65535, got 70000"),
         (["CartPole-v1", "--metrics-port", "70000"], "cannot listen on 127.0.0.1:70000 for --metrics-port"),
+        (["CartPole-v1", "--dial-name", "one"], "--dial-ca and --dial-name are for a server that dials: give --dial"),
         (["CartPole-v1", "--array", "numpy", "--device", "cpu"], "--device 'cpu' is for --array 'torch' or 'jax'"),
         (["CartPole-v1", "--max-lanes", "0"], "expected --max-lanes to be a positive integer, got 0"),
     ],

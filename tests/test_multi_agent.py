@@ -191,6 +191,20 @@ def test_a_world_without_agents_is_named_as_such():
         bridge.make_parallel_remote(server.url)
 
 
+def test_an_agent_that_the_environment_names_twice_is_rewarded_once(remote):
+    class Doubled(Relay):
+        def reset(self, seed=None, options=None):
+            result = super().reset(seed, options)
+            self.agents *= 2
+            return result
+
+    far = remote(Doubled)
+    far.reset(seed=1)
+    for _ in range(2):
+        _, rewards, *_ = far.step({agent: far.action_space(agent).sample() for agent in NAMES})
+        assert rewards["bob"] == pytest.approx(rewards["ann"] + 0.1)
+
+
 def test_an_environment_without_agents_is_refused_in_words():
     class Deserted(Relay):
         def __init__(self):
@@ -378,6 +392,41 @@ def test_under_default_a_late_agent_is_played_for_and_gets_the_rewards_it_missed
         _, reward, terminated, truncated, _ = bob.step(bob.action_space.sample())
         assert reward == pytest.approx(sum(rewards) + 4 * 0.1)
         assert (terminated, truncated) == (False, True)
+        ann.close()
+        bob.close()
+
+
+class Reusing(Relay):
+    """Gives `ann` the same array in each step, and writes into it also once her episode has ended."""
+
+    seen = np.zeros(4, np.float32)
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        self.seen[:] = *self.ran.values(), self.time
+        return {agent: self.seen if agent == "ann" else seen for agent, seen in observations.items()}, *rest
+
+
+def test_under_default_a_late_agent_is_told_what_its_episode_ended_with():
+    """D-22, policy default, although the environment has gone on since then, and reuses its arrays."""
+    fast = {"ann": 2, "bob": {"run": 0, "lean": np.zeros(2, np.float32)}, "cyd": np.zeros(1, np.float32)}
+    with bridge.serve_parallel(
+        Reusing(distances=(2, 100, 100)),
+        missing_agent="default",
+        agent_timeout=0.3,
+        default_action=lambda agent, observation, space: fast[agent],
+    ) as server:
+        ann, bob = (bridge.make_remote(server.url + "?world=", agent=name) for name in ("ann", "bob"))
+        starts = [threading.Thread(target=env.reset) for env in (ann, bob)]
+        for thread in starts:
+            thread.start()
+        for thread in starts:
+            thread.join(20)
+        for _ in range(3):
+            bob.step(fast["bob"])
+        observation, _, terminated, _, _ = ann.step(np.int64(1))
+        assert terminated
+        assert observation.tolist() == [2, 0, 0, 1]
         ann.close()
         bob.close()
 

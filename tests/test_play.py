@@ -11,7 +11,6 @@ from gymnasium import spaces
 from bridge import serve_gym
 from bridge.cli import main, play
 from bridge.cli.play import Keyboard, describe, read_keys
-from bridge.errors import SettingError
 from bridge.testing import CountingEnv
 
 pygame = pytest.importorskip("pygame")
@@ -74,10 +73,23 @@ def test_the_lines_stand_below_the_picture_and_cover_none_of_it() -> None:
     assert play.draw(pygame, window, font, picture, ["return 1"], 2) is window
 
 
-def test_keys_that_cannot_be_read_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("pair", ["a=7", "a", "=1", "spcae=1", "left+spcae=1", "left+=1"])
+def test_keys_that_cannot_be_read_are_an_error(pair: str, capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym("CartPole-v1") as server:
-        assert main(["play", server.url, "--keys", "a=7"]) == 2
-    assert "expected --keys KEY=ACTION with an action of Discrete(2)" in capsys.readouterr().err
+        assert main(["play", server.url, "--frames", "1", "--keys", pair]) == 2
+    error = capsys.readouterr().err
+    assert "expected --keys KEY=ACTION with a key such as a, left or space, and an action of Discrete(2)" in error
+    assert f"got {pair!r}" in error
+
+
+def test_the_name_of_a_key_may_have_capitals() -> None:
+    Watched.seen.clear()
+    pygame.init()
+    pygame.event.clear()
+    pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.K_SPACE))
+    with serve_gym(lambda: Watched(7)) as server:
+        assert main(["play", server.url, "--frames", "5", "--fps", "100", "--keys", "Space=1"]) == 0
+    assert set(Watched.seen) == {1}
 
 
 def test_keys_by_digits_arrows_and_meanings() -> None:
@@ -88,9 +100,8 @@ def test_keys_by_digits_arrows_and_meanings() -> None:
     assert keyboard.action() == 2
     keyboard.held |= {"space"}
     assert keyboard.action() == 3, "the largest set of keys that is held"
-    assert read_keys(["a+b=1"], spaces.Discrete(2)) == {frozenset({"a", "b"}): 1}
-    with pytest.raises(SettingError, match="expected --keys"):
-        read_keys(["a"], spaces.Discrete(2))
+    pygame.init()
+    assert read_keys(pygame, ["a+b=1"], spaces.Discrete(2)) == {frozenset({"a", "b"}): 1}
 
 
 def test_a_box_is_steered_by_the_arrows() -> None:

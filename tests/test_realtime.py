@@ -420,6 +420,69 @@ def test_a_reset_world_interrupts_an_agent_whose_last_step_a_failure_refused() -
     player.world.close()
 
 
+class Taking(CountingEnv):
+    """Takes what it has read out of the options."""
+
+    def __init__(self) -> None:
+        super().__init__(LONG)
+        self.levels: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.levels.append((options or {}).pop("level", None))
+        if len(self.levels) == 1:
+            raise OSError("the level is still loading")
+        return super().reset(seed=seed)
+
+
+def test_each_reset_gets_all_options_although_another_takes_them_out() -> None:
+    """Of each lane, and where one is tried again."""
+    clock = VirtualClock()
+    made = [Taking(), Taking()]
+    factory = iter(made)
+    source = gym_source(lambda: next(factory), fps=10.0, num_envs=2)
+    world = direct_world(source, runtime=LocalRuntime(clock.now))
+    agent = world.join({})
+    options = np.frombuffer(values.encode({"level": 3}), np.uint8)
+    agent.reset({"options": pack_tensor(options)}, False)
+    for _ in range(3):
+        clock.advance(0.1)
+        world.runtime.scheduler.run()
+    assert [env.levels for env in made] == [[3, 3], [3, 3]]
+    world.close()
+
+
+class Scaling(CountingEnv):
+    """Doubles its action where it is, and keeps what it got."""
+
+    def __init__(self) -> None:
+        super().__init__(LONG, action_space=gymnasium.spaces.Box(-1, 1, (1,), np.float64))
+        self.got: list[float] = []
+
+    def step(self, action: Any) -> Any:
+        self.got.append(float(action[0]))
+        action *= 2
+        return super().step(0)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_action_goes_on_as_it_came_whatever_the_environment_makes_of_it(
+    serve: Any, clock: VirtualClock, lanes: int
+) -> None:
+    """U-13: so does the default one, which is of all lanes and episodes."""
+    made = [Scaling() for _ in range(lanes)]
+    factory = iter(made)
+    default = np.array([0.25])
+    server = serve(lambda: next(factory), num_envs=lanes, default_action=default, max_action_age=0.25)
+    envs = make_vec_remote(server.url)
+    envs.reset()
+    ready(envs, np.zeros((lanes, 1)))
+    envs.step(np.full((lanes, 1), 0.5))
+    clock.advance(0.4)
+    assert [env.got for env in made] == [[0.5, 0.5, 0.25, 0.25]] * lanes
+    assert default == [0.25]
+    envs.close()
+
+
 class Odd(CountingEnv):
     """Its `reset` returns None, or its `step` an array as reward."""
 
@@ -458,6 +521,21 @@ def test_what_an_observer_raises_is_a_failure_that_is_told(serve: Any, clock: Vi
     with pytest.raises(EnvironmentFailedError, match="the disk is full"):
         env.step(0)
     env.close()
+
+
+def test_an_observation_that_is_not_of_the_space_is_the_environment_s_failure_in_lanes_too(
+    serve: Any, clock: VirtualClock
+) -> None:
+    class Wide(CountingEnv):
+        def step(self, action: Any) -> Any:
+            return np.zeros(3, np.int64), *super().step(action)[1:]
+
+    envs = make_vec_remote(serve(lambda: Wide(LONG), num_envs=2).url)
+    envs.reset()
+    ready(envs, [0, 0])
+    clock.advance(0.1)
+    assert "the environment raised ValueError in step" in envs.step([0, 0])[4]["error"][0]
+    envs.close()
 
 
 def test_an_array_of_one_number_is_a_reward(serve: Any, clock: VirtualClock) -> None:

@@ -11,6 +11,7 @@ import bridge
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.testing import CountingEnv
 from tests.parallel_envs import NAMES, Relay
 from tests.support import everywhere, layout_of, until, world_of
 
@@ -189,6 +190,44 @@ def test_a_caller_that_dies_while_it_waits_leaves_no_thread(server, streams):
     assert waits_for_one(server)
     caller.die()
     until(lambda: server.status()["requests"] == 0, 20)
+
+
+class Seeded(CountingEnv):
+    """Keeps the seeds of its resets."""
+
+    def __init__(self):
+        super().__init__(10**9)
+        self.seeds = []
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("kind", ["lockstep", "fps", "agents"])
+def test_a_reset_that_is_given_up_takes_none_back_that_another_caller_asked_for_since(kind, streams):
+    """D-15, D-2."""
+    env = Relay(horizon=10**9) if kind == "agents" else Seeded()
+    serve = bridge.serve_parallel if kind == "agents" else bridge.serve_gym
+    with serve(lambda: env, **({"fps": 200} if kind == "fps" else {})) as server:
+        agents = [streams(server).join() for _ in (NAMES if kind == "agents" else "a")]
+        for agent in agents:
+            agent.send(**STEP)
+        assert [agent.take().step.state for agent in agents] == [pb.RUNNING] * len(agents)
+        first, second = streams(server), streams(server)
+        for seed, caller in enumerate((first, second), start=1):
+            caller.send(reset_world=pb.ResetWorldRequest(settings={"seed": pack_tensor(seed)}))
+            until(lambda expected=seed: server.status()["requests"] == expected, 20)
+        first.die()
+        until(lambda: server.status()["requests"] == 1, 20)
+        for number, agent in enumerate(agents):
+            step = lawful(number) if kind == "agents" else STEP
+            assert agent.ask(**step).step.state == pb.INTERRUPTED
+        assert second.take().WhichOneof("payload") == "reset_world"
+        for agent in agents:
+            agent.send(step=pb.StepRequest())
+        assert [agent.take().step.state for agent in agents] == [pb.RUNNING] * len(agents)
+        assert env.seeds == [None, 2]
 
 
 @everywhere

@@ -58,22 +58,27 @@ def add_play_parser(commands: Any) -> None:
 register = add_play_parser
 
 
-def read_keys(pairs: Sequence[str], space: Space[Any]) -> dict[frozenset[str], Any]:
+def read_keys(pygame: Any, pairs: Sequence[str], space: Space[Any]) -> dict[frozenset[str], Any]:
     """Read KEY=ACTION pairs; KEY may be several keys held together, as in `left+space=3`.
 
     Raises:
-        SettingError: A pair cannot be read, or the action is not in the space.
+        SettingError: A pair cannot be read, there is no such key, or the action is not in the space.
     """
     found: dict[frozenset[str], Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         try:
+            # The name that the key has in events: "left" of "Left".
+            held = frozenset(pygame.key.name(pygame.key.key_code(name)) for name in key.split("+"))
             action = int(text)
-        except ValueError:
+        except ValueError:  # no such key, or no number
             action = None
-        if not equals or not key or action is None or not space.contains(action):
-            raise SettingError(f"expected --keys KEY=ACTION with an action of {space}, e.g. left=0, got {pair!r}")
-        found[frozenset(key.split("+"))] = action
+        if not equals or action is None or not space.contains(action):
+            raise SettingError(
+                f"expected --keys KEY=ACTION with a key such as a, left or space, and an action of {space}, "
+                f"got {pair!r}"
+            )
+        found[held] = action
     return found
 
 
@@ -152,22 +157,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     env = _connect(arguments)
     try:
+        pygame.init()
         space = env.action_space
         meanings = known_names(env.spec, space)
         with contextlib.suppress(RefusedError):  # only Atari has them
             meanings = env.call("get_action_meanings")
-        keys = {**default_keys(space, meanings), **read_keys(arguments.keys, space)}
+        keys = {**default_keys(space, meanings), **read_keys(pygame, arguments.keys, space)}
         idle = [position for position in range(len(meanings or ())) if does_nothing(meanings, position)]
         neutral = space.start + idle[0] if isinstance(space, spaces.Discrete) and idle else neutral_action(space)
         keyboard = Keyboard(space, keys, neutral)
         fps = arguments.fps or env.fps or env.metadata.get("render_fps") or 30.0
-        pygame.init()
-        try:
-            waits = env.fps is None and isinstance(space, spaces.Discrete) and not idle
-            _loop(pygame, env, keyboard, float(fps), waits, arguments)
-        finally:
-            pygame.quit()
+        waits = env.fps is None and isinstance(space, spaces.Discrete) and not idle
+        _loop(pygame, env, keyboard, float(fps), waits, arguments)
     finally:
+        pygame.quit()
         env.close()
     return OK
 

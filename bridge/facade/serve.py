@@ -90,6 +90,8 @@ def serve_gym(
     arguments: dict[str, Any] = {**locals(), **keywords}
     if not isinstance(processes, int) or isinstance(processes, bool) or not 1 <= processes <= 1024:
         raise SettingError(f"expected processes from 1 to 1024, got {processes!r}")
+    if dial is None and (dial_ca is not None or dial_name is not None):
+        raise SettingError("dial_ca and dial_name are for a server that dials: give dial= too")
     if processes > 1:
         from bridge.facade.process_group import ServerGroup
 

@@ -22,7 +22,7 @@ from bridge.recording.facts import facts_of
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.tape import Tape, size_of
 from bridge.recording.writer import Journal
-from bridge.worlds.realtime.clocked_world import kept
+from bridge.worlds.environment import kept
 
 __all__ = ["Recorder"]
 

@@ -33,9 +33,9 @@ from bridge.recording.tape import size_of
 from bridge.recording.writer import BATCH_BYTES
 from bridge.worlds.base import in_environment
 from bridge.worlds.default_actions import neutral_action
+from bridge.worlds.environment import kept
 from bridge.worlds.hosts import host_of
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
-from bridge.worlds.realtime.clocked_world import kept
 from bridge.worlds.recipe import EnvRecipe
 
 __all__ = [

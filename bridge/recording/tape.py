@@ -23,9 +23,9 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import describe_world
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.writer import Journal
-from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result
+from bridge.worlds.environment import IMMUTABLE, Call, Environment, EnvironmentProxy, Result, kept
 from bridge.worlds.hosts import checked_lanes, checked_values
-from bridge.worlds.realtime.clocked_world import IMMUTABLE, ClockedWorld, kept
+from bridge.worlds.realtime.clocked_world import ClockedWorld
 from bridge.worlds.realtime.world import RealtimeWorld
 from bridge.worlds.single import EnvWorld
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
@@ -21,6 +22,7 @@ from bridge.samples import Samples
 from bridge.worlds.scheduling import Executor
 
 __all__ = [
+    "IMMUTABLE",
     "Call",
     "EnvFacts",
     "Environment",
@@ -30,6 +32,7 @@ __all__ = [
     "Spaces",
     "StepTimes",
     "Transition",
+    "kept",
 ]
 
 T = TypeVar("T")
@@ -37,6 +40,8 @@ Call: TypeAlias = Coroutine[Any, None, T]
 """A call of an environment, to be awaited."""
 Result: TypeAlias = tuple[Any, ...]
 """The result of `reset` or `step` of the user's environment, followed by the living agents if it has several."""
+IMMUTABLE = frozenset((int, float, bool, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_))
+"""Types of values that need no copy."""
 Spaces: TypeAlias = tuple[Space[object], Space[object]]
 """Observation space and action space."""
 
@@ -227,3 +232,18 @@ class EnvironmentProxy:
     def call(self, request: bridge_pb2.CallRequest) -> Call[bridge_pb2.CallResponse]:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
         return self.inner.call(request)
+
+
+def kept(value: Any) -> Any:
+    """A copy that the environment cannot change when it steps on."""
+    if type(value) in IMMUTABLE:  # as rewards, flags and most actions are
+        return value
+    if isinstance(value, np.ndarray):
+        # Of an array of objects, such as the last observations of lanes, each.
+        return value.copy() if value.dtype != object else np.frompyfunc(kept, 1, 1)(value, np.empty_like(value))
+    if isinstance(value, dict):
+        return {key: kept(item) for key, item in value.items()}
+    # A named tuple, such as a `GraphInstance`, is not made of one sequence. Other subclasses may take anything.
+    if type(value) in (tuple, list, set) or (isinstance(value, tuple) and hasattr(value, "_make")):
+        return getattr(value, "_make", type(value))(map(kept, value))
+    return value

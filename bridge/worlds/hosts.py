@@ -57,11 +57,12 @@ class Host(abc.ABC, Generic[E]):
         self.notes: list[str] = []
         """Remarks for clients on what it returned."""
 
-    def reset(self, seed: object, options: object) -> Result:
+    def reset(self, seed: object, options: Any) -> Result:
         """Reset it, as a local caller would: not every `reset` takes both."""
         given: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options is not None:
-            given["options"] = options
+            # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
+            given["options"] = dict(options)
         return cast(Result, self.env.reset(**given))
 
     def step(self, action: Any) -> Result:

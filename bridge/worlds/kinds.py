@@ -193,9 +193,8 @@ def _is_unbatched(env: object) -> bool:
 
 def is_parallel(env: object) -> TypeGuard[ParallelEnv]:
     """True if an object is an environment of several agents; a class is not."""
-    several = hasattr(env, "possible_agents") and not isinstance(env, (gymnasium.Env, VectorEnv))
     # A class that has the attribute is a factory.
-    return several and not inspect.isclass(env)
+    return hasattr(env, "possible_agents") and not (isinstance(env, (gymnasium.Env, VectorEnv)) or inspect.isclass(env))
 
 
 def read_attribute(env: object, name: str, default: object = _MISSING) -> Any:

@@ -103,7 +103,7 @@ class FinalInfos:
         if not ended.any() or not isinstance(info, Mapping):
             return info
         # With their `_key` masks, which are written anew.
-        rest = {key: value for key, value in info.items() if key.lstrip("_") not in _FINAL}
+        rest = {key: value for key, value in info.items() if str(key).lstrip("_") not in _FINAL}
         found = next((info[key] for key in _FINAL[:2] if info.get(key) is not None), None)
         if found is not None:
             # Gymnasium's own form is an array of objects; ManiSkill and others give arrays with a row for each lane.

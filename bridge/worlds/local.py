@@ -173,9 +173,8 @@ class LaneGroup(EnvironmentProxy):
 
     def properties(self) -> PropertyTree:
         """Return what the environments add to the tree below `world`."""
-        first: PropertyTree = self.lanes[0].properties()
         number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))
-        return first.merged(PropertyTree([number]))
+        return self.lanes[0].properties().merged(PropertyTree([number]))
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""

@@ -385,8 +385,10 @@ class EnvWorld(World):
         """Keep the settings for the agent's next sequence, or for the next agent's first."""
         holder: EnvAgent | EnvWorld = self._agent or self
         # Read by an agent that is not in, because there may be none yet, and bad settings must change nothing (D-2).
-        before, holder.pending = holder.pending, self.make_agent().read_settings(settings)
-        return lambda: setattr(holder, "pending", before)
+        before, asked = holder.pending, self.make_agent().read_settings(settings)
+        holder.pending = asked
+        # Another ResetWorld, or a Reset of the agent, may have brought others since.
+        return lambda: setattr(holder, "pending", before if holder.pending is asked else holder.pending)
 
     def make_agent(self) -> EnvAgent:
         """Return an agent that is not in."""

@@ -89,8 +89,8 @@ def _end_with_parent(held: int) -> None:
 
 def _end_group() -> None:
     """End this process, and with it what the environment has started itself: the server is gone."""
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)  # the group that `setsid` made
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():  # the group that `setsid` made, and no other
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

@@ -20,7 +20,7 @@ from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import Agent
 from bridge.worlds.default_actions import DEFAULT, check_default_action
-from bridge.worlds.environment import Job, Transition
+from bridge.worlds.environment import Job, Transition, kept
 from bridge.worlds.resets import ResetBook
 from bridge.worlds.scheduling import PendingResult
 
@@ -211,7 +211,8 @@ class JointStepTable:
         self.carried, self._ending = carried, self._playing
 
         def undo() -> None:
-            self.carried, self._ending = before
+            if self.carried is carried:  # else another ResetWorld has come since
+                self.carried, self._ending = before
 
         return undo
 
@@ -405,6 +406,9 @@ class JointStepTable:
                 # Adds up over the steps that a late agent missed.
                 participant.reward += told.reward
                 if told.ended:
+                    # Kept as it is now: its Step may come later than further steps, which reuse the arrays.
+                    end = kept((told.observation, told.info))
+                    participant.told = dataclasses.replace(told, observation=end[0], info=end[1])
                     participant.playing = False
                     participant.outcome = pb.TERMINATED if told.terminated else pb.INTERRUPTED
         self._latest.update(seen)

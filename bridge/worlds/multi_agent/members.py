@@ -71,7 +71,7 @@ class Members:
                 actions[self.ids[name]] = await default_action(name) if action is DEFAULT else action
             *results, alive = await env.step(actions)
         with failures_in(job.kind):
-            living = [str(agent) for agent in alive]
+            living = list(dict.fromkeys(map(str, alive)))  # each once, also where the environment repeats one
             unknown = [name for name in living if name not in self.ids]
             # After a reset without agents there would be nothing to step, and agents would wait for ever.
             if unknown or (job.kind == "reset" and not living):

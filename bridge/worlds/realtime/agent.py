@@ -15,6 +15,7 @@ from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.worlds.base import failures_in
 from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.environment import Spaces
 from bridge.worlds.lane_infos import join_infos
@@ -298,8 +299,9 @@ class RealtimeAgent(EnvAgent):
         seen = [buffer.lane.observation if item is None else item.observation for item, buffer in pairs]
         seen = [neutral_action(self._space) if item is None else item for item in seen]
         empty: Any = create_empty_array(self._space, len(seen), fn=np.zeros)
-        self._observation = concatenate(self._space, seen, empty)
-        self._info = join_infos({index: info for index, info in infos.items() if info}, self.lanes)
+        with failures_in("step"):  # an observation that is not of the space, an info that is no dict
+            self._observation = concatenate(self._space, seen, empty)
+            self._info = join_infos({index: info for index, info in infos.items() if info}, self.lanes)
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""

@@ -29,13 +29,11 @@ from bridge.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.worlds.settings import ResetRequest, Settings, read_choice, read_reset, refuse_unknown
 from bridge.worlds.single import EnvWorld
 
-__all__ = ["IMMUTABLE", "ROLES", "ClockedWorld", "RealTime", "RealtimeOptions", "kept"]
+__all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions"]
 
 _log = SafeLog(__name__)
 ROLES = ("player", "spectator")
 """The roles of an agent; the first is the default."""
-IMMUTABLE = frozenset((int, float, bool, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_))
-"""Types of values that need no copy."""
 Outcome = TypeVar("Outcome")
 """The result of a reset or of a frame."""
 
@@ -219,8 +217,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         # (D-2).
         asked = self.read_reset(settings)
         self.refuse_if_over()
-        self._ordered = asked
-        return self._withdraw
+        before, self._ordered = self._ordered, asked
+        return lambda: setattr(self, "_ordered", before if self._ordered is asked else self._ordered)
 
     def read_reset(self, settings: Settings) -> ResetRequest:
         """Read the settings of a Reset or ResetWorld; raises RequestError."""
@@ -235,9 +233,6 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         Without `restart`, and without a seed or options, lanes that run stay as they are, and the agent enters the
         episodes that run there.
         """
-
-    def _withdraw(self) -> None:
-        self._ordered = None
 
     def restart(self, caller: Agent | None) -> None:
         """Begin a new episode in every lane."""
@@ -474,18 +469,3 @@ def _log_failure(result: None, error: BaseException | None) -> None:
     """Log what no request is answered with: none is known."""
     if error is not None:
         _log.error("a frame was not run", exc_info=error)
-
-
-def kept(value: Any) -> Any:
-    """A copy that the environment cannot change when it steps on."""
-    if type(value) in IMMUTABLE:  # as rewards, flags and most actions are
-        return value
-    if isinstance(value, np.ndarray):
-        # Of an array of objects, such as the last observations of lanes, each.
-        return value.copy() if value.dtype != object else np.frompyfunc(kept, 1, 1)(value, np.empty_like(value))
-    if isinstance(value, dict):
-        return {key: kept(item) for key, item in value.items()}
-    # A named tuple, such as a `GraphInstance`, is not made of one sequence. Other subclasses may take anything.
-    if type(value) in (tuple, list, set) or (isinstance(value, tuple) and hasattr(value, "_make")):
-        return getattr(value, "_make", type(value))(map(kept, value))
-    return value

@@ -181,6 +181,5 @@ class LaneBuffer:
 
     def take_records(self) -> list[Ended]:
         """Give out the ends of all finished episodes that were not given out before, the oldest first."""
-        records = list(self._records)
-        self._records.clear()
+        records, self._records = list(self._records), deque(maxlen=_MOST_RECORDS)
         return records

@@ -16,7 +16,7 @@ from bridge.back_off import doubling_pause
 from bridge.encoding.interventions import split_intervention
 from bridge.errors import SettingError
 from bridge.samples import Samples
-from bridge.worlds.environment import Job, Transition
+from bridge.worlds.environment import Job, Transition, kept
 from bridge.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
 
 __all__ = ["TRANSITIONS", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
@@ -313,14 +313,14 @@ class RealtimeLoop:
         return True
 
     def _choose(self, lane: LoopLane, now: float) -> object:
-        """The agent's latest action of this episode, unless it is too old; else the default one (U-13)."""
+        """A copy of the agent's latest action of this episode, unless it is too old; else of the default one (U-13)."""
         # The age is infinite where there is no action. It is negative where a virtual clock runs a frame at its own
         # time, which is earlier than that to which the clock was turned, and at which the action came.
         age, lane.applied_at = now - lane.acted_at, now
         if age == math.inf or (self._max_action_age is not None and age > self._max_action_age):
             self.default_frames += 1
             lane.applied_by = ""
-            return self._default
+            return kept(self._default)  # later frames use it too, whatever the environment makes of it
         lane.applied_by = lane.player
         # An action that goes on is counted, and its delay measured, in the first frame that uses it.
         if lane.unused:
@@ -328,7 +328,7 @@ class RealtimeLoop:
             self.actions_applied += 1
             lane.action_delay = max(0.0, age)
             self.action_delays.add(lane.action_delay)
-        return lane.action
+        return kept(lane.action)
 
     # Results of jobs
 

@@ -33,11 +33,11 @@ from bridge.errors import Code, RequestError
 from bridge.logs import SafeLog
 from bridge.worlds.base import OTHER_WORLD, in_environment
 from bridge.worlds.default_actions import default_action, is_allowed
-from bridge.worlds.environment import Environment, Job, Transition
+from bridge.worlds.environment import Environment, Job, Transition, kept
 from bridge.worlds.multi_agent.members import Members
 from bridge.worlds.policies import as_policy, by_name, policy_name
 from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
+from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions
 from bridge.worlds.realtime.joint_loop import JointLoop
 from bridge.worlds.realtime.loop import LoopAgent, Phase
 from bridge.worlds.scheduling import Scheduler

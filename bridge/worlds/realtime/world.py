@@ -7,9 +7,9 @@ import numpy as np
 from bridge.errors import Code, RequestError, SettingError
 from bridge.worlds.base import OTHER_WORLD
 from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.environment import Environment, Job, Transition
+from bridge.worlds.environment import Environment, Job, Transition, kept
 from bridge.worlds.realtime.agent import RealtimeAgent
-from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions, kept
+from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions
 from bridge.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
 from bridge.worlds.rewards import as_number
 from bridge.worlds.scheduling import Scheduler
