@@ -16,9 +16,9 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, make_certificates
-from bridge.transport.service import METHOD, SERVICE
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
+from tests.http2_tools import PATH
 from tests.peers import Stream
 from tests.support import sampled, until
 
@@ -77,7 +77,7 @@ def test_a_call_that_waits_for_a_server_which_never_starts_ends_with_it() -> Non
     before = set(threading.enumerate())
     server = by_grpcio("CartPole-v1", start=False)
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([b""]), timeout=20)
+        call = channel.stream_stream(PATH)(iter([b""]), timeout=20)
         until(lambda: any(thread.name.startswith("grpcio") for thread in threading.enumerate()))
         server.stop()
         with pytest.raises(grpc.RpcError):
