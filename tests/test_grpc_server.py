@@ -424,6 +424,18 @@ def test_an_ended_calls_answers_that_nobody_takes_are_dropped():
 # Compression
 
 
+def without_threads(name):
+    """What stands for `threading.Thread.start` where the system has no thread left for those of a name."""
+    start = threading.Thread.start
+
+    def no_thread(thread):
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    return no_thread
+
+
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_compressed_requests_are_read(server, compression):
     with grpc.insecure_channel(f"127.0.0.1:{server.port}", compression=compression) as channel:
@@ -472,6 +484,24 @@ def test_a_request_that_grows_too_much_ends_its_call(server):
         assert code == Code.RESOURCE_EXHAUSTED
         assert "50 times" in details
         until(lambda: server.status()["queued_bytes"] == 0)
+
+
+def test_where_no_thread_is_left_answers_stay_as_they_are_and_compressed_requests_are_refused(server, monkeypatch):
+    packed = message(gzip.compress(CREATE), flag=1)
+    with Hand(server) as hand, make_remote(server.url, compression="gzip", timeout=20) as env:
+        number = hand.open(grpc_encoding="gzip")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", without_threads("bridge-helper"))
+            hand.raw(number, packed * 2)
+            for _ in range(2):
+                error = hand.response(number).error
+                assert error.code == Code.RESOURCE_EXHAUSTED
+                assert "no thread left" in error.message
+            # An answer that is worth to be compressed.
+            with pytest.raises(errors.RefusedError, match=r"x{4000}"):
+                env.unwrapped.call("x" * 4000)
+        hand.raw(number, packed)
+        assert hand.response(number).WhichOneof("payload") == "create_world"
 
 
 def test_nothing_is_inflated_for_who_has_shown_no_token():
@@ -1241,16 +1271,9 @@ def test_a_single_remote_plays_over_what_is_left_of_a_broken_neighbour(server):
 
 
 def test_a_world_is_refused_where_no_thread_is_left_for_it_and_made_later(monkeypatch):
-    start = threading.Thread.start
-
-    def no_thread(thread):
-        if thread.name.startswith("bridge-world"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     with serve_gym("CartPole-v1", thread_safe=True) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", no_thread)
+            patch.setattr(threading.Thread, "start", without_threads("bridge-world"))
             with pytest.raises(errors.RefusedError, match="no thread left") as caught:
                 make_remote(server.url, timeout=20)
             assert caught.value.code == errors.Code.RESOURCE_EXHAUSTED

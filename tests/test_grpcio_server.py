@@ -18,6 +18,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, make_certificates
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
+from tests.http2_tools import PATH
 from tests.peers import Stream
 from tests.support import sampled, until
 
@@ -64,6 +65,24 @@ def test_a_unix_socket_and_the_port_are_the_users_own(tmp_path: Path) -> None:
         by_grpcio("CartPole-v1") as one,
     ):
         by_grpcio("CartPole-v1", port=one.port)
+    # grpcio by itself would take the path away from whoever listens there.
+    with by_grpcio("CartPole-v1", unix_path=str(path)) as one:
+        with pytest.raises(errors.SettingError, match="a server listens there"):
+            by_grpcio("CartPole-v1", unix_path=str(path))
+        make_remote(one.urls[1]).close()
+
+
+def test_a_call_that_waits_for_a_server_which_never_starts_ends_with_it() -> None:
+    """A thread that waits on would keep the process from ending."""
+    before = set(threading.enumerate())
+    server = by_grpcio("CartPole-v1", start=False)
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = channel.stream_stream(PATH)(iter([b""]), timeout=20)
+        until(lambda: any(thread.name.startswith("grpcio") for thread in threading.enumerate()))
+        server.stop()
+        with pytest.raises(grpc.RpcError):
+            next(call)
+    until(lambda: not any(thread.name.startswith("grpcio") for thread in set(threading.enumerate()) - before))
 
 
 def test_tls_with_a_token(tmp_path: Path) -> None:

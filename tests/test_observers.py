@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -203,6 +205,18 @@ class Raising(Observer):
 
         self.background.submit(int, done)
         return self.Over()
+
+
+def test_an_observer_that_does_not_start_leaves_no_port_and_no_socket_behind(tmp_path: Path) -> None:
+    class Broken(Observer):
+        def start(self, helper: Any) -> None:
+            raise ValueError("no room")
+
+    path = tmp_path / "s"
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no room"):
+            serve_gym("CartPole-v1", unix_path=str(path) if hasattr(socket, "AF_UNIX") else None, observers=[Broken()])
+        assert not path.exists()
 
 
 @pytest.mark.faulty

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import urllib.error
@@ -154,3 +155,25 @@ def test_sigterm_drains_lets_running_clients_go_on_and_exits_with_0() -> None:
         env.step(0)  # within its grace
         env.close()
         assert process.wait(20) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_stopped_server_listens_no_longer_where_a_forked_process_lives_on() -> None:
+    with serve_gym("CartPole-v1", metrics_port=0) as server:
+        assert server.metrics_port is not None
+        ports = server.port, server.metrics_port
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(write)
+            os.read(read, 1)  # until the parent closes its end
+            os._exit(0)
+        os.close(read)
+    try:
+        for port in ports:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), 10)
+        serve_gym("CartPole-v1", port=ports[0]).stop()
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)

@@ -220,12 +220,15 @@ def test_a_world_that_is_built_while_the_server_stops_is_closed_again(broken):
         return CountingEnv()
 
     registry, envs = make(factory, max_worlds=1)
-    registry.runtime.executor, errors = Later(), []
-    registry.runtime.scheduler.start(
-        registry.wrapped.create_world({}, object()), lambda name, error: errors.append(error)
-    )
-    registry.close()
+    registry.runtime.executor, errors, closed = Later(), [], []
+    start = registry.runtime.scheduler.start
+    start(registry.wrapped.create_world({}, object()), lambda name, error: errors.append(error))
+    start(registry.wrapped.close(), lambda result, error: closed.append(error))
+    registry.runtime.scheduler.run()
+    assert closed == []  # it waits for the environment
     registry.runtime.executor.release(registry.runtime)
+    registry.runtime.scheduler.run()
+    assert closed == [None]
     assert errors[0].code == (Code.INTERNAL if broken else Code.UNAVAILABLE)
     assert ("no display" in errors[0].message) == broken
     assert all(env.closed for env in envs)

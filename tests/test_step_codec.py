@@ -105,6 +105,30 @@ def test_what_has_no_fixed_size_has_no_codec() -> None:
     assert StepCodec.make([plain], [plain]) is not None
 
 
+def test_a_peer_may_number_its_tensors_from_zero() -> None:
+    specs = [(uid, Spec.number(f"t{uid}", (2,), np.float32)) for uid in range(2)]
+    codec = StepCodec.make(specs, [*specs, (2, INFO)])
+    assert codec is not None
+    arrays = [numbers("f4", (2,), seed) for seed in range(2)]
+    request = codec.write_request(arrays)
+    assert request is not None
+    read = pb.EnvironmentRequest.FromString(request).step
+    assert sorted(read.actions) == [0, 1]
+    assert list(read.requested_observations) == [0, 1, 2]
+    message = pb.EnvironmentResponse()
+    message.step.state = pb.RUNNING
+    for uid, array in enumerate([*arrays, np.zeros(0, np.uint8)]):
+        fill_tensor(message.step.observations[uid], array)
+    parts = codec.write_response(pb.RUNNING, arrays, b"")
+    assert parts is not None
+    assert pb.EnvironmentResponse.FromString(b"".join(parts)) == message
+    answer = codec.read_response(b"".join(parts))
+    assert answer is not None
+    assert [found.tolist() for found in answer.arrays()] == [array.tolist() for array in arrays]
+    # 0 stands for no info, which only a foreign server could number so.
+    assert StepCodec.make(specs, [(1, specs[1][1]), (0, INFO)]) is None
+
+
 def test_arrays_of_another_shape_or_type_are_not_written() -> None:
     codec = make(("f4",), (3,))
     assert codec.write_request([np.zeros(4, np.float32)]) is None

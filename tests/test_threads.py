@@ -349,6 +349,36 @@ def test_run_serves_in_the_thread_that_calls_it(tmp_path: Path) -> None:
     assert {record["name"] for records in found.values() for record in records} == {"the caller"}
 
 
+@pytest.mark.parametrize("thread_safe", [False, True])
+def test_stop_waits_for_an_environment_that_is_being_made_and_closes_it(thread_safe: bool) -> None:
+    begun, go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class SlowStart(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            begun.set()
+            assert go.wait(20)
+
+        def close(self) -> None:
+            closed.set()
+
+    def connect() -> None:
+        with pytest.raises(RemoteError):
+            make_remote(server.url)
+
+    with serve_gym(SlowStart, thread_safe=thread_safe) as server:
+        threads = [threading.Thread(target=connect), threading.Thread(target=server.stop)]
+        threads[0].start()
+        assert begun.wait(20)
+        threads[1].start()
+        threads[0].join(20)  # its connection has been ended
+        assert not server.ended
+        go.set()
+        threads[1].join(20)
+        assert not threads[1].is_alive()
+        assert closed.is_set()
+
+
 def test_an_environment_that_stops_its_server_does_not_wait_for_another_thread_that_does() -> None:
     entered, ended = threading.Event(), list[bool]()
 

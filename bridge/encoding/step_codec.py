@@ -147,7 +147,7 @@ class _Template:
             and spec.dtype.str[1:] in _MEMBERS
             # Without elements a payload has no field `array`.
             and all(size > 0 for size in spec.shape)
-            and 0 < uid < 1 << 63
+            and 0 <= uid < 1 << 63
             and math.prod(spec.shape) < 1 << 28  # times eight bytes is 2 GiB, protobuf's largest message
             for uid, spec in specs
         )
@@ -344,7 +344,7 @@ class StepCodec:
         fixed = observations[:-1] if has_info else observations
         if not fixed or not actions or not _Template.holds(fixed) or not _Template.holds(actions):
             return None
-        if not 0 < observations[-1][0] < 1 << 63:
+        if has_info and not 0 < observations[-1][0] < 1 << 63:  # 0 stands for no info
             return None
         return cls(actions, fixed, observations[-1][0] if has_info else 0)
 

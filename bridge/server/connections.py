@@ -160,6 +160,9 @@ class Connections:
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             self._loop.unregister(listener.sock)
+            # A forked process has the socket, too: without this, clients would connect to it and wait.
+            with contextlib.suppress(OSError):
+                listener.sock.shutdown(socket.SHUT_RDWR)
             listener.sock.close()
             if listener.closed is not None:
                 listener.closed()

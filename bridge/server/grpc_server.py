@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
+from functools import partial
 from typing import get_args
 from urllib.parse import quote
 
@@ -211,14 +212,9 @@ class GrpcProtocol(ConnectionProtocol):
             self._fail(stream, RequestError(code, text))
             return
 
-        def done(result: bytearray | RefusedMessage | RequestError) -> None:
-            self._inflated(stream, result)
-
-        connection = self._connection
+        connection, handler, done = self._connection, self._handler, partial(self._inflated, stream)
         encoding, most = self._encodings[stream], self._limits.max_message_bytes
-        inflation = Inflation(
-            message, encoding, most, connection.admit, self._handler.helper, self._handler.inflations, done
-        )
+        inflation = Inflation(message, encoding, most, connection.admit, handler.helper, handler.inflations, done)
         self._inflating[stream] = inflation, deque()
         connection.unserved += 1  # so that no more is read meanwhile
         inflation.start()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import queue
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from bridge.server.auth import Gate, Security
 from bridge.server.calls import Call, Calls, Client
 from bridge.server.helper_thread import HelperThread
 from bridge.server.limits import Limits
+from bridge.server.listeners import listen_unix
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.version import __version__
 from bridge.worlds.scheduling import Scheduler
@@ -23,6 +24,7 @@ from bridge.worlds.scheduling import Scheduler
 __all__ = ["GrpcioTransport"]
 
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
+_FAULT = RequestError(Code.INTERNAL, "the server failed")
 _LAST_WORDS = 1.0  # seconds after a drain in which `close_all` says why calls end, before grpcio cancels them
 _SPARE_THREADS = 8  # for health checks, and calls that are to be refused
 
@@ -57,8 +59,8 @@ class GrpcioTransport:
         self.calls: Calls
         self.helper = HelperThread(scheduler)
         """The thread for work that takes processor time, such as compression."""
-        self.all: set[Call] = set()
-        """The calls that are open."""
+        self.all: set[_Client] = set()
+        """The clients of the calls that are open."""
         # grpcio holds a thread for each open stream. With fewer, the next client would hang and not be refused.
         self._threads = ThreadPoolExecutor(limits.max_connections + limits.max_viewers + _SPARE_THREADS, "grpcio")
         size = limits.max_message_bytes
@@ -76,6 +78,10 @@ class GrpcioTransport:
             self._health.set(SERVICE, 1)  # SERVING; "" is from the start
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if unix_path is not None:
+            # grpcio would take the path away from a server that listens there.
+            sock, remove = listen_unix(unix_path)
+            remove()
+            sock.close()
             self._listen(f"unix:{unix_path}", "unix_path", None)
             os.chmod(unix_path, 0o600)
 
@@ -86,9 +92,8 @@ class GrpcioTransport:
             pairs = [(self._security.tls_key or b"", self._security.tls_certificate)]
             ca = self._security.tls_client_ca
             credentials = grpc.ssl_server_credentials(pairs, ca, require_client_auth=ca is not None)
-        found = self._listen(
-            f"[{host or '::'}]:{port}" if ":" in (host or "::") else f"{host}:{port}", "port", credentials
-        )
+        host = host or "::"
+        found = self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "port", credentials)
         self._server.start()
         return found
 
@@ -106,15 +111,24 @@ class GrpcioTransport:
         """Serve a call, in a thread of grpcio's."""
         client, headers = _Client(context.peer()), dict(context.invocation_metadata())
         opened: Future[Call] = Future()
+
+        def over() -> None:
+            # Not in the event loop, which may have ended: a thread that waits would keep the process from ending.
+            opened.cancel()
+            client.answers.put(None)
+            self._post(lambda: self._close(client))
+
+        # It returns False where the call is over already, and is never called then.
+        if not context.add_callback(over):
+            return
         try:
             may_act = self._gate.check(Gate.bearer(headers.get("authorization")), client.peer)
             self._post(lambda: self._open(client, str(headers.get(HELLO, "")), opened, may_act))
             call = opened.result()
         except RequestError as error:
             context.abort(_STATUS[int(error.code)], error.message)
-        # It returns False where the call is over already, and is never called then.
-        if not context.add_callback(lambda: self._post(lambda: self._close(call, client))):
-            self._post(lambda: self._close(call, client))
+        except CancelledError:
+            return
         context.send_initial_metadata(((HELLO, __version__),))
         receive: Callable[[bytes | None], None] = lambda data: self._post(lambda: self.calls.receive(call, data))  # noqa: E731
         for request in requests:
@@ -129,32 +143,33 @@ class GrpcioTransport:
         receive(None)
 
     def _open(self, client: _Client, version: str, opened: Future[Call], may_act: bool) -> None:
+        if not opened.set_running_or_notify_cancel():
+            return
         try:
             call = self.calls.open(client, version, may_act=may_act)
         except RequestError as error:
             opened.set_exception(error)
         else:
-            self.all.add(call)
+            self.all.add(client)
             opened.set_result(call)
 
-    def _close(self, call: Call, client: _Client) -> None:
-        self.all.discard(call)
-        self.calls.abandon(call)
-        client.answers.put(None)
+    def _close(self, client: _Client) -> None:
+        self.all.discard(client)
+        self.close(client, None)
 
     def counts(self) -> dict[str, float]:
         """Return what `Server.status` says of connections: grpcio shows no sockets, so those of open calls count."""
-        return {"sockets": len({call.client.peer for call in tuple(self.all)}), "throttled": 0}
+        return {"sockets": len({client.peer for client in tuple(self.all)}), "throttled": 0}
 
     @property
     def busy(self) -> bool:
         """True if a call is open."""
         return bool(self.all)
 
-    def close(self, client: Any) -> None:
-        """End the calls of a client after a fault of this server."""
+    def close(self, client: Any, error: RequestError | None = _FAULT) -> None:
+        """End the call of a client: after a fault of this server, or for another reason."""
         for call in list(client.calls):
-            self.calls.abandon(call, RequestError(Code.INTERNAL, "the server failed"))
+            self.calls.abandon(call, error)
 
     def drain(self, grace: float) -> None:
         """Say that no more calls are taken; the open ones go on. grpcio closes the ports then, and so health's too."""
@@ -164,8 +179,8 @@ class GrpcioTransport:
 
     def close_all(self, error: RequestError) -> None:
         """End every call with an error."""
-        for call in list(self.all):
-            self.calls.abandon(call, error)
+        for client in list(self.all):
+            self.close(client, error)
         self.all.clear()
         self.helper.close()
 

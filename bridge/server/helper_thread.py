@@ -34,17 +34,21 @@ class HelperThread:
     def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Call `job` in the thread, and `done` with what it returns, or with its exception, in the event loop.
 
-        After `close` neither is called.
-
-        Raises:
-            RuntimeError: The system has no thread left.
+        After `close` neither is called. Where the system has no thread left, `done` gets a RequestError.
         """
         if self._closed:
             return
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            # Kept only once it runs: where the system has no thread left, the next job tries again.
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                # Not raised: whoever submits has begun something that only `done` ends.
+                text = "this server's system has no thread left for it; send the request again later"
+                error = RequestError(Code.RESOURCE_EXHAUSTED, text)
+                self._scheduler.call_soon_threadsafe(partial(done, error))
+                return
+            # Kept only once it runs: else the next job tries again.
             self._thread = thread
         self._jobs.put((job, done))
 
@@ -74,11 +78,7 @@ class WorldThread(HelperThread):
     """The `Executor` of one world, or one lane, of a server with `thread_safe=True`: it has a thread of its own."""
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in the thread.
-
-        Raises:
-            RequestError: RESOURCE_EXHAUSTED: the system has no thread left.
-        """
+        """Call a function in the thread. Raises RequestError where the system has no thread left."""
         pending: PendingResult[T] = PendingResult()
 
         def done(result: Any) -> None:
@@ -87,11 +87,7 @@ class WorldThread(HelperThread):
             else:
                 pending.set_result(result)
 
-        try:
-            self.submit(partial(function, *args), done)
-        except RuntimeError as error:
-            text = "this server's system has no thread left for another world; destroy one, or try again later"
-            raise RequestError(Code.RESOURCE_EXHAUSTED, text) from error
+        self.submit(partial(function, *args), done)
         return await pending
 
     def close(self, patience: float = 0.0) -> None:

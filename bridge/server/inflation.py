@@ -116,7 +116,8 @@ class Inflation:
         if self._cancelled:
             return
         if isinstance(result, Exception):
-            self._finish(_unreadable(str(result)))
+            # A RequestError: there is no helper thread.
+            self._finish(RefusedMessage.of(result) if isinstance(result, RequestError) else _unreadable(str(result)))
             return
         self._plain += result
         size = len(self._plain)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,5 +120,7 @@ class Metrics:
         """Stop listening."""
         server: Any = self._server
         server.shutdown()
+        with contextlib.suppress(OSError):
+            server.socket.shutdown(socket.SHUT_RDWR)  # of a forked process, too
         server.server_close()
         self._thread.join(5.0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -125,8 +126,8 @@ class Registry:
         self._entries: dict[str, _Entry | None] = {}
         self._default: PendingResult[None] | None = None
         """Done once the default world is made, or could not be."""
-        self._closing: set[PendingResult[None]] = set()
-        """The worlds that are being closed where nobody waits for an answer."""
+        self._unfinished: set[PendingResult[None]] = set()
+        """The worlds that are being made or closed."""
         self._closed = False
         self._began = time.monotonic()
         self._past_steps = self._past_episodes = 0
@@ -196,7 +197,8 @@ class Registry:
         name = f"world-{secrets.token_hex(8)}"
         self._entries[name] = None  # holds the place while the environment is built
         try:
-            world = await self._make_world(name, settings)
+            with self._awaited():
+                world = await self._make_world(name, settings)
         except BaseException:
             self._entries.pop(name, None)
             raise
@@ -204,6 +206,17 @@ class Registry:
         # Nobody has joined it yet: one that `lingers` waits from here on.
         self.left(world)
         return name
+
+    @contextlib.contextmanager
+    def _awaited(self) -> Iterator[PendingResult[None]]:
+        """Have `close` wait for what is done within: an environment that is being made is to be closed, too."""
+        pending: PendingResult[None] = PendingResult()
+        self._unfinished.add(pending)
+        try:
+            yield pending
+        finally:
+            self._unfinished.discard(pending)
+            pending.set_result(None)
 
     async def _make_world(self, name: str, settings: Settings) -> World:
         world = await self._source.make_world(name, settings, self._runtime)
@@ -214,7 +227,7 @@ class Registry:
                 if listener is not None and isinstance(world, EnvWorld):
                     world.env = ObservedEnv(world.env, listener)
         except BaseException:
-            await _end(world)
+            await self._end(world)
             raise
         return world
 
@@ -258,19 +271,18 @@ class Registry:
         # One that ended by itself, such as an isolated one whose process died, is made anew below.
         if entry is not None and entry.world.alive:
             return entry.world
-        making = self._default = PendingResult()
-        try:
-            if entry is not None:
-                await _end(entry.world)
-            world = await self._make_world(DEFAULT_WORLD, {})
-            if entry is not None:
-                # Only now that another one takes its place: until then its counts are those of a listed world.
-                self._retire(entry.world)
-            self._entries[DEFAULT_WORLD] = _Entry(world, None)
-            return world
-        finally:
-            self._default = None
-            making.set_result(None)
+        with self._awaited() as self._default:
+            try:
+                if entry is not None:
+                    await self._end(entry.world)
+                world = await self._make_world(DEFAULT_WORLD, {})
+                if entry is not None:
+                    # Only now that another one takes its place: until then its counts are those of a listed world.
+                    self._retire(entry.world)
+                self._entries[DEFAULT_WORLD] = _Entry(world, None)
+                return world
+            finally:
+                self._default = None
 
     def joined(self, world: World, owner: object) -> None:
         """Note whether a world's creator joined it."""
@@ -300,7 +312,8 @@ class Registry:
         # Before anything that waits: from here on nobody can join it.
         del self._entries[name]
         entry.world.resets.close()
-        await entry.world.close()
+        with self._awaited():
+            await entry.world.close()
 
     async def reset_world(
         self,
@@ -324,7 +337,7 @@ class Registry:
         """
         limits = self._limits
         idle: list[str] = []
-        for name, entry in self._entries.items():
+        for name, entry in list(self._entries.items()):
             if entry is None:
                 continue
             if entry.world.has_players:
@@ -336,8 +349,7 @@ class Registry:
                 timeout = limits.idle_timeout if timeout is None else timeout
                 if timeout is not None and now - entry.idle_since >= timeout:
                     idle.append(name)
-        for name in idle:
-            self._close_later(name)
+                    self._close_later(name)
         return idle
 
     def disconnected(self, owner: object) -> None:
@@ -357,14 +369,7 @@ class Registry:
         if entry is None:
             return
         self._retire(entry.world)
-        pending: PendingResult[None] = PendingResult()
-        self._closing.add(pending)
-
-        def closed(result: None, error: BaseException | None) -> None:
-            self._closing.discard(pending)
-            pending.set_result(None)
-
-        self._runtime.scheduler.start(_end(entry.world), closed)
+        self._runtime.scheduler.start(self._end(entry.world), lambda result, error: None)
 
     def drain(self) -> None:
         """Make no more worlds; those that there are go on."""
@@ -378,8 +383,8 @@ class Registry:
                 # Ends what waits for others' Steps: a ResetWorld would else hold its session open.
                 entry.world.resets.close()
                 self._close_later(name)
-        # Also those that went before, by a client that left: their environments are to be closed, too.
-        for pending in list(self._closing):
+        # Also those that went before, by a client that left, and those that are being made.
+        for pending in list(self._unfinished):
             await pending
         try:
             await self._source.close()
@@ -458,19 +463,19 @@ class Registry:
         if self._closed:
             raise RequestError(Code.UNAVAILABLE, "this server is stopping and takes no new worlds; use another one")
 
+    async def _end(self, world: World) -> None:
+        """Close a world where nobody waits for an answer; one that fails must not keep others open."""
+        with self._awaited():
+            try:
+                await world.close()
+            except RequestError as error:
+                _log.warning("the world %r did not close: %s", world.name, error)
+            except Exception:
+                _log.exception("the world %r did not close", world.name)
+
     def _find(self, name: str) -> _Entry:
         entry = self._entries.get(name)
         if entry is None:
             remedy = "create one with CreateWorld, or join the default world, whose name is empty"
             raise RequestError(Code.NOT_FOUND, f"there is no world {name!r}; {remedy}")
         return entry
-
-
-async def _end(world: World) -> None:
-    """Close a world where nobody waits for an answer; one that fails must not keep others open."""
-    try:
-        await world.close()
-    except RequestError as error:
-        _log.warning("the world %r did not close: %s", world.name, error)
-    except Exception:
-        _log.exception("the world %r did not close", world.name)

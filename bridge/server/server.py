@@ -132,15 +132,13 @@ class Server:
         except BaseException:
             self._loop.close()
             raise
-        for observer in observers:
-            observer.start(self._connections.helper)
         if sessions is not None:
             sessions.attach(self._loop, runtime)
         self._calls = self._make_calls(limits, None if sessions is None else sessions.open)
         timeouts = [seconds for seconds in (limits.idle_timeout, limits.abandoned_timeout) if seconds is not None]
         self._idle_worlds = IdleWorlds(self._registry.reap, min(timeouts, default=math.inf), self._loop.scheduler)
         self._metrics: Metrics | None = None
-        self._port = self._listen(port, metrics_port, limits)
+        self._port = self._listen(port, metrics_port, limits, observers)
         self._thread: threading.Thread | None = None
         self._running = False
         self._shutdown = Shutdown(
@@ -159,10 +157,12 @@ class Server:
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
 
-    def _listen(self, port: int, metrics_port: int | None, limits: Limits) -> int:
-        """Listen at the ports; return the one of gRPC."""
+    def _listen(self, port: int, metrics_port: int | None, limits: Limits, observers: Sequence[Observer]) -> int:
+        """Listen at the ports, and start the observers, of which a user's own may raise; return the port of gRPC."""
         try:
             found: int = self._connections.listen(self._host, port)
+            for observer in observers:
+                observer.start(self._connections.helper)
             if metrics_port is not None:
                 self._metrics = Metrics(self._host, metrics_port, self.status, limits)
         except BaseException:
