@@ -54,6 +54,13 @@ def test_bridge_serve_publishes_over_perlert_until_sigterm() -> None:
         process.communicate()
 
 
+def test_a_lobby_ends_with_its_standard_input() -> None:
+    command = [sys.executable, "-m", "bridge", "serve", "CartPole-v1", "--perlert", "0", "--exit-on-eof"]
+    ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "serving perlert://127.0.0.1:" in ended.stdout
+
+
 def test_options_that_perlert_has_not_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "CartPole-v1", "--perlert", "0", "--num-envs", "8"]) == 2
     assert "--num-envs cannot be given with --perlert" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from bridge.cli.program import OK
 from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.signals import sigterm_as_interrupt
 
-__all__ = ["add_running_options", "run_server", "server_logging"]
+__all__ = ["add_running_options", "run_server", "server_logging", "stop_on_eof"]
 
 
 def add_running_options(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def run_server(make: Callable[[], Server], announce: Callable[[Server], None], *
         def started() -> None:
             announce(server)
             if exit_on_eof:
-                threading.Thread(target=_stop_on_eof, args=(server,), daemon=True).start()
+                stop_on_eof(server.stop)
 
         try:
             server.run(started=started)
@@ -70,11 +70,17 @@ def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
         log.propagate = propagate
 
 
-def _stop_on_eof(server: Server) -> None:
+def stop_on_eof(stop: Callable[[float], None]) -> None:
     """Stop a server once whoever started this process is gone, or has closed its end of the pipe."""
+    threading.Thread(target=_stop_on_eof, args=(stop,), daemon=True).start()
+
+
+def _stop_on_eof(stop: Callable[[float], None]) -> None:
     # os.read: a thread that waits in sys.stdin would hold a lock that the interpreter wants at its end.
     while os.read(0, 4096):
         pass
-    server.stop(2.0)
-    threading.main_thread().join(5.0)
-    os._exit(OK)  # an environment is in a call that does not return
+    try:
+        stop(2.0)
+        threading.main_thread().join(5.0)
+    finally:
+        os._exit(OK)  # an environment is in a call that does not return

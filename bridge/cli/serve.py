@@ -19,7 +19,7 @@ from typing import Any
 from bridge.cli.hints import connecting_lines, joining_url
 from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
-from bridge.cli.running import add_running_options, run_server, server_logging
+from bridge.cli.running import add_running_options, run_server, server_logging, stop_on_eof
 from bridge.cli.target import Target, find_policies, find_target
 from bridge.errors import SettingError, shown_url
 from bridge.facade.options import GROUPS
@@ -402,6 +402,8 @@ def _run_perlert(target: Target, keywords: dict[str, Any], arguments: argparse.N
             if spectators:
                 say(f"watch:  bridge lobby {server.url}{option} --watch")
             say(f'agents: bridge.make_remote("{server.url}"{", key=…" if key is not None else ""})')
+            if arguments.exit_on_eof:
+                stop_on_eof(server.stop)
             server.wait()
         except KeyboardInterrupt:
             pass
