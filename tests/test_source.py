@@ -89,7 +89,10 @@ def test_an_id_a_spec_a_list_and_a_callable_can_be_served(env, ids, title):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ("Nope-v0", "cannot serve 'Nope-v0': .*Import the package that registers it first, or write MODULE:ENV_ID"),
+        (
+            "Nope-v0",
+            r"cannot serve 'Nope-v0': .*[^.]\. Import the package that registers it first, or write MODULE:ENV_ID",
+        ),
         ("CartPole-v99", "cannot serve 'CartPole-v99'"),
         ("no_such_module:X-v0", "cannot serve 'no_such_module:X-v0': No module named 'no_such_module'"),
         ("", "cannot serve ''"),

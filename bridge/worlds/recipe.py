@@ -290,7 +290,7 @@ def _find(env_id: str) -> EnvSpec:
         remedy = "Import the package that registers it first, or write MODULE:ENV_ID"
         if env_id.startswith("ALE/"):
             remedy = f"pip install 'gymnasium[atari]', and write ale_py:{env_id}"
-        raise SettingError(f"cannot serve {env_id!r}: {error} {remedy}") from None
+        raise SettingError(f"cannot serve {env_id!r}: {str(error).rstrip('.')}. {remedy}") from None
 
 
 def _count(settings: Settings, name: str, most: int) -> int | None:
