@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import grpc
 import gymnasium
@@ -28,7 +29,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, Observer, errors, make_remote, make_vec_remote, serve_gym
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -504,6 +505,43 @@ def test_where_no_thread_is_left_answers_stay_as_they_are_and_compressed_request
         assert hand.response(number).WhichOneof("payload") == "create_world"
 
 
+def test_hundreds_of_compressed_requests_that_wait_are_refused_together():
+    class Busy(Observer):
+        def start(self, background):
+            self.background = background
+
+    class SlowReset(CountingEnv):
+        def reset(self, **keywords):
+            door.wait(20)
+            return super().reset(**keywords)
+
+    busy, door, inflates = Busy(), threading.Event(), threading.Event()
+    limits = Limits(max_connections=600, max_requests_in_flight=1)
+    with (
+        contextlib.ExitStack() as stack,
+        serve_gym(lambda: SlowReset(1000), limits=limits, observers=[busy]) as server,
+        Hand(server) as slow,
+    ):
+        stack.callback(inflates.set)
+        number = slow.play()
+        busy.background.submit(lambda: inflates.wait(20), lambda result: None)
+        hands = [stack.enter_context(Hand(server)) for _ in range(20)]
+        calls = [(hand, [hand.open(grpc_encoding="gzip") for _ in range(25)]) for hand in hands]
+        until(lambda: server.connections == 501)
+        for hand, numbers in calls:
+            for other in numbers[1:]:
+                hand.h2.send_data(other, message(gzip.compress(LEAVE), flag=1))
+            hand.raw(numbers[0], message(gzip.compress(LEAVE), flag=1))
+        slow.say(number, BEGIN)
+        until(lambda: server.status()["requests"] == 1)
+        inflates.set()
+        for hand, numbers in calls:
+            for other in numbers:
+                assert "max_requests_in_flight=1" in hand.response(other).error.message
+        door.set()
+        slow.response(number)
+
+
 def test_nothing_is_inflated_for_who_has_shown_no_token():
     with serve_gym(long, token="secret") as server, Hand(server) as hand:
         number = hand.open(CHECK, grpc_encoding="gzip")
@@ -755,7 +793,11 @@ def test_who_opens_and_cuts_streams_without_end_is_told_to_calm_down(server, pat
             )
             sent_all(sock, b"".join(pairs))
             step()  # on a slow machine this takes longer than a client may be silent
-        told = [int.from_bytes(payload[4:8], "big") for kind, _, _, payload in frames_of(sock) if kind == GOAWAY]
+        with ThreadPoolExecutor() as threads:
+            reading = threads.submit(frames_of, sock)
+            while wait([reading], 1.0).not_done:
+                step()  # nor may it be meanwhile
+        told = [int.from_bytes(payload[4:8], "big") for kind, _, _, payload in reading.result() if kind == GOAWAY]
         # Who is charged is read later. On a machine that needs longer than 40 s for 5,000 streams, that alone holds the
         # client to the rate that is allowed, and it is closed later, since it answers no ping.
         slow = time.monotonic() - began > (5000 - 1000) / 100

@@ -93,9 +93,10 @@ class GrpcioTransport:
             ca = self._security.tls_client_ca
             credentials = grpc.ssl_server_credentials(pairs, ca, require_client_auth=ca is not None)
         host = host or "::"
-        found = self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "port", credentials)
-        self._server.start()
-        return found
+        try:
+            return self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "port", credentials)
+        finally:
+            self._server.start()  # also where it failed: a `stop` before it leaves the Unix socket open
 
     def _listen(self, address: str, setting: str, credentials: grpc.ServerCredentials | None) -> int:
         add = self._server.add_insecure_port

@@ -45,12 +45,15 @@ class HelperThread:
             except RuntimeError:
                 # Not raised: whoever submits has begun something that only `done` ends.
                 text = "this server's system has no thread left for it; send the request again later"
-                error = RequestError(Code.RESOURCE_EXHAUSTED, text)
-                self._scheduler.call_soon_threadsafe(partial(done, error))
+                self.answer(done, RequestError(Code.RESOURCE_EXHAUSTED, text))
                 return
             # Kept only once it runs: else the next job tries again.
             self._thread = thread
         self._jobs.put((job, done))
+
+    def answer(self, done: Callable[[Any], None], result: Any) -> None:
+        """Call `done` with a result in the event loop, soon; may be called by any thread."""
+        self._scheduler.call_soon_threadsafe(partial(done, result))
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
@@ -61,7 +64,7 @@ class HelperThread:
             # Whatever it is, the event loop waits for a result, and others for this thread.
             except BaseException as error:
                 result = error
-            self._scheduler.call_soon_threadsafe(partial(done, result))
+            self.answer(done, result)
             # While `get` waits, nothing of the last job may be kept: it refers to a connection, and to what that holds.
             del job, done, result
 

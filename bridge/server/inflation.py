@@ -96,7 +96,8 @@ class Inflation:
             # Before each step, and not for the size as a whole: nobody knows it, and a client may say any.
             self._admit(_STEP)
         except RequestError as error:
-            self._finish(RefusedMessage.of(error))
+            # Not at once: were thousands refused that wait, each would end within the one before.
+            self._helper.answer(self._stepped, error)
             return
         self._admitted += _STEP
         self._helper.submit(self._step, self._stepped)
@@ -116,7 +117,7 @@ class Inflation:
         if self._cancelled:
             return
         if isinstance(result, Exception):
-            # A RequestError: there is no helper thread.
+            # A RequestError: it was not admitted, or there is no helper thread.
             self._finish(RefusedMessage.of(result) if isinstance(result, RequestError) else _unreadable(str(result)))
             return
         self._plain += result
