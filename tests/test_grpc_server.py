@@ -1015,7 +1015,7 @@ def test_who_does_not_begin_to_speak_is_closed(first):
 
 
 def test_a_client_that_gives_no_sign_is_cut_and_its_world_goes(monkeypatch):
-    server_signs_of_life(monkeypatch, 0.05, quiet=0.2, patience=0.3)
+    server_signs_of_life(monkeypatch, 0.05, quiet=0.2, patience=3.0)
     with serve_gym(long) as server, Hand(server) as silent, Hand(server) as alive:
         silent.play()
         number = alive.play()
