@@ -57,7 +57,7 @@ def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:
     """Play, and check that each slot's rewards add up to the returns of its episodes, each of which is told once."""
     count = envs.num_envs
     sums, told = np.zeros(count), [dict[int, float]() for _ in range(count)]
-    ends = [0] * count
+    ends, last = [0] * count, [0] * count
     envs.reset(seed=0)
     fresh = np.ones(count, np.bool_)
     for number in range(steps):
@@ -72,11 +72,13 @@ def check_returns(envs: Any, steps: int, think: float = 0.0) -> None:
             if observations[slot] is None:
                 assert (rewards[slot], terminations[slot]) == (0.0, False)
                 continue
+            episode = int(observations[slot][0])
             if fresh[slot] and number:
-                assert (rewards[slot], observations[slot][1] < 30) == (0.0, True)
+                assert (rewards[slot], episode > last[slot]) == (0.0, True)
+            last[slot] = episode
             fresh[slot] = terminations[slot]
             if terminations[slot]:
-                assert sums[slot] == told[slot][int(observations[slot][0])]
+                assert sums[slot] == told[slot][episode]
                 ends[slot] += 1
                 sums[slot] = 0.0
     for slot in range(count):
