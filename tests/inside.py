@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,20 @@ def remotes_of(envs: Any) -> list[Any]:
 def remote_of(env: Any) -> Any:
     """The remote of a `RemoteEnv`."""
     return env._remote
+
+
+def hold_sockets(env: Any) -> None:
+    """Have another thread take the lock around the sockets of an environment, and keep it to the end."""
+    held = threading.Event()
+
+    def hold(lock: Any) -> None:
+        with lock:
+            held.set()
+            threading.Event().wait()
+
+    poller = call_of(remotes_of(env)[0] if hasattr(env, "num_envs") else remote_of(env)).connection.poller
+    threading.Thread(target=hold, args=(poller.lock,), daemon=True).start()
+    assert held.wait(20.0)
 
 
 def call_of(remote: Any) -> Any:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -146,6 +147,20 @@ def test_a_signal_drains_a_waiting_server_and_its_lanes_processes(number: int) -
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
         envs.close()
+
+
+@pytest.mark.parametrize("made", ["bridge.make_remote(server.url)", "bridge.make_vec_remote(server.url, num_envs=2)"])
+def test_a_script_ends_though_another_thread_was_at_the_sockets_to_the_end(made: str) -> None:
+    script = (
+        "import bridge\n"
+        "from tests.inside import hold_sockets\n"
+        "server = bridge.serve_gym('CartPole-v1')\n"
+        f"env = {made}\n"
+        "env.reset()\n"
+        "hold_sockets(env)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("attempt", sampled(range(4), 4))  # what hung here hung one time in six

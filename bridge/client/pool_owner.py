@@ -118,5 +118,7 @@ class PoolOwner:
 
     def __del__(self) -> None:
         # `__init__` may have raised before there were any. Without a wait, because the garbage collector runs anywhere.
-        for remote in self.__dict__.get("_remotes", {}).values():
-            remote.close(0.0)
+        remotes = self.__dict__.get("_remotes", {})
+        if not remotes or not self._pool.poller.is_frozen():
+            for remote in remotes.values():
+                remote.close(0.0)

@@ -445,7 +445,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __del__(self) -> None:
         if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
-            self._slots.pool.close_all(0.0)
+            pool = self._slots.pool
+            if not pool.poller.is_frozen():
+                pool.close_all(0.0)
 
 
 class OwningVectorEnv(RemoteVectorEnv):

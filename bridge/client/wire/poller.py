@@ -9,6 +9,7 @@ import math
 import queue
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -94,6 +95,10 @@ class Poller(Generic[T]):
         timer = PollerTimer(call)
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_numbers), timer))
         return timer
+
+    def is_frozen(self) -> bool:
+        """True at the end of the interpreter, where another thread had the lock: it never gives it back."""
+        return sys.is_finalizing() and not self.lock.acquire(blocking=False)
 
     def wake(self) -> None:
         """Wake whoever waits in `ready`; from any thread, after `add_poster`."""
