@@ -93,6 +93,10 @@ class Code(enum.IntEnum):
         return cls(number).name if number in cls._value2member_map_ else f"code {number}"
 
 
+UNREADABLE = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+"""What Python raises where data of a peer is read that has another form than expected; TensorError is a ValueError."""
+
+
 class BridgeError(Exception):
     """The root of this package's exceptions."""
 

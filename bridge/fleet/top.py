@@ -260,7 +260,7 @@ class Top:
             slots_used=int(said["slots"]),
             steps_per_second=rate,
             **counts,
-            uptime=int(said["uptime"] * 1000) / 1000,  # which is no number of seconds where it is not finite
+            uptime=int(said["uptime"] * 1000) / 1000,  # raises where it is infinite or NaN
         )
         if said["draining"]:  # it waits for its last connection to end, and takes no further ones
             self._forget(endpoint.url)

@@ -177,7 +177,7 @@ class Connections:
                 if self._idle:
                     self._cut(next(iter(self._idle)), "no file descriptor is left, and it has no call")
                 else:
-                    self._accept_later(_PROBE)  # the listener stays ready all the time
+                    self._accept_later(_PROBE)  # else each turn of the loop would try in vain
             return
         try:
             prepare(sock)

@@ -14,13 +14,10 @@ from bridge.encoding import values
 from bridge.encoding.names import TIMING
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, unpack_tensor
-from bridge.errors import PeerError, TensorError
+from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["SIGNALS", "UNREADABLE", "RealtimeReader", "merge_latency", "read_records"]
-
-UNREADABLE = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
-"""What is raised where an answer that a broken server made is read; TensorError is a ValueError."""
+__all__ = ["SIGNALS", "RealtimeReader", "merge_latency", "read_records"]
 
 SIGNALS = ("frames", "episodes", "timing", "resetting")
 """The observations of a real-time world that carry no observation."""

@@ -21,7 +21,7 @@ from bridge.encoding.interventions import ACTION
 from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array
-from bridge.errors import ConnectionLostError, RemoteError, TensorError
+from bridge.errors import UNREADABLE, ConnectionLostError, RemoteError, TensorError
 
 __all__ = ["InfoJoiner", "Results"]
 
@@ -48,7 +48,7 @@ class InfoJoiner(VectorEnv[Any, Any, Any]):
             try:
                 self.infos = self._add_info(self.infos, {key: value}, slot)
             # One server's info must not cost the others theirs: what fits into no array is kept as objects.
-            except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
+            except UNREADABLE:
                 known = {name: self.infos[name] for name in (key, f"_{key}") if name in self.infos}
                 # As in Gymnasium's arrays of objects, where slots without the key hold None.
                 self.infos[key] = np.full(self.num_envs, None)

@@ -115,31 +115,32 @@ class Stepper:
             plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
             member.remote.session.write_reset(plans[-1][1])  # raises where it is too large to be sent
         for member, settings in plans:
-            if seed is not None:
-                part = seeds[member.slots]
-                member.seeds = [
-                    old if new is None else new for old, new in zip(member.seeds or part, part, strict=True)
-                ]
-                member.episodes, member.reseeds = 0, False
-            masked = "reset_mask" in settings
-            # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
-            # to tell.
-            if member.phase in CUT and not masked:
-                member.handle(SlotEvent.TOLD)
-            member.refusal = None
-            if member.phase not in CUT:
-                member.error = None
-            if member.phase in OFFLINE or member.phase in CONNECTING or member.phase in CUT:
-                # It is kept for the world that is joined next.
-                member.settings = settings
-                # The user asks now: the pause after earlier failures is over.
-                member.retry_at = 0.0
-            elif masked and member.phase in _IN_EPISODES:
-                self.pool.renew(member, settings)
-            else:
-                self.pool.begin(member, settings)
+            self._send_reset(member, settings, None if seed is None else seeds[member.slots])
         self.pool.check_deadlines(time.monotonic())
         self.pool.started = True
+
+    def _send_reset(self, member: Member, settings: Mapping[str, pb.Tensor], part: Sequence[int | None] | None) -> None:
+        """Send a member's Reset, or keep it for the world that is joined next; `part`: its seeds, if any are given."""
+        if part is not None:
+            member.seeds = [old if new is None else new for old, new in zip(member.seeds or part, part, strict=True)]
+            member.episodes, member.reseeds = 0, False
+        masked = "reset_mask" in settings
+        # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
+        # to tell.
+        if member.phase in CUT and not masked:
+            member.handle(SlotEvent.TOLD)
+        member.refusal = None
+        if member.phase not in CUT:
+            member.error = None
+        if member.phase in OFFLINE or member.phase in CONNECTING or member.phase in CUT:
+            # It is kept for the world that is joined next.
+            member.settings = settings
+            # The user asks now: the pause after earlier failures is over.
+            member.retry_at = 0.0
+        elif masked and member.phase in _IN_EPISODES:
+            self.pool.renew(member, settings)
+        else:
+            self.pool.begin(member, settings)
 
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""

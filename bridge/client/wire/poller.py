@@ -97,7 +97,7 @@ class Poller(Generic[T]):
         return timer
 
     def is_frozen(self) -> bool:
-        """True at the end of the interpreter, where another thread had the lock: it never gives it back."""
+        """Take the lock at the end of the interpreter; True: another thread has it, and will never give it back."""
         return sys.is_finalizing() and not self.lock.acquire(blocking=False)
 
     def wake(self) -> None:

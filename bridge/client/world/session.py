@@ -19,7 +19,6 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from bridge.client.realtime.answer_buffer import AnswerBuffer
-from bridge.client.realtime.reader import UNREADABLE
 from bridge.client.warn import warn
 from bridge.client.world.description import Description
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
@@ -28,7 +27,7 @@ from bridge.client.world.joined_world import JoinedWorld, changes_of
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.errors import Code, PeerError, RefusedError, RemoteError
+from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["CONNECTING", "ENDED_CODES", "ONLINE", "TRANSITIONS", "ClientSession", "ClientState", "Trigger"]

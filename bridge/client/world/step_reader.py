@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import Space
 
-from bridge.client.realtime.reader import UNREADABLE, RealtimeReader
+from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.warn import warn
 from bridge.encoding import values
 from bridge.encoding.interventions import PACE
 from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array, Spec, unpack_tensor
-from bridge.errors import PeerError, TensorError
+from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["SIGNALS", "Batch", "StepMessage", "StepReader", "Transition"]
