@@ -241,7 +241,7 @@ def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int =
     with needed("films need PyAV", "film"):
         import av
     with contextlib.ExitStack() as undo:
-        undo.callback(path.unlink, missing_ok=True)  # a part of a film plays as a whole one
+        undo.callback(path.unlink, missing_ok=True)  # else a film that was cut short would look like a whole one
         with av.open(str(path), "w") as container:
             film = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(100_000))
             film.pix_fmt, film.codec_context.gop_size = "yuv420p", keyframes

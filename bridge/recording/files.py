@@ -266,7 +266,7 @@ def load_segment(path: Path, columns: Sequence[str] | None = None) -> tuple[pa.S
         # The digests first, since they are written last: so all that they are of is there.
         sums, data = _read(_sums_of(path), _LARGEST_SUMS), _read(path, _LARGEST_FILE)
         whole, damage = _check(path, data, sums.decode("ascii", "replace"))
-        # Bytes whose digests have come meanwhile were written meanwhile.
+        # The file is being written: the digests of its last bytes have come since they were read.
         if damage and damage[-1].torn and _read(_sums_of(path), _LARGEST_SUMS) != sums:
             damage.pop()
     except OSError as error:

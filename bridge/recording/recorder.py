@@ -132,7 +132,7 @@ class Recorder(BatchWrapper):
         return observations, infos
 
     def _errors_of(self, infos: dict[str, Any]) -> list[str]:
-        """Return why each slot is lost, whose observation is an old one or None; empty: it is not."""
+        """Return for each slot why it is lost; empty: it is not. A lost slot's observation is an old one or None."""
         # An environment may have an info of this name, too, of another kind.
         told: Any = infos.get("error")
         told = told if np.ndim(told) == 1 else [None] * self.num_envs
@@ -160,7 +160,7 @@ class Recorder(BatchWrapper):
 
     @contextlib.contextmanager
     def _sending(self, given: Any = None) -> Iterator[None]:
-        """Send a reset or a step; leave a call before it out of the recording where that has told no results.
+        """Send a reset or a step. Where the call before it returned no results, leave that out of the recording.
 
         Args:
             given: The actions of a step. Where it raises, `step_wait` may still tell its results.
