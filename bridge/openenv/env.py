@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import json
@@ -108,9 +109,12 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             with urllib.request.urlopen(urllib.request.Request(url, headers=fields), timeout=self._timeout) as response:
                 data = response.read(max_bytes)
         except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+            told = f"{error!r:.200}"
             if isinstance(error, urllib.error.HTTPError):
-                error.close()  # it holds the connection
-            raise ConnectError(self.url, f"no answer to GET /schema: {error!r:.200}") from error
+                # It holds the connection, and says in its body what the server has against it, such as a space.
+                with error, contextlib.suppress(OSError, http.client.HTTPException):
+                    told += f": {error.read(1000)!r}"
+            raise ConnectError(self.url, f"GET /schema failed: {told}") from error
         with expecting("JSON", data, self._fail):
             return json.loads(data)
 
