@@ -63,7 +63,7 @@ def test_the_answer_to_an_interrupted_question_is_not_taken_for_the_answer_to_th
             with pytest.raises(KeyboardInterrupt):
                 inspector.read_property("slow")
             server.release.set()
-            # The connection is given up where the interrupt came while frames of HTTP/2 were read: then no answer comes.
+            # Where the interrupt came while frames of HTTP/2 were read, the connection is given up: no answer comes.
             with contextlib.suppress(ConnectionLostError):
                 assert unpack_tensor(inspector.read_property("quick"))[()] == "quick"
             inspector.close()
