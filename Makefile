@@ -56,6 +56,9 @@ ZOO_PACKAGES = highway-env mo-gymnasium minigrid gymnasium-robotics shimmy flapp
 # Interpreters from Python 3.7 on, in any order: pyenv's, and those on the path.
 PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/*/bin/python) $(foreach minor,7 8 9 10 11 12 13 14,$(shell command -v python3.$(minor)))
 
+# Every process that the tests start would compile the package anew: 0.2 s of each import.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests that need nothing but the core and the extra `test-core`.
 CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 
