@@ -68,31 +68,32 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
+# The other environments have no pip of their own, which would take 6 s each: this one installs into them.
+PIP = $(BIN)/python -m pip
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
+
 # One stamp a set of extras; a changed pyproject.toml installs again.
-$(VENV)/.installed-%: pyproject.toml
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/pip
 	@echo "Installing this package with its extra '$*' into $(VENV): it takes a few minutes on a slow machine or network."
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --editable ".[$*]"
+	PYTHONWARNINGS=ignore $(PIP) install --editable ".[$*]"
 	@touch $@
 
-$(TRAINERS)/.installed-%: pyproject.toml
-	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
-	$(TRAINERS)/bin/python -m pip install --quiet --upgrade pip
-	$(TRAINERS)/bin/python -m pip install --quiet "$(TORCH)"
-	PYTHONWARNINGS=ignore $(TRAINERS)/bin/python -m pip install --quiet --editable ".[$*]"
+$(TRAINERS)/.installed-%: pyproject.toml | $(BIN)/pip
+	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv --without-pip $(TRAINERS)
+	$(PIP) --python $(TRAINERS)/bin/python install --quiet "$(TORCH)"
+	PYTHONWARNINGS=ignore $(PIP) --python $(TRAINERS)/bin/python install --quiet --editable ".[$*]"
 	touch $@
 
-$(DOCS)/.installed-%: pyproject.toml
-	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --upgrade pip
-	$(DOCS)/bin/python -m pip install --quiet --editable ".[$*]"
+$(DOCS)/.installed-%: pyproject.toml | $(BIN)/pip
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv --without-pip $(DOCS)
+	$(PIP) --python $(DOCS)/bin/python install --quiet --editable ".[$*]"
 	touch $@
 
-$(OLD)/.installed: $(OLD_WHEEL) tests/old_peer/requirements.txt
-	rm -rf $(OLD) && $(PYTHON) -m venv $(OLD)
-	$(OLD)/bin/python -m pip install --quiet --upgrade pip
-	$(OLD)/bin/python -m pip install --quiet $(OLD_WHEEL) --requirement tests/old_peer/requirements.txt
+$(OLD)/.installed: $(OLD_WHEEL) tests/old_peer/requirements.txt | $(BIN)/pip
+	rm -rf $(OLD) && $(PYTHON) -m venv --without-pip $(OLD)
+	$(PIP) --python $(OLD)/bin/python install --quiet $(OLD_WHEEL) --requirement tests/old_peer/requirements.txt
 	touch $@
 
 demo: $(VENV)/.installed-demo
@@ -134,19 +135,17 @@ test-standalone: $(VENV)/.installed-test
 test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
 
-$(PEERS)/.installed: Makefile
-	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
-	$(PEERS)/bin/python -m pip install --quiet $(PEERS_PACKAGES)
+$(PEERS)/.installed: Makefile | $(BIN)/pip
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv --without-pip $(PEERS)
+	$(PIP) --python $(PEERS)/bin/python install --quiet $(PEERS_PACKAGES)
 	touch $@
 
 test-peers: $(VENV)/.installed-test $(PEERS)/.installed
 	$(BIN)/python -m pytest tests/test_peers.py
 
-$(OPENENV)/.installed: Makefile
-	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv $(OPENENV)
-	$(OPENENV)/bin/python -m pip install --quiet --upgrade pip
-	$(OPENENV)/bin/python -m pip install --quiet $(OPENENV_PACKAGES)
+$(OPENENV)/.installed: Makefile | $(BIN)/pip
+	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv --without-pip $(OPENENV)
+	$(PIP) --python $(OPENENV)/bin/python install --quiet $(OPENENV_PACKAGES)
 	touch $@
 
 test-openenv: $(VENV)/.installed-test $(OPENENV)/.installed
@@ -181,7 +180,7 @@ check-web: $(WEB_CHECKS)/.installed
 
 # On the package as it is installed, since pyright cannot follow a development install to `bridge.wrappers`.
 check-calls: $(WEB_CHECKS)/.installed $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/typed .
+	$(PIP) install --quiet --no-deps --upgrade --target build/typed .
 	$(WEB_CHECKS)/.bin/pyright --pythonpath $(BIN)/python --project tests/web_checks/pyrightconfig.json
 
 $(WEB_CHECKS)/.installed: tests/web_checks/package.json
@@ -220,7 +219,7 @@ proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py
 
 docs: $(DOCS)/.installed-docs
-	rm -rf build/api && $(DOCS)/bin/python -m pip install --quiet --no-deps --target build/api . # as it is installed, with bridge.wrappers
+	rm -rf build/api && $(PIP) install --quiet --no-deps --target build/api . # as it is installed, with bridge.wrappers
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 	if command -v node > /dev/null; then node docs/check_search.mjs build/site; else echo "node is not installed: the search was not tried"; fi
 
