@@ -74,7 +74,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --upgrade pip
 
-# One stamp a set of extras; a changed pyproject.toml installs again.
+# One stamp a set of extras, such as `test` or `test,trainers`; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/pip
 	@echo "Installing this package with its extra '$*' into $(VENV): it takes a few minutes on a slow machine or network."
 	PYTHONWARNINGS=ignore $(PIP) install --editable ".[$*]"
@@ -86,7 +86,8 @@ $(TRAINERS)/.installed-%: pyproject.toml | $(BIN)/pip
 	PYTHONWARNINGS=ignore $(PIP) --python $(TRAINERS)/bin/python install --quiet --editable ".[$*]"
 	touch $@
 
-$(DOCS)/.installed-%: pyproject.toml | $(BIN)/pip
+# After `build/installed`, where make runs several jobs: both write gymnasium_bridge.egg-info.
+$(DOCS)/.installed-%: pyproject.toml | build/installed
 	test -x $(DOCS)/bin/python || $(PYTHON) -m venv --without-pip $(DOCS)
 	$(PIP) --python $(DOCS)/bin/python install --quiet --editable ".[$*]"
 	touch $@
@@ -132,7 +133,7 @@ test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
 	$(PYTEST) tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
 
-test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
+test-trainers: $(TRAINERS)/.installed-test,trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
 
 $(PEERS)/.installed: Makefile | $(BIN)/pip
@@ -163,14 +164,15 @@ notebooks: $(TRAINERS)/.installed-notebooks
 notebooks-short: $(TRAINERS)/.installed-notebooks
 	BRIDGE_NOTEBOOK_SCALE=0.02 $(TRAINERS)/bin/python notebooks/run.py --check
 
-check: $(VENV)/.installed-test $(VENV)/.installed-check
+NPM := $(shell command -v npm)
+check: $(VENV)/.installed-test $(VENV)/.installed-check $(if $(NPM),check-web check-calls)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/drawings.py --check
-	if command -v npm > /dev/null; then $(MAKE) --no-print-directory check-web check-calls; else echo "npm is not installed: the page's code is not checked"; fi
+	$(if $(NPM),,@echo "npm is not installed: the page's code is not checked")
 
 # ESLint and TypeScript's checker over the page's modules, which are served as they are: nothing is built.
 WEB_CHECKS = tests/web_checks/node_modules
@@ -178,9 +180,12 @@ check-web: $(WEB_CHECKS)/.installed
 	$(WEB_CHECKS)/.bin/eslint --config tests/web_checks/eslint.config.js bridge/web
 	$(WEB_CHECKS)/.bin/tsc --project tests/web_checks
 
-# On the package as it is installed, since pyright cannot follow a development install to `bridge.wrappers`.
-check-calls: $(WEB_CHECKS)/.installed $(VENV)/.installed-test
-	$(PIP) install --quiet --no-deps --upgrade --target build/typed .
+# This package without links into the clone, which neither pyright nor MkDocs can follow to `bridge.wrappers`.
+.PHONY: build/installed
+build/installed: | $(BIN)/pip
+	rm -rf $@ && $(PIP) install --quiet --no-deps --target $@ .
+
+check-calls: $(WEB_CHECKS)/.installed $(VENV)/.installed-test build/installed
 	$(WEB_CHECKS)/.bin/pyright --pythonpath $(BIN)/python --project tests/web_checks/pyrightconfig.json
 
 $(WEB_CHECKS)/.installed: tests/web_checks/package.json
@@ -218,8 +223,7 @@ mutants: $(VENV)/.installed-test
 proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py
 
-docs: $(DOCS)/.installed-docs
-	rm -rf build/api && $(PIP) install --quiet --no-deps --target build/api . # as it is installed, with bridge.wrappers
+docs: $(DOCS)/.installed-docs build/installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 	if command -v node > /dev/null; then node docs/check_search.mjs build/site; else echo "node is not installed: the search was not tried"; fi
 
