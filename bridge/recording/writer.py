@@ -124,6 +124,11 @@ class Journal:
         """The rows that the thread has not taken yet."""
         return sum(map(len, list(self._waiting.values()))) // FLAT
 
+    @property
+    def queued_bytes(self) -> int:
+        """About how many bytes of memory the rows hold that are not written yet: at most `queue_bytes`."""
+        return self._offered - self._taken
+
     def _start(self) -> None:
         with self._starting:
             if self._thread is None and not self._closing.is_set():
