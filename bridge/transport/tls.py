@@ -105,8 +105,7 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 def _check_dates(context: ssl.SSLContext, certificate: bytes) -> None:
     """Raise SettingError where a server's certificate is not valid now: no client would accept it."""
-    found = _own_certificate(context, certificate)
-    if found is None:
+    if (found := _own_certificate(context, certificate)) is None:
         return
     begins, ends = (ssl.cert_time_to_seconds(found[name]) for name in ("notBefore", "notAfter"))
     if not begins <= time.time() <= ends:
