@@ -17,7 +17,7 @@ from bridge.errors import RecordingError
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
-from bridge.testing import SpaceEnv
+from bridge.testing import CountingEnv, SpaceEnv
 from bridge.wrappers import BlockingReset
 
 STEPS = 80
@@ -193,3 +193,23 @@ def test_an_environment_without_actions_is_recorded(tmp_path: Path, space: Any) 
     assert episode.rewards.tolist() == rewards
     with pytest.raises(RecordingError, match="cannot be read"):
         verify(episode, lambda: SpaceEnv(None, space))
+
+
+def test_an_info_that_contains_itself_fails_no_step_and_is_recorded_as_it_travels(tmp_path: Path) -> None:
+    class Circular(CountingEnv):
+        def step(self, action: Any) -> Any:
+            *rest, info = super().step(action)
+            info["self"] = info["again"] = info
+            return (*rest, info)
+
+    with serve_gym(lambda: Circular(2), record=Recording(tmp_path, observations=True, infos=True)) as server:
+        env = make_remote(server.url)
+        env.reset()
+        with pytest.warns(RuntimeWarning, match="nested more than"):
+            env.step(env.action_space.sample())
+        told = env.step(env.action_space.sample())[4]
+        env.close()
+    (episode,) = read_folder(tmp_path).episodes()
+    infos = load_episode(episode).infos
+    assert infos is not None
+    assert infos[-1] == told
