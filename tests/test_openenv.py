@@ -571,6 +571,28 @@ def test_a_port_that_speaks_no_http_is_an_error_that_says_so() -> None:
         make_remote(f"openenv://127.0.0.1:{server.port}")
 
 
+def test_a_schema_that_never_ends_is_given_up_after_the_timeout() -> None:
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def dribble() -> None:
+            with listener.accept()[0] as peer, contextlib.suppress(OSError):
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not done.wait(0.1):
+                    peer.sendall(b" ")
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        # Ended by the test at last, so that it fails where the client waits on.
+        timer = threading.Timer(10.0, done.set)
+        timer.start()
+        with pytest.raises(RemoteTimeoutError, match=r"no answer to GET /schema within 0\.5 s"):
+            make_remote(f"openenv://127.0.0.1:{listener.getsockname()[1]}", timeout=0.5)
+        timer.cancel()
+        done.set()
+        thread.join()
+
+
 def test_a_server_that_does_not_read_is_given_up_after_the_timeout() -> None:
     """Its buffers do not hold a large request, which is sent for as long as it reads."""
     schema = json.dumps(ECHO).encode()
