@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bridge.callers import Callers
 from bridge.errors import SettingError
 from bridge.keywords import check_counts
 from bridge.policies import wire
@@ -34,8 +35,6 @@ from websockets.sync.server import ServerConnection, serve  # isort: skip
 __all__ = ["PolicyServer", "serve_policy"]
 
 _LOG = logging.getLogger("bridge.policies")
-_MOST_CALLERS = 64
-"""Connections at a time whose handshake is not over; the oldest goes for a further one."""
 
 
 class _Waiting(NamedTuple):
@@ -53,10 +52,10 @@ class _Port:
 
     Args:
         sock: The socket.
-        callers: Those whose handshake is not over, the oldest first; `accept` adds to them.
+        callers: Gets those whose handshake is not over.
     """
 
-    def __init__(self, sock: socket.socket, callers: dict[socket.socket, None]) -> None:
+    def __init__(self, sock: socket.socket, callers: Callers) -> None:
         sock.settimeout(1.0)  # else a thread that waits for a caller who has gone again is not woken by `close`
         self._sock, self._callers = sock, callers
 
@@ -64,7 +63,7 @@ class _Port:
         return getattr(self._sock, name)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Take a caller; the oldest one goes if there are too many."""
+        """Take a caller."""
         while True:
             try:
                 sock, address = self._sock.accept()
@@ -73,12 +72,7 @@ class _Port:
                 if self._sock.fileno() < 0:
                     raise
                 time.sleep(0.01)
-        self._callers[sock] = None
-        if len(self._callers) > _MOST_CALLERS:
-            oldest = next(iter(self._callers))
-            del self._callers[oldest]
-            with contextlib.suppress(OSError):  # it has ended
-                oldest.shutdown(socket.SHUT_RDWR)
+        self._callers.add(sock)
         return sock, address
 
 
@@ -150,7 +144,7 @@ class PolicyServer:
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._connections = set[ServerConnection]()
-        self._callers: dict[socket.socket, None] = {}
+        self._callers = Callers(64)
         self.calls = 0
         """How often the function was called."""
         context = security.context()
@@ -215,7 +209,7 @@ class PolicyServer:
 
     def _serve(self, connection: ServerConnection) -> None:
         """Answer the requests of one connection, one after the other; at the end it is closed."""
-        self._callers.pop(connection.socket, None)
+        self._callers.let_in(connection.socket)
         with self._changed:
             self._connections.add(connection)
             is_full = len(self._connections) > self._max_connections

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import platform
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bridge.callers import Callers
 from bridge.errors import Code, SettingError
 from bridge.extras import needed
 from bridge.server.limits import Limits
@@ -17,7 +17,6 @@ from bridge.version import __version__
 __all__ = ["Metrics"]
 
 _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-_MOST_CONNECTIONS = 32
 
 # Numbers of `Server.status` that go up and down.
 _GAUGES = {
@@ -109,17 +108,7 @@ class Metrics:
                 f"cannot listen on {host}:{port} for metrics_port: {error}. port 0 takes any free one"
             ) from error
         self.port: int = self._server.server_port
-        self._held: collections.deque[socket.socket] = collections.deque()
-        # Each has a thread and a file, and may say nothing for ever: strangers must not use up what clients need.
-        self._server.verify_request = self._take  # type: ignore[assignment,method-assign]
-
-    def _take(self, request: Any, address: Any) -> bool:
-        """Let a connection in; the oldest goes if there are too many."""
-        self._held.append(request)
-        if len(self._held) > _MOST_CONNECTIONS:
-            with contextlib.suppress(OSError):  # it has ended
-                self._held.popleft().shutdown(socket.SHUT_RDWR)
-        return True
+        self._server.verify_request = Callers(32).add  # type: ignore[method-assign,assignment]
 
     def stepped(self, seconds: float) -> None:
         """Note how long a Step took."""

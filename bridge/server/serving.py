@@ -172,13 +172,10 @@ class ServingThread:
             elif self._owner.acquire(blocking=False):
                 try:
                     # Again, with the lock held: the call may have ended since, and its thread wait for the lock.
-                    if self._lasts(seen):
+                    if self.in_call and self._calls == seen:
                         self._run_loop()
                 finally:
                     self._owner.release()
-
-    def _lasts(self, seen: int) -> bool:
-        return self.in_call and self._calls == seen
 
     def _doze(self) -> None:
         """Sleep until an environment is called."""
