@@ -22,7 +22,8 @@ from websockets.http11 import Request
 
 from bridge.client.slots.resets import reset_settings
 from bridge.client.world.events import Lost, Refused
-from bridge.client.world.session import ClientSession, ClientState
+from bridge.client.world.session import ClientSession
+from bridge.client.world.session_states import ClientState
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import Code, RequestError, SettingError, UsageError
 from bridge.openenv.json_values import expecting, from_json, schema_of, to_bytes, to_json
