@@ -6,7 +6,9 @@ import contextlib
 import functools
 import http.client
 import json
+import queue
 import secrets
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,7 @@ from bridge.errors import (
     ConnectionLostError,
     EnvironmentFailedError,
     PeerError,
+    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
     shown_url,
@@ -105,16 +108,29 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         token = shown_token(address)
         fields = {} if token is None else {"Authorization": f"Bearer {token}"}
         url = f"{'https' if address.tls else 'http'}://{address.target}/schema"
+        found: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
+
+        def fetch() -> None:
+            try:
+                request = urllib.request.Request(url, headers=fields)
+                with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                    found.put(response.read(max_bytes))
+            except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+                told = f"{error!r:.200}"
+                if isinstance(error, urllib.error.HTTPError):
+                    # It holds the connection, and says in its body what is wrong, such as a space.
+                    with error, contextlib.suppress(OSError, http.client.HTTPException):
+                        told += f": {error.read(1000)!r}"
+                found.put(ConnectError(self.url, f"GET /schema failed: {told}"))
+
+        # `urllib` has a timeout for each piece of an answer, and none for the whole.
+        threading.Thread(target=fetch, daemon=True).start()
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=fields), timeout=self._timeout) as response:
-                data = response.read(max_bytes)
-        except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
-            told = f"{error!r:.200}"
-            if isinstance(error, urllib.error.HTTPError):
-                # It holds the connection, and says in its body what the server has against it, such as a space.
-                with error, contextlib.suppress(OSError, http.client.HTTPException):
-                    told += f": {error.read(1000)!r}"
-            raise ConnectError(self.url, f"GET /schema failed: {told}") from error
+            data = found.get(timeout=self._timeout)
+        except queue.Empty:
+            raise RemoteTimeoutError(self.url, f"no answer to GET /schema within {self._timeout:g} s") from None
+        if isinstance(data, ConnectError):
+            raise data
         with expecting("JSON", data, self._fail):
             return json.loads(data)
 
