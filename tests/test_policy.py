@@ -94,6 +94,11 @@ class Remote:
         """Do nothing: the fleet answers."""
 
 
+def request_for(url: str) -> Any:
+    """A request, as far as the policy and the fleet look at it."""
+    return SimpleNamespace(address=SimpleNamespace(url=url))
+
+
 class Fleet:
     """Servers, slots, a clock, and a loop that steps.
 
@@ -118,7 +123,7 @@ class Fleet:
         self.directory = directory
         self.policy = SlotPolicy(self.members, self.spares, TIMEOUT, CONNECT_TIMEOUT)
         if directory:
-            self.policy.placement, self.policy.look_at = Placement(self.watch, None), 0.0  # type: ignore[arg-type]
+            self.policy.placement, self.policy.look_at = Placement(self.watch, request_for), 0.0  # type: ignore[arg-type]
         for number in range(slots):
             server = self.servers[number % servers]
             self.members.append(self.member(server, number))
@@ -139,8 +144,8 @@ class Fleet:
 
     # What servers do
 
-    def connect(self, member: Member, endpoint: Endpoint | None) -> None:
-        url = member.remote.url if endpoint is None else endpoint.url
+    def connect(self, member: Member, request: Any = None) -> None:
+        url = member.remote.url if request is None else request.address.url
         server = next(server for server in self.servers if server.url == url)
         member.remote = Remote(server, member.remote.record)  # type: ignore[assignment]
         member.endpoint = url if self.directory else None
@@ -235,19 +240,19 @@ class Fleet:
 
     def execute_one(self, decision: Decision) -> None:
         match decision:
-            case Connect(member, endpoint):
-                self.connect(member, endpoint)
+            case Connect(member, request, _):
+                self.connect(member, request)
             case ConnectInstead(member, request):
                 self._leave(member)
                 member.handle(SlotEvent.LOST)
                 member.refusal = None
-                self.connect(member, Endpoint(request.address.url))
-            case AddSpare(where, lanes):
-                url = where.url if isinstance(where, Endpoint) else where.address.url
+                self.connect(member, request)
+            case AddSpare(request, lanes, _):
+                url = request.address.url
                 spare = self.member(next(server for server in self.servers if server.url == url), SPARE)
                 assert lanes == 1
                 self.spares.append(spare)
-                self.connect(spare, None)
+                self.connect(spare)
             case DropSpare(spare):
                 self.spares.remove(spare)
                 self._leave(spare)

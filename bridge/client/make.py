@@ -15,11 +15,12 @@ from bridge.client.options import (
     OtherKeywords,
     VectorKeywords,
     VectorOptions,
+    checked_urls,
     given_options,
     is_openenv,
     is_perlert,
 )
-from bridge.client.vector_env import RemoteVectorEnv, checked_urls
+from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
 from bridge.keywords import grouped

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from bridge.back_off import pause
-from bridge.client.endpoints import Endpoint
 from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
@@ -55,8 +54,10 @@ class Connect(NamedTuple):
     """Connect a world that has no connection."""
 
     member: Member
-    endpoint: Endpoint | None
-    """The endpoint to connect to; None: the world keeps its URL."""
+    request: WorldRequest | None = None
+    """The world to connect to instead, of an endpoint of the directory; None: the same again."""
+    endpoint: str | None = None
+    """The key of that endpoint."""
 
 
 class ConnectInstead(NamedTuple):
@@ -69,9 +70,10 @@ class ConnectInstead(NamedTuple):
 class AddSpare(NamedTuple):
     """Connect a further world, which is to take over slots: the last one of the spares from then on."""
 
-    where: Endpoint | WorldRequest
-    """An endpoint of the directory, or a server of the list."""
+    request: WorldRequest
     lanes: int
+    endpoint: str | None = None
+    """The key of its endpoint in the directory; None: it is at a server of the list."""
 
 
 class DropSpare(NamedTuple):
@@ -294,7 +296,7 @@ class SlotPolicy:
         # Each world of a list has its own URL, and so has a spare.
         if placement is None:
             if now >= member.retry_at:
-                yield Connect(member, None)
+                yield Connect(member)
             return
         # Its own slots are no load: else an endpoint with room for just these would look full to it.
         others = [other for other in self.everybody() if other is not member]
@@ -306,7 +308,9 @@ class SlotPolicy:
             return
         if endpoint.key != member.endpoint and member.start != SPARE:
             _log.info("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
-        yield Connect(member, endpoint)
+        # The URL counts too: an endpoint that has a name keeps it when its server gets another URL.
+        stays = (endpoint.key, shown_url(endpoint.url)) == (member.endpoint, member.remote.url)
+        yield Connect(member, None if stays else placement.request_for(endpoint.url), endpoint.key)
 
     def ready_spare(self, member: Member, *, elsewhere: bool = False) -> Member | None:
         """Return a spare that stands ready and can take over the slots of a world; None: there is none.
@@ -360,7 +364,7 @@ class SlotPolicy:
             for member in leaving[len(self.spares) :]:
                 endpoint = placement.choose(load, member.lanes, now, self.timeout, member.kind)
                 if endpoint is not None and endpoint.key != member.endpoint:
-                    yield AddSpare(endpoint, member.lanes)
+                    yield AddSpare(placement.request_for(endpoint.url), member.lanes, endpoint.key)
         for spare in [spare for spare in self.spares if spare.relieves is None][len(leaving) :]:
             yield DropSpare(spare)
         # First the slots that have to go: they take the room that there is.
@@ -392,7 +396,7 @@ class SlotPolicy:
                 if endpoint is None:
                     break
                 load.slots[most] -= 1
-                yield AddSpare(endpoint, 1)
+                yield AddSpare(placement.request_for(endpoint.url), 1, endpoint.key)
                 self.spares[-1].relieves = most
 
     def _go_back(self, now: float) -> Iterator[Decision]:
@@ -439,7 +443,7 @@ class SlotPolicy:
                 # One that has failed could cost the slot the server that it has: the episode begins where it is.
                 if endpoint is None or not self.placement.is_well(endpoint.key):
                     return
-                yield AddSpare(endpoint, member.lanes)
+                yield AddSpare(self.placement.request_for(endpoint.url), member.lanes, endpoint.key)
                 replacement = self.spares[-1]
         if replacement is not None:
             yield from self._change_over(member, replacement, now)

@@ -38,6 +38,7 @@ __all__ = [
     "OFFLINE",
     "SETTLED",
     "SPARE",
+    "STEPPED",
     "TRANSITIONS",
     "WAITING",
     "Member",
@@ -212,9 +213,10 @@ OFFLINE = frozenset({_P.OFFLINE, _P.CUT_OFFLINE})
 """There is no connection."""
 CONNECTING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING})
 """A connection is being made."""
+STEPPED = frozenset({_P.STEPPING, _P.ANSWERED})
+"""A step's answer is outstanding, or was not taken."""
 
-# Steps whose results nobody has: those events make them lost, as they drop the answer that is here.
-_OWED = frozenset({_P.STEPPING, _P.ANSWERED})
+# Events that drop the answer that is here, and so make a step lost.
 _DROPS = frozenset({_E.BEGIN, _E.RENEW, _E.REFUSED, _E.LOST, _E.MOVE, _E.MOVE_AHEAD})
 
 # A cut slot reads as what its world is: the end that is not told yet is in the flags of the next step.
@@ -289,7 +291,7 @@ class Member:
         """Take an event: change the state as the table says, and count a step whose result nobody will have."""
         # Before the state changes: the old one says whether a step was outstanding.
         if event in _DROPS:
-            if self.phase in _OWED:
+            if self.phase in STEPPED:
                 self.remote.record.steps_lost += self.lanes
             if self.answer is not None:
                 # In real time it may hold the records of ended episodes, which the server sends once.
