@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -15,6 +14,7 @@ from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 from bridge.client.options import EnvOptions
 from bridge.client.pool_owner import PoolOwner
 from bridge.client.slots.resets import reset_settings
+from bridge.client.warn import warn
 from bridge.client.world.events import StepAnswered
 from bridge.client.world.extensions import attribute_write, call_request, looked_up
 from bridge.client.world.joined_world import JoinedWorld
@@ -397,11 +397,11 @@ def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> di
     modes = [mode for mode in metadata.get("render_modes", []) if mode != "human"]
     if render_mode == "human":
         text = "render_mode='human' opens a window where the environment runs, not here; for frames here"
-        warnings.warn(f"{text} use one of {modes}, and render()", UserWarning, stacklevel=4)
+        warn(f"{text} use one of {modes}, and render()", UserWarning)
     # Another server than ours names no modes.
     elif render_mode is not None and render_mode not in modes and world_info.server_version is not None:
         text = f"the remote environment is made with render_mode={render_mode!r}, which it does not name: expected"
-        warnings.warn(f"{text} one of {modes}", UserWarning, stacklevel=4)
+        warn(f"{text} one of {modes}", UserWarning)
     return {**metadata, "render_modes": modes}
 
 
