@@ -32,7 +32,6 @@ from bridge.client.slots.policy import (
     AddSpare,
     Begin,
     Connect,
-    ConnectInstead,
     Decision,
     Disconnect,
     DropSpare,
@@ -42,7 +41,7 @@ from bridge.client.slots.policy import (
     TakeOver,
 )
 from bridge.client.slots.remote_record import RemoteRecord
-from bridge.client.slots.slot import CUT, SETTLED, SPARE, Member, SlotEvent, SlotPhase
+from bridge.client.slots.slot import CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.errors import (
     Code,
     ConnectError,
@@ -241,11 +240,10 @@ class Fleet:
     def execute_one(self, decision: Decision) -> None:
         match decision:
             case Connect(member, request, _):
-                self.connect(member, request)
-            case ConnectInstead(member, request):
-                self._leave(member)
-                member.handle(SlotEvent.LOST)
-                member.refusal = None
+                if member.phase not in OFFLINE:
+                    self._leave(member)
+                    member.handle(SlotEvent.LOST)
+                    member.refusal = None
                 self.connect(member, request)
             case AddSpare(request, lanes, _):
                 url = request.address.url
@@ -397,7 +395,6 @@ class Machine(RuleBasedStateMachine):
         for member in self.fleet.members if "fleet" in self.__dict__ else ():
             here = (SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED)
             assert (member.answer is not None) == (member.phase in here)
-            assert member.settled == (member.phase in SETTLED)
 
     def teardown(self) -> None:
         """Mend everything: then every slot runs again, evenly, and no world is left that nobody uses."""

@@ -15,7 +15,6 @@ def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
     error = ConnectionLostError("grpc://a:1", "it closed the connection\nand more")
     slot = SimpleNamespace(
         phase=None,
-        settled=False,
         away=True,
         away_since=90.0,
         title="slots 2 to 3",

@@ -328,9 +328,8 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             return getattr(self, name)
         try:
             with self._conflicts:
-                self._asked()
-                self._remote.ask(call_request(name, (), {}, look=True))
-                found, is_method = looked_up(self._reply(self._remote, f"to a look at {name}"), self.url)
+                request = call_request(name, (), {}, look=True)
+                found, is_method = looked_up(self._reply(self._asked(), request, f"to a look at {name}"), self.url)
         except RefusedError as error:
             # As Gymnasium's own environments, whose AttributeError its wrappers expect.
             if error.code not in (Code.NOT_FOUND, Code.PERMISSION_DENIED, Code.UNIMPLEMENTED):
@@ -378,9 +377,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def set_attr(self, name: str, value: Any) -> None:
         """Set a public attribute of the remote environment."""
         with self._conflicts:
-            self._asked()
-            self._remote.ask(attribute_write(name, [value]))
-            self._reply(self._remote, f"to setting {name}")
+            self._reply(self._asked(), attribute_write(name, [value]), f"to setting {name}")
 
     def __repr__(self) -> str:
         return f"<RemoteEnv {self.url}>"

@@ -125,7 +125,8 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             remote.open()
         self._gather(others, Joined, "to join a world")
 
-    def _reply(self, remote: Remote, purpose: str) -> pb.EnvironmentResponse:
+    def _reply(self, remote: Remote, request: pb.EnvironmentRequest, purpose: str) -> pb.EnvironmentResponse:
+        remote.ask(request)
         return self._gather({"": remote}, Replied, purpose)[""].message
 
     def _gather(

@@ -62,7 +62,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions) -> Vecto
                 placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
                 _join_directory(pool, placement, num_envs)
             for request in spares:
-                pool.open(pool.members.add(request, spare=True))
+                pool.connect(pool.members.add(request, spare=True))
     # KeyboardInterrupt too: without an object there is nobody to close the connections.
     except BaseException:
         pool.close_all(0.5)
@@ -115,7 +115,7 @@ class _Join:
 
     def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
         self._pool = pool
-        self._missing = dict.fromkeys([pool.open(pool.members.add(request)) for request in requests])
+        self._missing = dict.fromkeys([pool.connect(pool.members.add(request)) for request in requests])
         """The members that are being connected."""
         self._wanted = len(pool.members.filling)
         """The number of worlds."""
@@ -175,7 +175,7 @@ class _Join:
             text = "%s has not said anything within %g s: %s stands in for it"
             _log.warning(text, member.remote.url, self._pool.policy.connect_timeout, request.address.url)
             self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
-            self._pool.connect_instead(member, request)
+            self._pool.connect(member, request)
 
 
 def _join_directory(pool: VectorPool, placement: Placement, num_envs: int | None) -> None:
@@ -251,7 +251,7 @@ class _DirectoryJoin(_Join):
     def _add(self, endpoint: Endpoint) -> None:
         request = self._placement.request_for(endpoint.url)
         member = self._pool.members.add(request, lanes=self._lanes or 1, endpoint=endpoint.key)
-        self._missing[self._pool.open(member)] = None
+        self._missing[self._pool.connect(member)] = None
 
     def _on_joined(self, member: Member) -> None:
         if self._lanes:
@@ -268,8 +268,7 @@ class _DirectoryJoin(_Join):
 
     def _on_silent(self, member: Member) -> None:
         # Another endpoint takes its place: a directory has more of them, so nobody waits for `timeout`.
-        late = member.remote.late("to join a world", self._pool.policy.connect_timeout)
-        self._pool.lose(member, member.remote.give_up(late))
+        self._pool.give_up(member)
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
         # The last one is raised if no endpoint is left.

@@ -26,7 +26,6 @@ __all__ = [
     "AddSpare",
     "Begin",
     "Connect",
-    "ConnectInstead",
     "Decision",
     "Disconnect",
     "DropSpare",
@@ -51,20 +50,13 @@ _log = SafeLog(__name__)
 
 
 class Connect(NamedTuple):
-    """Connect a world that has no connection."""
+    """Connect a slot's world, or a spare; a connection that there is is given up."""
 
     member: Member
     request: WorldRequest | None = None
-    """The world to connect to instead, of an endpoint of the directory; None: the same again."""
+    """The world to connect to instead; None: the same again."""
     endpoint: str | None = None
-    """The key of that endpoint."""
-
-
-class ConnectInstead(NamedTuple):
-    """Leave the server of a world, and connect it where another world of its kind is."""
-
-    member: Member
-    request: WorldRequest
+    """The key of that world's endpoint in the directory; None: it is at a server of the list."""
 
 
 class AddSpare(NamedTuple):
@@ -107,7 +99,7 @@ class GiveUp(NamedTuple):
     member: Member
 
 
-Decision: TypeAlias = Connect | ConnectInstead | AddSpare | DropSpare | Disconnect | TakeOver | Begin | GiveUp
+Decision: TypeAlias = Connect | AddSpare | DropSpare | Disconnect | TakeOver | Begin | GiveUp
 
 
 @dataclasses.dataclass
@@ -250,7 +242,7 @@ class SlotPolicy:
             member.remote.record.moves += 1
             why = str(member.refusal).partition("\n")[0]
             _log.warning("%s leaves %s, where every reset fails: %s", member.title, member.remote.url, why)
-            yield ConnectInstead(member, request)
+            yield Connect(member, request)
 
     def _leaves_for(self, member: Member) -> WorldRequest | None:
         """Return where a slot of a list goes whose environment always fails; None: nowhere.

@@ -328,11 +328,6 @@ class Member:
         return _STATE_OF[self.phase]
 
     @property
-    def settled(self) -> bool:
-        """True if there is nothing to wait for."""
-        return self.phase in SETTLED
-
-    @property
     def fails_every_reset(self) -> bool:
         """True if its environment raised in each of the last attempts to reset it."""
         # Settings that are refused are no sign of a broken environment: `permanent_error` raises those at once.

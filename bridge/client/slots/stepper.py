@@ -329,7 +329,7 @@ class Stepper:
         # A second more than a step has: a late slot is cut first, and its end is one of the answers.
         if not pool.gather(enough, time.monotonic() + pool.timeout + 1.0):
             raise RemoteTimeoutError(
-                ", ".join(dict.fromkeys(member.remote.url for member in filling if not member.settled)),
+                ", ".join(dict.fromkeys(member.remote.url for member in filling if member.phase not in SETTLED)),
                 f"{ready()} slots answered within {pool.timeout:g} s, where recv(at_least={at_least}) waits for more",
             )
         members = [member for member in filling if member.phase in _HERE]

@@ -102,16 +102,21 @@ class VectorPool(Pool):
 
     # Connecting
 
-    def connect_instead(self, member: Member, request: WorldRequest) -> None:
-        """Give up a connection, or the making of it, and make another one."""
-        self._leave(member)
-        member.remote.close(0.0)
-        member.handle(SlotEvent.LOST)
-        self.members.replace_remote(member, request)
-        self.open(member)
+    def connect(self, member: Member, request: WorldRequest | None = None, endpoint: str | None = None) -> Member:
+        """Start to connect a member, without waiting for it; return it.
 
-    def open(self, member: Member) -> Member:
-        """Start to connect a member, without waiting for it; return it."""
+        Args:
+            member: Who; a connection that it has, or is making, is given up.
+            request: The world to connect to instead of its own; None: the same again.
+            endpoint: The key of that world's endpoint in a directory.
+        """
+        if member.phase not in OFFLINE:
+            self._leave(member)
+            member.remote.close(0.0)
+            member.handle(SlotEvent.LOST)
+        if request is not None:
+            self.members.replace_remote(member, request)
+            member.endpoint = endpoint
         # Here and not in `__init__`: a copy, and a forked process, have connections only from now on.
         keepalive.add(self)
         now = time.monotonic()
@@ -132,14 +137,9 @@ class VectorPool(Pool):
         for decision in decisions:
             match decision:
                 case policy.Connect(member, request, endpoint):
-                    if request is not None:
-                        self.members.replace_remote(member, request)
-                        member.endpoint = endpoint
-                    self.open(member)
-                case policy.ConnectInstead(member, request):
-                    self.connect_instead(member, request)
+                    self.connect(member, request, endpoint)
                 case policy.AddSpare(request, lanes, endpoint):
-                    self.open(self.members.add(request, spare=True, lanes=lanes, endpoint=endpoint))
+                    self.connect(self.members.add(request, spare=True, lanes=lanes, endpoint=endpoint))
                 case policy.DropSpare(spare):
                     self.members.drop(spare)
                 # It is not dropped: the user named it, and it is connected again later.
@@ -151,7 +151,7 @@ class VectorPool(Pool):
                 case policy.Begin(member):
                     self.begin(member, member.settings)
                 case policy.GiveUp(member):
-                    self._give_up(member)
+                    self.give_up(member)
 
     def _take_over(self, member: Member, spare: Member) -> None:
         """Swap the remotes of a member and a spare; the one that was left goes, unless it stands by from then on."""
@@ -176,10 +176,11 @@ class VectorPool(Pool):
             error = ConnectionLostError(member.remote.url, f"its {member.title} moved to another server; call again")
             self.question.take(member, Lost(error, established=True))
 
-    def _give_up(self, member: Member) -> None:
+    def give_up(self, member: Member) -> None:
+        """End a connection whose answer is late."""
         purpose, waited = "a reset", self.timeout
         if member.phase in CONNECTING:
-            purpose = "connecting"
+            purpose = "join a world"
             if member.remote.silent:
                 waited = min(waited, self.policy.connect_timeout)
         elif member.phase is SlotPhase.STEPPING:

@@ -59,7 +59,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
         return first == len(members)
 
     if not pool.gather(enough, began + timeout):
-        late = [member for member in members if not (member.settled or tolerated(member))]
+        late = [member for member in members if not (member.phase in SETTLED or tolerated(member))]
         raise RemoteTimeoutError(
             ", ".join(dict.fromkeys(member.remote.url for member in late)),
             f"no observation within {timeout:g} s: {'; '.join(map(_describe, late))}",
@@ -68,7 +68,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
 
 def _tell(members: Sequence[Member], waited: float, timeout: float) -> None:
     """Log what is waited for, in a few lines."""
-    late = [member for member in members if not member.settled]
+    late = [member for member in members if member.phase not in SETTLED]
     # Of a fleet that is gone nobody reads a line for each of thousands of slots.
     for member in late[:_MOST_LINES]:
         _log.warning("waiting for %s, %.0f s of at most %g s", _describe(member), waited, timeout)
