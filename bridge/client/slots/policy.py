@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from bridge.back_off import pause
 from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.client.slots.placement import Load, Placement
-from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
+from bridge.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, WAITING, Member, SlotPhase
 from bridge.client.world.session import ENDED_CODES
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError, shown_url
@@ -258,7 +258,7 @@ class SlotPolicy:
         """
         mine = member.remote.request
         # A list has no records of endpoints: that a server is well shows in the slots that run there.
-        others = [other.remote.request for other in self.members if _is_joined(other) and not other.failures]
+        others = [other.remote.request for other in self.members if other.phase in JOINED and not other.failures]
         load = Counter(request.address.url for request in others)
         same = (request for request in others if mine.kind is not None and request.kind == mine.kind)
         elsewhere = (request for request in same if request.address.url != mine.address.url)
@@ -330,13 +330,13 @@ class SlotPolicy:
     def _look_for_moves(self, now: float) -> Iterator[Decision]:
         """Look for servers that drain or always fail, and connect replacements for the worlds there."""
         placement = self.placement
-        leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
+        leaving = [member for member in self.members if member.phase in JOINED and self.is_leaving(member)]
         for member in leaving:
             self.saw(member, EndpointEvent.DRAINS, now)
         # A single environment leaves at the end of its episode. The episodes of lanes have no common end: they leave
         # after a step, in the middle of some.
         self.lanes_leave = any(not member.single for member in leaving)
-        for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
+        for spare in [spare for spare in self.spares if spare.phase in JOINED and self.is_leaving(spare)]:
             # The user asked for this spare, so it stays, and waits for the next server at its URL.
             if placement is None and spare.relieves is None:
                 yield from self._come_back_later(spare, now)
@@ -348,7 +348,7 @@ class SlotPolicy:
         if leaving:
             placement.watch.poll(now, soon=True)
         # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
-        joined = [member for member in self.members if _is_joined(member) and not self.is_leaving(member)]
+        joined = [member for member in self.members if member.phase in JOINED and not self.is_leaving(member)]
         leaving += [member for member in joined if member.fails_every_reset]
         if leaving:
             load = Load(self.everybody())
@@ -370,7 +370,7 @@ class SlotPolicy:
         Lanes are never moved for that, because it would cut episodes. Nor is anything while slots are away: they go to
         the emptiest endpoints by themselves.
         """
-        if not all(member.single and _is_joined(member) for member in self.members):
+        if not all(member.single and member.phase in JOINED for member in self.members):
             return
         load = Load(self.everybody())
         kinds = {member.endpoint: member.kind for member in self.members}
@@ -442,7 +442,7 @@ class SlotPolicy:
 
     def after_step(self, member: Member, now: float) -> Iterator[Decision]:
         """Let a world of lanes change over after a step, if it is to leave and a replacement stands ready."""
-        leaves = _is_joined(member) and self.is_leaving(member)
+        leaves = member.phase in JOINED and self.is_leaving(member)
         if leaves and (replacement := self.ready_spare(member, elsewhere=True)) is not None:
             member.settings = None
             yield from self._change_over(member, replacement, now)
@@ -468,11 +468,6 @@ class SlotPolicy:
         # Where the replacement is still being joined, the episode begins when that is done.
         if member.phase is SlotPhase.IDLE:
             yield Begin(member)
-
-
-def _is_joined(member: Member) -> bool:
-    """Tell whether a world has a connection, and was joined."""
-    return member.phase not in OFFLINE and member.phase not in CONNECTING
 
 
 def _relieved_by(member: Member) -> str | None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONNECTING",
     "CUT",
+    "JOINED",
     "OFFLINE",
     "SETTLED",
     "SPARE",
@@ -213,6 +214,8 @@ OFFLINE = frozenset({_P.OFFLINE, _P.CUT_OFFLINE})
 """There is no connection."""
 CONNECTING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING})
 """A connection is being made."""
+JOINED = frozenset(SlotPhase) - OFFLINE - CONNECTING
+"""It is in a world."""
 STEPPED = frozenset({_P.STEPPING, _P.ANSWERED})
 """A step's answer is outstanding, or was not taken."""
 

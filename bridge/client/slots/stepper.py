@@ -11,7 +11,7 @@ import numpy as np
 
 from bridge.client.slots.resets import plan_resets, reset_settings
 from bridge.client.slots.results import Results
-from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SETTLED, STEPPED, Member, SlotEvent, SlotPhase
+from bridge.client.slots.slot import CUT, JOINED, SETTLED, STEPPED, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.slots.waiting import OnLost, gather_all
 from bridge.encoding.spaces import Layout
@@ -91,7 +91,7 @@ class Stepper:
         member.refusal = None
         if member.phase not in CUT:
             member.error = None
-        if member.phase in OFFLINE or member.phase in CONNECTING or member.phase in CUT:
+        if member.phase not in JOINED or member.phase in CUT:
             # It is kept for the world that is joined next.
             member.settings = settings
             # The user asks now: the pause after earlier failures is over.

@@ -17,7 +17,7 @@ from bridge.client.slots.members import SlotMembers
 from bridge.client.slots.pool import Pool
 from bridge.client.slots.question import Question
 from bridge.client.slots.resets import further_seeds
-from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world.remote import Delivery
 from bridge.client.world.world_request import WorldRequest
@@ -361,7 +361,7 @@ class VectorPool(Pool):
     def poll_nowait(self) -> float:
         """Do what is due between calls, as `Pool` does; look again soon while worlds are away."""
         wait = super().poll_nowait()
-        away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.policy.everybody())
+        away = any(member.phase not in JOINED for member in self.policy.everybody())
         return min(_AWAY_PERIOD, wait) if away else wait
 
     # Gathering
