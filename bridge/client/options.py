@@ -274,7 +274,7 @@ class VectorOptions(EnvOptions):
             raise SettingError(f"expected num_envs to be a positive integer, got {self.num_envs!r}")
         object.__setattr__(self, "connect_timeout", checked_timeout(self.connect_timeout, "connect_timeout"))
         if self.spares:
-            object.__setattr__(self, "spares", [secret_url(url) for url in checked_urls(self.spares)])
+            object.__setattr__(self, "spares", checked_urls(self.spares))
 
 
 def _check_is_new(address: Address) -> None:
@@ -302,8 +302,8 @@ def is_openenv(url: Any) -> bool:
 
 
 def checked_urls(urls: Any) -> list[str]:
-    """Return the URLs as a list, or raise SettingError where they are none."""
-    found = [urls] if isinstance(urls, str) else list(urls)
+    """Return the URLs as a list, whose `repr` holds no token, or raise SettingError where they are none."""
+    found = [secret_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
     if not found:
         raise SettingError("expected a URL, or a list of them with at least one, got an empty list")
     return found

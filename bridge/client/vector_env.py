@@ -82,7 +82,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if isinstance(urls, str):
             urls = secret_url(urls)
         elif as_directory(urls) is None:
-            urls = [secret_url(url) for url in checked_urls(urls)]
+            urls = checked_urls(urls)
         self._slots = Slots(join(urls, options))
         members = self._slots.pool.members
         world_info = members.world_info()
