@@ -135,13 +135,11 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         """Wait for an answer from each of some agents' remotes; one refused with the code `tolerate` is left out."""
         try:
             found = self._pool.wait_for_all(remotes.values(), kind, purpose, tolerate=tolerate)
-        except RemoteTimeoutError:
-            # Answers that still come would be taken for those to the next Steps. New connections have none.
-            self._disconnect(0.0)
-            raise
-        except RemoteError:
-            # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not.
-            self._started = self._started and all(remote.connected for remote in remotes.values())
+        except RemoteError as error:
+            # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not; and
+            # answers that come after a timeout would be taken for those to the next Steps. New connections have none.
+            if isinstance(error, RemoteTimeoutError) or not all(remote.connected for remote in remotes.values()):
+                self._disconnect(0.0)
             raise
         return {name: found[remote] for name, remote in remotes.items() if remote in found}
 
