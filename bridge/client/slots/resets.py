@@ -41,7 +41,7 @@ def plan_resets(
         SettingError: Seeds or options cannot be sent, or the lanes of one world were given different options.
         AlreadyPendingError: A mask spares lanes whose answer to a step was not taken.
     """
-    given = dict(options or {})
+    given = _checked_options(options)
     mask = given.pop("reset_mask", None)
     if mask is not None:
         check_mask(mask, len(members.at))
@@ -119,6 +119,13 @@ def check_mask(mask: Any, num_envs: int) -> None:
         raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
 
 
+def _checked_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return reset options as a new dict; SettingError where they are none."""
+    if options is not None and not isinstance(options, Mapping):
+        raise SettingError(f"expected options to be a dict, such as {{'low': -0.1}}, got {options!r:.80}")
+    return dict(options or {})
+
+
 def reset_settings(
     seed: int | Sequence[int | None] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -137,7 +144,7 @@ def reset_settings(
         settings["seed"] = pack_seed(seed)
     if options is not None:
         try:
-            settings["options"] = pack_tensor(np.frombuffer(values.encode(dict(options)), np.uint8))
+            settings["options"] = pack_tensor(np.frombuffer(values.encode(_checked_options(options)), np.uint8))
         except TensorError as error:
             raise SettingError(f"the reset options cannot be sent: {error}") from error
     if reset_mask is not None:
