@@ -567,7 +567,16 @@ def test_an_answer_that_cannot_be_read_is_an_error_that_says_so(answer: Any, err
 
 
 def test_a_port_that_speaks_no_http_is_an_error_that_says_so() -> None:
-    with serve_gym("CartPole-v1") as server, pytest.raises(ConnectError, match=r"no answer to GET /schema: BadStatus"):
+    with serve_gym("CartPole-v1") as server, pytest.raises(ConnectError, match=r"GET /schema failed: BadStatus"):
+        make_remote(f"openenv://127.0.0.1:{server.port}")
+
+
+def test_a_space_that_json_does_not_hold_is_named_to_the_client() -> None:
+    space = spaces.Sequence(spaces.Dict(a=spaces.Discrete(2)), stack=True)
+    with (
+        serve_gym(lambda: SpaceEnv(space), web=True, openenv=True) as server,
+        pytest.raises(ConnectError, match="holds no Sequence of composites, got Sequence"),
+    ):
         make_remote(f"openenv://127.0.0.1:{server.port}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import json
@@ -107,7 +108,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         token = shown_token(address)
         fields = {} if token is None else {"Authorization": f"Bearer {token}"}
         url = f"{'https' if address.tls else 'http'}://{address.target}/schema"
-        found: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        found: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
 
         def fetch() -> None:
             try:
@@ -115,9 +116,12 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                 with urllib.request.urlopen(request, timeout=self._timeout) as response:
                     found.put(response.read(max_bytes))
             except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+                told = f"{error!r:.200}"
                 if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # it holds the connection
-                found.put(error)
+                    # It holds the connection, and says in its body what is wrong, such as a space.
+                    with error, contextlib.suppress(OSError, http.client.HTTPException):
+                        told += f": {error.read(1000)!r}"
+                found.put(ConnectError(self.url, f"GET /schema failed: {told}"))
 
         # `urllib` has a timeout for each piece of an answer, and none for the whole.
         threading.Thread(target=fetch, daemon=True).start()
@@ -125,8 +129,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             data = found.get(timeout=self._timeout)
         except queue.Empty:
             raise RemoteTimeoutError(self.url, f"no answer to GET /schema within {self._timeout:g} s") from None
-        if isinstance(data, Exception):
-            raise ConnectError(self.url, f"no answer to GET /schema: {data!r:.200}") from data
+        if isinstance(data, ConnectError):
+            raise data
         with expecting("JSON", data, self._fail):
             return json.loads(data)
 
