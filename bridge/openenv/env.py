@@ -18,8 +18,8 @@ from urllib.parse import quote
 import gymnasium
 from gymnasium import Space
 
-from bridge.client.options import TIMEOUT, checked_timeout
-from bridge.client.vector_env import OwningVectorEnv, checked_urls
+from bridge.client.options import TIMEOUT, checked_timeout, checked_urls
+from bridge.client.vector_env import OwningVectorEnv
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
