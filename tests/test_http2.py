@@ -19,7 +19,7 @@ from bridge.errors import Code
 from bridge.transport.address import parse_address
 from bridge.transport.frames import HeadersReceived, Http2Error
 from bridge.transport.http2 import Http2
-from bridge.transport.messages import MessageReader, message_parts
+from bridge.transport.messages import MessageReader, pack_prefix
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
 
@@ -42,7 +42,7 @@ class Call:
         return b"".join(self.http.data_to_send())
 
     def pack(self, data):
-        self.http.send_data(self.stream, message_parts([data[:3], data[3:]], len(data)), len(data) + 5)
+        self.http.send_data(self.stream, [pack_prefix(0, len(data)), data[:3], data[3:]], len(data) + 5)
         return self.take()
 
     def finish(self):
@@ -67,7 +67,7 @@ class Call:
                 continue
             if isinstance(event, HeadersReceived) and self.metadata is None:
                 self.metadata = event.fields
-            status = self.grpc._status(stream, event)
+            status = self.grpc._look_at(stream, event)
             if status is not None:
                 self.status = status
         return messages
