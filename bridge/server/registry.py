@@ -286,8 +286,7 @@ class Registry:
 
     def joined(self, world: World, owner: object) -> None:
         """Note whether a world's creator joined it."""
-        entry = self._entries.get(world.name)
-        if entry is None:
+        if (entry := self._entries.get(world.name)) is None:
             return
         entry.idle_since = None
         if entry.owner is owner:

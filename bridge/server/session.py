@@ -448,8 +448,7 @@ class Session:
     def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
         read: dict[int, Array] = {}
         for uid, tensor in actions.items():
-            spec = agent.actions.get(uid)
-            if spec is None:
+            if (spec := agent.actions.get(uid)) is None:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in agent.actions.items()) or "none"
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown action UID {uid}; there are {known}")  # D-11
             array = spec.read(tensor)
