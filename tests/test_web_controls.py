@@ -99,6 +99,51 @@ def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):  # noqa: F811
             until(lambda: Cook.done[-1] == 0)
 
 
+def test_two_gamepads_press_together_and_one_that_is_gone_presses_nothing(opened):  # noqa: F811
+    Cook.done.clear()
+    with serve_gym(Cook, web=Web(play_fps=60)) as server:
+        page = seat(opened, server)
+        page.evaluate(GAMEPAD)
+        page.evaluate("""() => {
+          window.pad.buttons[0].pressed = true;
+          const idle = {axes: [0, 0], buttons: []};
+          navigator.getGamepads = () => [window.pad, idle];
+        }""")
+        until(lambda: Cook.done[-1] == 1)
+        begun = len(Cook.done)
+        until(lambda: len(Cook.done) > begun + 30)
+        assert set(Cook.done[begun:]) == {1}, "the one at rest lets nothing go"
+        page.evaluate("() => { navigator.getGamepads = () => []; }")
+        until(lambda: Cook.done[-1] == 0)
+
+
+KEY = """([kind, key, code]) => document.dispatchEvent(new KeyboardEvent(kind, {key, code}))"""
+
+
+def test_a_key_is_let_go_though_shift_changed_its_name(opened):  # noqa: F811
+    Cook.done.clear()
+    with serve_gym(Cook, web=Web(play_fps=60)) as server:
+        page = seat(opened, server)
+        page.click("#legend button")
+        page.evaluate(KEY, ["keydown", "1", "Digit1"])
+        page.evaluate(KEY, ["keydown", "1", "Digit1"])
+        until(lambda: Cook.done[-1] == 1)
+        page.evaluate(KEY, ["keydown", "Shift", "ShiftLeft"])
+        page.evaluate(KEY, ["keyup", "!", "Digit1"])
+        until(lambda: Cook.done[-1] == 0)
+
+
+@pytest.mark.parametrize(("key", "code"), [("ы", "KeyS"), ("σ", "KeyS")], ids=["Cyrillic", "Greek"])
+def test_without_latin_letters_the_key_in_their_place_acts(opened, key, code):  # noqa: F811
+    Cook.done.clear()
+    with serve_gym(Cook, web=Web(play_fps=60)) as server:
+        page = seat(opened, server)
+        page.evaluate(KEY, ["keydown", key, code])
+        until(lambda: Cook.done[-1] == 1)
+        page.evaluate(KEY, ["keyup", key, code])
+        until(lambda: Cook.done[-1] == 0)
+
+
 def test_the_mouse_is_a_stick_while_its_button_is_down(opened):  # noqa: F811
     Rudder.done.clear()
     with serve_gym(Rudder, web=Web(play_fps=60)) as server:

@@ -243,6 +243,7 @@ def test_texts_among_observations_are_shown_as_they_are(opened):
 
         until(is_told)
         assert "NaN" not in page.inner_text("#panel")
+        assert "--web" not in page.inner_text("#panel"), "the server has it already"
         env.close()
 
 
@@ -312,6 +313,7 @@ def test_a_real_time_world_that_stands_still_is_said_with_its_age(opened):
         finally:
             Stalling.goes.set()
         shows(page, "() => document.getElementById('stall').hidden")
+        shows(page, "() => document.getElementById('announcement').textContent === ''")
 
 
 class Car(Paddle):
@@ -496,6 +498,36 @@ def test_a_wrong_token_is_told_and_the_right_one_goes_on(opened):
         says(page, "#status", "connected")  # from this tab's memory
         page = opened(server.web_url)
         says(page, "#token-problem", "a token is required")
+        assert "BRIDGE_TOKEN" not in page.inner_text("#token-problem"), "which is for programs"
+        page.goto(f"{server.web_url}#token=right-token")  # the link is opened in the same tab
+        says(page, "#status", "connected")
+        assert "right" not in page.url
+
+
+def test_the_age_of_a_picture_counts_its_way_through_the_network(opened):
+    late = """() => {
+      const Real = WebSocket;
+      window.WebSocket = class extends Real {
+        set onmessage(listener) { super.onmessage = (event) => setTimeout(() => listener(event), 800); }
+      };
+    }"""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened("about:blank")
+        page.add_init_script(f"({late})()")
+        page.goto(server.web_url)
+        page.click("#begin")
+        shows(page, "() => parseFloat(document.getElementById('age').textContent) >= 400")
+
+
+def test_the_page_works_where_the_browser_blocks_storage(opened):
+    blocked = """() => { for (const kind of ["localStorage", "sessionStorage"])
+      Object.defineProperty(window, kind, {get() { throw new DOMException("blocked", "SecurityError"); }}); }"""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened("about:blank")
+        page.add_init_script(f"({blocked})()")
+        page.goto(server.web_url)
+        page.click("#begin")
+        says(page, "#badge", "playing")
 
 
 def test_a_token_for_looking_on_does_not_play(opened):

@@ -64,7 +64,7 @@ export class Stream {
     if (this.#ended) throw this.#ended;
     return new Promise((resolve, reject) => {
       this.#waiting.push({resolve, reject});
-      this.#socket.send(new Uint8Array(bytes));
+      if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(new Uint8Array(bytes)); // else its end answers
     });
   }
 
