@@ -615,6 +615,30 @@ def test_a_server_that_does_not_answer_is_said_to_be_silent(opened, monkeypatch)
         says(page, "#status", "connected")
 
 
+def test_a_connection_that_died_without_a_word_is_replaced(opened):
+    dying = """() => {
+      const [Real, wait] = [WebSocket, setTimeout];
+      window.setTimeout = (then, time) => wait(then, time === 15000 ? 500 : time);
+      window.networks = 0;
+      window.WebSocket = class extends Real {
+        network = window.networks;
+        set onmessage(listener) { super.onmessage = (event) => this.network === window.networks && listener(event); }
+      };
+    }"""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened("about:blank")
+        page.add_init_script(f"({dying})()")
+        page.goto(server.web_url)
+        page.click("#begin")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        page.evaluate("() => { window.networks += 1; }")  # as where a phone leaves the Wi-Fi
+        before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures)")
+        shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before} + 5")
+        says(page, "#badge", "playing")
+        page.keyboard.down("ArrowRight")
+        shows(page, f"() => ({PADDLE})() > 150")
+
+
 def test_the_seats_of_many_agents_are_counted(opened):
     class Crowd(Paddles):
         possible_agents = ("upper", "lower", "third", *map(str, range(9)))

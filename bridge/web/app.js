@@ -1,6 +1,6 @@
 // The page: it starts here. The loop below keeps the connection to the server and what it says of its worlds.
 
-import {Stream, UNAUTHENTICATED} from "./client.js";
+import {Refused, Stream, UNAUTHENTICATED, UNAVAILABLE} from "./client.js";
 import {$, local, pause} from "./dom.js";
 import {draw} from "./draw.js";
 import {figures, stall} from "./figures.js";
@@ -15,15 +15,18 @@ import {askForToken, say, tell} from "./words.js";
 import {nothing, select} from "./worlds.js";
 
 const PATIENCE = 4000; // milliseconds
+const SILENCE = 15_000; // milliseconds without an answer after which a new connection is tried
 const SEAT_WAITS = 30_000; // milliseconds: the server's `seat_timeout`
 
 // Ask what there is, and say where the answer takes long: the connection may be dead without a word.
 async function ask(stream) {
   const late = setTimeout(() => say("", "the server does not answer"), PATIENCE);
+  const lost = setTimeout(() => stream.close(new Refused(UNAVAILABLE, "the connection was lost")), SILENCE);
   try {
     state.server = JSON.parse(await stream.property("server.web"));
   } finally {
     clearTimeout(late);
+    clearTimeout(lost);
   }
 }
 
