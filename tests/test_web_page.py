@@ -615,6 +615,28 @@ def test_a_server_that_does_not_answer_is_said_to_be_silent(opened, monkeypatch)
         says(page, "#status", "connected")
 
 
+def test_a_seat_that_somebody_took_a_moment_ago_is_refused_in_words_for_people(opened):
+    stale = """() => {
+      const parse = JSON.parse;
+      let kept;
+      JSON.parse = (text) => {
+        const said = parse(text);
+        return !said?.worlds ? said : window.stale ? kept : (kept = said);
+      };
+    }"""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened("about:blank")
+        page.add_init_script(f"({stale})()")
+        page.goto(server.web_url)
+        shows(page, "() => !document.getElementById('play').disabled")
+        page.evaluate("() => { window.stale = true; }")
+        env = make_remote(f"{server.url}?world=")
+        env.reset()
+        page.click("#play")
+        says(page, "#message", "Somebody else has the seat already.")
+        env.close()
+
+
 def test_a_connection_that_died_without_a_word_is_replaced(opened):
     dying = """() => {
       const [Real, wait] = [WebSocket, setTimeout];
@@ -661,6 +683,9 @@ def test_lanes_are_a_mosaic_of_those_that_are_chosen(opened):
         page.keyboard.press("Enter")
         envs.step(np.zeros(4, np.int64))
         shows(page, "() => document.getElementById('canvas').height === 150")
+        page.fill("#lanes", "first")
+        page.keyboard.press("Enter")
+        says(page, "#message", "Expected numbers of lanes, such as 0-15 or 1,4: all are shown.")
         envs.close()
 
 

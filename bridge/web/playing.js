@@ -151,7 +151,8 @@ export async function play(chosen) {
     else if (error.code !== 1) {
       const unreachable = error.code === 14;
       if (!unreachable) want(null);
-      tell(error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
+      const taken = error.code === FULL && !own && !env && !home.match; // by somebody who was quicker
+      tell(taken ? "Somebody else has the seat already." : error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
     }
   } finally {
     stream.leave();

@@ -20,6 +20,7 @@ function lanesWanted() {
     const [first, last = first] = part.split("-").map(Number);
     return Number.isInteger(first) && last >= first && last - first < 64 ? Array.from({length: last - first + 1}, (_, i) => first + i) : [];
   });
+  if (!lanes.length) tell("Expected numbers of lanes, such as 0-15 or 1,4: all are shown.");
   return lanes.length ? lanes : null;
 }
 
