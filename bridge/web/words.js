@@ -21,7 +21,7 @@ export function tell(text, lasts = false) {
 
 // aloud: whether a screen reader says it too.
 export function announce(text, aloud = true) {
-  $("announcement").ariaLive = aloud ? "polite" : "off";
+  $("announcement").setAttribute("aria-live", aloud ? "polite" : "off");
   $("announcement").textContent = text;
 }
 
