@@ -115,14 +115,13 @@ export function startInput() {
     if (name === "escape") stop();
     else if (state.playing.keyboard.uses(name)) {
       event.preventDefault();
-      down.set(event.code, name);
+      if (event.code) down.set(event.code, name); // a keyboard on the screen may have none
       hold(name, true);
     }
   });
   document.addEventListener("keyup", (event) => {
-    const name = down.get(event.code);
+    if (state.playing) hold(down.get(event.code) ?? named(event), false);
     down.delete(event.code);
-    if (name !== undefined) hold(name, false);
   });
   window.addEventListener("blur", release);
   for (const dialog of document.querySelectorAll("dialog")) {
