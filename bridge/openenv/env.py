@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import json
+import queue
 import secrets
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -15,8 +18,8 @@ from urllib.parse import quote
 import gymnasium
 from gymnasium import Space
 
-from bridge.client.options import TIMEOUT, checked_timeout
-from bridge.client.vector_env import OwningVectorEnv, checked_urls
+from bridge.client.options import TIMEOUT, checked_timeout, checked_urls
+from bridge.client.vector_env import OwningVectorEnv
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
@@ -27,6 +30,7 @@ from bridge.errors import (
     ConnectionLostError,
     EnvironmentFailedError,
     PeerError,
+    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
     shown_url,
@@ -104,13 +108,29 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         token = shown_token(address)
         fields = {} if token is None else {"Authorization": f"Bearer {token}"}
         url = f"{'https' if address.tls else 'http'}://{address.target}/schema"
+        found: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
+
+        def fetch() -> None:
+            try:
+                request = urllib.request.Request(url, headers=fields)
+                with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                    found.put(response.read(max_bytes))
+            except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+                told = f"{error!r:.200}"
+                if isinstance(error, urllib.error.HTTPError):
+                    # It holds the connection, and says in its body what is wrong, such as a space.
+                    with error, contextlib.suppress(OSError, http.client.HTTPException):
+                        told += f": {error.read(1000)!r}"
+                found.put(ConnectError(self.url, f"GET /schema failed: {told}"))
+
+        # `urllib` has a timeout for each piece of an answer, and none for the whole.
+        threading.Thread(target=fetch, daemon=True).start()
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=fields), timeout=self._timeout) as response:
-                data = response.read(max_bytes)
-        except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()  # it holds the connection
-            raise ConnectError(self.url, f"no answer to GET /schema: {error!r:.200}") from error
+            data = found.get(timeout=self._timeout)
+        except queue.Empty:
+            raise RemoteTimeoutError(self.url, f"no answer to GET /schema within {self._timeout:g} s") from None
+        if isinstance(data, ConnectError):
+            raise data
         with expecting("JSON", data, self._fail):
             return json.loads(data)
 

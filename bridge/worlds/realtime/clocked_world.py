@@ -339,15 +339,13 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Have the next frame, or a reset that waits, run when it is due."""
         if self._timer is not None:
             self._timer.cancel()
-        due = self.loop.next_due()
         # No frame begins while one is being stepped: calls of a slow environment would pile up. Resets do not count: a
         # lane that takes long to reset holds up no other one (U-6).
         if self._over or self._subscribe is not None or self._stepping:
             return
         # At a low frame rate the next frame is far away; of several agents with `autoreset=False` none is due before
         # the reset.
-        if self.loop.reset_waits:
-            due = self.now()
+        due = self.now() if self.loop.reset_waits else self.loop.next_due()
         if due is not None:
             # By a delay, because a clock of the user's need not be the scheduler's.
             self._timer = self.scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
