@@ -11,7 +11,7 @@ from bridge.transport import keepalive
 from bridge.transport.address import Address, shown_token
 from bridge.transport.compression import Inflater
 from bridge.transport.credentials import TOKEN_VARIABLE
-from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
+from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
     LARGE,
@@ -331,9 +331,7 @@ class GrpcClient:
             if self._address.compression is not None:
                 return self._inflate(event.data)
             return Code.INTERNAL, "the server sent a compressed message, which was not asked for"
-        if isinstance(event, StreamEnded):
-            return Code.INTERNAL, "the server ended the stream without a status"
-        return None
+        return Code.INTERNAL, "the server ended the stream without a status"  # StreamEnded
 
     def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _CallStatus:
         """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
