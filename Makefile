@@ -56,6 +56,9 @@ ZOO_PACKAGES = highway-env mo-gymnasium minigrid gymnasium-robotics shimmy flapp
 # Interpreters from Python 3.7 on, in any order: pyenv's, and those on the path.
 PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/*/bin/python) $(foreach minor,7 8 9 10 11 12 13 14,$(shell command -v python3.$(minor)))
 
+# Every process that the tests start would compile the package anew: 0.2 s of each import.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests that need nothing but the core and the extra `test-core`.
 CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 
@@ -65,31 +68,33 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
-# One stamp a set of extras; a changed pyproject.toml installs again.
-$(VENV)/.installed-%: pyproject.toml
+# The other environments have no pip of their own, which would take 6 s each: this one installs into them.
+PIP = $(BIN)/python -m pip
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
+
+# One stamp a set of extras, such as `test` or `test,trainers`; a changed pyproject.toml installs again.
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/pip
 	@echo "Installing this package with its extra '$*' into $(VENV): it takes a few minutes on a slow machine or network."
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --editable ".[$*]"
+	PYTHONWARNINGS=ignore $(PIP) install --editable ".[$*]"
 	@touch $@
 
-$(TRAINERS)/.installed-%: pyproject.toml
-	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS)
-	$(TRAINERS)/bin/python -m pip install --quiet --upgrade pip
-	$(TRAINERS)/bin/python -m pip install --quiet "$(TORCH)"
-	PYTHONWARNINGS=ignore $(TRAINERS)/bin/python -m pip install --quiet --editable ".[$*]"
+$(TRAINERS)/.installed-%: pyproject.toml | $(BIN)/pip
+	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv --without-pip $(TRAINERS)
+	$(PIP) --python $(TRAINERS)/bin/python install --quiet "$(TORCH)"
+	PYTHONWARNINGS=ignore $(PIP) --python $(TRAINERS)/bin/python install --quiet --editable ".[$*]"
 	touch $@
 
-$(DOCS)/.installed-%: pyproject.toml
-	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --upgrade pip
-	$(DOCS)/bin/python -m pip install --quiet --editable ".[$*]"
+# After `build/installed`, where make runs several jobs: both write gymnasium_bridge.egg-info.
+$(DOCS)/.installed-%: pyproject.toml | build/installed
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv --without-pip $(DOCS)
+	$(PIP) --python $(DOCS)/bin/python install --quiet --editable ".[$*]"
 	touch $@
 
-$(OLD)/.installed: $(OLD_WHEEL) tests/old_peer/requirements.txt
-	rm -rf $(OLD) && $(PYTHON) -m venv $(OLD)
-	$(OLD)/bin/python -m pip install --quiet --upgrade pip
-	$(OLD)/bin/python -m pip install --quiet $(OLD_WHEEL) --requirement tests/old_peer/requirements.txt
+$(OLD)/.installed: $(OLD_WHEEL) tests/old_peer/requirements.txt | $(BIN)/pip
+	rm -rf $(OLD) && $(PYTHON) -m venv --without-pip $(OLD)
+	$(PIP) --python $(OLD)/bin/python install --quiet $(OLD_WHEEL) --requirement tests/old_peer/requirements.txt
 	touch $@
 
 demo: $(VENV)/.installed-demo
@@ -128,22 +133,20 @@ test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
 	$(PYTEST) tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
 
-test-trainers: $(TRAINERS)/.installed-test $(TRAINERS)/.installed-trainers
+test-trainers: $(TRAINERS)/.installed-test,trainers
 	$(TRAINERS)/bin/python -m pytest tests/trainers
 
-$(PEERS)/.installed: Makefile
-	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
-	$(PEERS)/bin/python -m pip install --quiet $(PEERS_PACKAGES)
+$(PEERS)/.installed: Makefile | $(BIN)/pip
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv --without-pip $(PEERS)
+	$(PIP) --python $(PEERS)/bin/python install --quiet $(PEERS_PACKAGES)
 	touch $@
 
 test-peers: $(VENV)/.installed-test $(PEERS)/.installed
 	$(BIN)/python -m pytest tests/test_peers.py
 
-$(OPENENV)/.installed: Makefile
-	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv $(OPENENV)
-	$(OPENENV)/bin/python -m pip install --quiet --upgrade pip
-	$(OPENENV)/bin/python -m pip install --quiet $(OPENENV_PACKAGES)
+$(OPENENV)/.installed: Makefile | $(BIN)/pip
+	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv --without-pip $(OPENENV)
+	$(PIP) --python $(OPENENV)/bin/python install --quiet $(OPENENV_PACKAGES)
 	touch $@
 
 test-openenv: $(VENV)/.installed-test $(OPENENV)/.installed
@@ -161,14 +164,15 @@ notebooks: $(TRAINERS)/.installed-notebooks
 notebooks-short: $(TRAINERS)/.installed-notebooks
 	BRIDGE_NOTEBOOK_SCALE=0.02 $(TRAINERS)/bin/python notebooks/run.py --check
 
-check: $(VENV)/.installed-test $(VENV)/.installed-check
+NPM := $(shell command -v npm)
+check: $(VENV)/.installed-test $(VENV)/.installed-check $(if $(NPM),check-web check-calls)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/drawings.py --check
-	if command -v npm > /dev/null; then $(MAKE) --no-print-directory check-web check-calls; else echo "npm is not installed: the page's code is not checked"; fi
+	$(if $(NPM),,@echo "npm is not installed: the page's code is not checked")
 
 # ESLint and TypeScript's checker over the page's modules, which are served as they are: nothing is built.
 WEB_CHECKS = tests/web_checks/node_modules
@@ -176,9 +180,12 @@ check-web: $(WEB_CHECKS)/.installed
 	$(WEB_CHECKS)/.bin/eslint --config tests/web_checks/eslint.config.js bridge/web
 	$(WEB_CHECKS)/.bin/tsc --project tests/web_checks
 
-# On the package as it is installed, since pyright cannot follow a development install to `bridge.wrappers`.
-check-calls: $(WEB_CHECKS)/.installed $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/typed .
+# This package without links into the clone, which neither pyright nor MkDocs can follow to `bridge.wrappers`.
+.PHONY: build/installed
+build/installed: | $(BIN)/pip
+	rm -rf $@ && $(PIP) install --quiet --no-deps --target $@ .
+
+check-calls: $(WEB_CHECKS)/.installed $(VENV)/.installed-test build/installed
 	$(WEB_CHECKS)/.bin/pyright --pythonpath $(BIN)/python --project tests/web_checks/pyrightconfig.json
 
 $(WEB_CHECKS)/.installed: tests/web_checks/package.json
@@ -216,8 +223,7 @@ mutants: $(VENV)/.installed-test
 proto: $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py
 
-docs: $(DOCS)/.installed-docs
-	rm -rf build/api && $(DOCS)/bin/python -m pip install --quiet --no-deps --target build/api . # as it is installed, with bridge.wrappers
+docs: $(DOCS)/.installed-docs build/installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 	if command -v node > /dev/null; then node docs/check_search.mjs build/site; else echo "node is not installed: the search was not tried"; fi
 

@@ -180,13 +180,10 @@ class ConcurrentUseError(UsageError, RuntimeError):
     """A second thread entered an environment that is in use."""
 
 
-_MOST_CHARACTERS = 8192
-
-
-def _harmless(text: str) -> str:
+def _harmless(text: str, most: int = 8192) -> str:
     """Return a text, of many lines perhaps, that is neither long nor changes the terminal that it is printed on."""
-    if len(text) > _MOST_CHARACTERS:
-        text = f"{text[:_MOST_CHARACTERS]} … ({len(text) - _MOST_CHARACTERS} more characters)"
+    if len(text) > most:
+        text = f"{text[:most]} … ({len(text) - most} more characters)"
     if text.isprintable():
         return text
     return "".join(each if each in "\n\t" or each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
@@ -263,8 +260,9 @@ class RequestError(BridgeError):
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(code, message)
-        # An environment's error may name a file whose name is not UTF-8: protobuf refuses such texts.
-        self.code, self.message = code, message.encode("utf-8", "backslashreplace").decode()
+        # An environment's error may name a file whose name is not UTF-8: protobuf refuses such texts. It may also quote
+        # a client's options, and is logged; the longest tracebacks have some 20,000 characters.
+        self.code, self.message = code, _harmless(message.encode("utf-8", "backslashreplace").decode(), 1 << 16)
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from state_charts import Arrows, arrows, draw
 
 from bridge.client.slots import slot as slots
-from bridge.client.world import session as client_session
+from bridge.client.world import session_states as client_states
 from bridge.perlert import lobby, player
 from bridge.server import session as server_session
 
@@ -221,7 +221,7 @@ def slot_states() -> Arrows:
 
 STATES: dict[str, Callable[[], Arrows]] = {
     "states-server.svg": lambda: arrows(server_session.TRANSITIONS, server_session.SessionState.CLOSED),
-    "states-client.svg": lambda: arrows(client_session.TRANSITIONS, client_session.ClientState.LOST),
+    "states-client.svg": lambda: arrows(client_states.TRANSITIONS, client_states.ClientState.LOST),
     "states-slot.svg": slot_states,
     "states-lobby.svg": lambda: arrows(lobby.TRANSITIONS),
     "states-player.svg": lambda: arrows(player.TRANSITIONS),

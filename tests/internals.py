@@ -97,7 +97,7 @@ HELPERS = {
     ),
     "tests/test_state_charts.py": (
         "the tables that the pages draw",
-        "client.world.session perlert.lobby perlert.player server.session",
+        "client.world.session_states perlert.lobby perlert.player server.session",
     ),
     "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "server.session"),
     "tests/test_dying_clients.py": ("the table of which each state is killed in", "server.session"),

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge import serve_parallel
 from bridge.cli import main
 from bridge.errors import AddressError, ConnectError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -171,6 +172,17 @@ def test_the_waits_of_a_silent_server_are_few():
         check_server(server.url, timeout=0.3)
         waits = (time.monotonic() - began) / 0.3
     assert waits < 60  # there are more checks than that, each with several questions
+
+
+def test_a_world_that_waits_for_its_other_agents_is_told_at_once():
+    pytest.importorskip("pettingzoo")
+    from tests.parallel_envs import Relay
+
+    with serve_parallel(Relay) as server:
+        report = check_server(server.url, timeout=0.3)
+    assert len(report.failures) == 1
+    assert "missing_agent='default'" in report.failures[0].reason
+    assert {result.status for result in report.results} == {Status.FAILED, Status.SKIPPED}
 
 
 def test_nothing_stays_behind():

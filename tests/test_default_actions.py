@@ -17,6 +17,7 @@ from bridge.worlds.default_actions import default_action, neutral_action
         (spaces.Discrete(3, start=-1), -1),
         (spaces.Box(1.0, 2.0, (2,)), [1.0, 1.0]),
         (spaces.Box(-1.0, 1.0, (2,)), [0.0, 0.0]),
+        (spaces.Box(2**53 + 1, 2**53 + 5, (1,), np.int64), [2**53 + 1]),
         (spaces.MultiBinary(2), [0, 0]),
         (spaces.MultiDiscrete([2, 3]), [0, 0]),
         (spaces.Text(3, min_length=2, charset="ab"), "aa"),

@@ -33,8 +33,8 @@ def test_the_first_failure_of_a_kind_is_logged_in_full_and_the_others_are_counte
         failures.add("w", f"the environment raised ValueError in step: number {number}\nTraceback …")
     failures.add("w", "the environment raised KeyError in reset: 'a'\nTraceback …")
     assert lines(caplog) == [
-        "world=w the environment raised ValueError in step: number 0\nTraceback …",
-        "world=w the environment raised KeyError in reset: 'a'\nTraceback …",
+        "world=w the environment raised ValueError in step: number 0\n  Traceback …",
+        "world=w the environment raised KeyError in reset: 'a'\n  Traceback …",
     ]
     clock.now = 59.0
     scheduler.run()
@@ -73,7 +73,24 @@ def test_a_server_logs_the_traceback_of_its_environment_once(caplog, isolation):
             with pytest.raises(EnvironmentFailedError, match="the arm is stuck"):
                 env.step(0)
     (line,) = lines(caplog)
-    assert re.match(r"world=world-\w+ the environment raised RuntimeError in step: the arm is stuck\nTraceback ", line)
+    assert re.match(
+        r"world=world-\w+ the environment raised RuntimeError in step: the arm is stuck\n  Traceback ", line
+    )
+
+
+def test_what_a_client_sent_obeys_no_terminal_and_looks_like_no_line_of_the_log(caplog):
+    class Quoting(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            raise ValueError(f"unknown level {options['level']}")
+
+    with serve_gym(Quoting) as server, make_remote(server.url) as env:
+        with pytest.raises(EnvironmentFailedError, match="unknown level"):
+            env.reset(options={"level": "\x1b]0;title\x07\r\nERROR forged" + " " * 100_000})
+        (line,) = lines(caplog)
+    assert "unknown level \ufffd]0;title\ufffd\ufffd\n  ERROR forged" in line
+    assert all(each.isprintable() or each == "\n" for each in line)
+    assert len(line) < 70_000
+    assert "\nERROR" not in line
 
 
 def test_a_bad_request_is_not_logged_as_a_failure(caplog):

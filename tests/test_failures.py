@@ -540,6 +540,17 @@ def test_a_request_that_is_too_large_to_be_sent_leaves_the_answers_of_others_in_
         remote.close()
 
 
+@pytest.mark.parametrize("options", [3, [("low", 1)], "ab"])
+def test_reset_options_that_are_no_dict_are_refused_and_leave_environments_as_they_are(options: Any) -> None:
+    with serve_gym(lambda: CountingEnv(50)) as server:
+        env, envs = make_remote(server.url), BlockingReset(make_vec_remote(server.url))
+        for one in (env, envs):
+            with pytest.raises(errors.SettingError, match="expected options to be a dict"):
+                one.reset(options=options)
+            one.reset(options={"low": 1})
+            one.close()
+
+
 TEXT = gymnasium.spaces.Text(20_000)
 LONG = "x" * 15_000
 

@@ -19,7 +19,7 @@ from bridge.errors import Code
 from bridge.transport.address import parse_address
 from bridge.transport.frames import HeadersReceived, Http2Error
 from bridge.transport.http2 import Http2
-from bridge.transport.messages import MessageReader, message_parts
+from bridge.transport.messages import MessageReader, pack_prefix
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
 
@@ -42,7 +42,7 @@ class Call:
         return b"".join(self.http.data_to_send())
 
     def pack(self, data):
-        self.http.send_data(self.stream, message_parts([data[:3], data[3:]], len(data)), len(data) + 5)
+        self.http.send_data(self.stream, [pack_prefix(0, len(data)), data[:3], data[3:]], len(data) + 5)
         return self.take()
 
     def finish(self):
@@ -67,7 +67,7 @@ class Call:
                 continue
             if isinstance(event, HeadersReceived) and self.metadata is None:
                 self.metadata = event.fields
-            status = self.grpc._status(stream, event)
+            status = self.grpc._look_at(stream, event)
             if status is not None:
                 self.status = status
         return messages
@@ -293,7 +293,8 @@ def test_pings_go_both_ways():
     assert [e.ping_data for e in peer.events if isinstance(e, h2.events.PingAckReceived)] == [b"abcdefgh"]
     peer.to_server(peer.call.ping())
     peer.settle()
-    assert peer.call.http.pongs == 1
+    assert sum(isinstance(event, h2.events.PingReceived) for event in peer.events) == 1
+    assert peer.call.http.error is None
 
 
 def test_a_server_may_widen_the_window_of_the_connection_before_the_first_call():

@@ -117,6 +117,29 @@ def test_inboxes_share_one_thread_which_ends_with_the_last_of_them(server):
     until(lambda: not threads())
 
 
+def test_a_connection_that_cannot_be_looked_after_takes_no_thread_from_the_others(caplog):
+    class Poller:
+        def __init__(self, fails):
+            self.fails, self.polls = fails, 0
+
+        def poll_nowait(self):
+            self.polls += 1
+            if self.fails:
+                raise MemoryError("all is used")
+            return 0.01
+
+    one, other = Poller(True), Poller(False)
+    for poller in (one, other):
+        keepalive.add(poller)
+    try:
+        until(lambda: one.polls > 2 and other.polls > 2)
+    finally:
+        for poller in (one, other):
+            keepalive.remove(poller)
+    until(lambda: not threads())
+    assert "all is used" in caplog.text
+
+
 def test_a_large_first_answer_that_ends_the_stream_is_delivered_and_so_is_the_end(server):
     call = Call(server.url)
     server.accept()

@@ -19,7 +19,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 import bridge
 from bridge import Episode, Episodes, Listener, Observer, make_remote, make_vec_remote, serve_gym
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.errors import Code, RemoteError, RequestError
+from bridge.errors import Code, RemoteError, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, Inspector
 from bridge.wrappers import BlockingReset
@@ -217,6 +217,25 @@ def test_an_observer_that_does_not_start_leaves_no_port_and_no_socket_behind(tmp
         with pytest.raises(ValueError, match="no room"):
             serve_gym("CartPole-v1", unix_path=str(path) if hasattr(socket, "AF_UNIX") else None, observers=[Broken()])
         assert not path.exists()
+
+
+@pytest.mark.parametrize("how", ["another does not start", "the port of metrics is taken", "it never serves"])
+def test_an_observer_of_a_server_that_does_not_serve_is_closed(how: str) -> None:
+    class Broken(Observer):
+        def start(self, helper: Any) -> None:
+            raise ValueError("no room")
+
+    told, never = Told(), Told()
+    if how == "it never serves":
+        serve_gym("CartPole-v1", observers=[told], start=False).stop()
+    elif how == "another does not start":
+        with pytest.raises(ValueError, match="no room"):
+            serve_gym("CartPole-v1", observers=[told, Broken(), never])
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingError, match="metrics_port"):
+            serve_gym("CartPole-v1", observers=[told], metrics_port=taken.getsockname()[1])
+    assert told.closed.is_set()
+    assert not never.closed.is_set()
 
 
 @pytest.mark.faulty

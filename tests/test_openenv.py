@@ -206,6 +206,11 @@ def test_a_body_may_come_later_than_its_head() -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["observation"]["observation"] == expected.tolist()
 
 
+def test_a_body_of_some_megabytes_is_read_before_its_client_gives_up() -> None:
+    with serve_gym("CartPole-v1", web=True, openenv=True) as server:
+        assert fetch(server, "/reset", {"episode_id": " " * (24 << 20)})[0] == 200
+
+
 def test_a_request_over_http_may_take_longer_than_a_client_may_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client over HTTP can give no sign of life, and waits for its answer."""
     server_signs_of_life(monkeypatch, 0.05, 0.1, 0.1)
@@ -272,6 +277,9 @@ def test_tokens_are_asked_for_everywhere_but_at_health() -> None:
 def test_pages_of_other_sites_are_not_let_in() -> None:
     with serve_gym("CartPole-v1", web=True, openenv=True) as server:
         assert fetch(server, "/schema", Origin="https://evil.example")[0] == 403
+        # What browsers say of an image, which they ask for without an Origin.
+        for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+            assert fetch(server, "/schema", **{"Sec-Fetch-Site": site})[0] == status
         with session(server, origin="https://evil.example") as socket_, pytest.raises(ConnectionClosed, match="evil"):
             socket_.recv(20.0)
         request = b"GET /schema HTTP/1.1\r\nHost: evil.example\r\n\r\n"
@@ -308,6 +316,13 @@ def test_a_bad_message_is_answered_and_the_episode_goes_on(message: str, code: s
         assert answer["data"]["message"]
         assert ask(socket_, {"type": "step", "data": {"action": 1}})["data"]["reward"] == 1.0
         assert ask(socket_, {"type": "state"})["data"]["step_count"] == 1
+
+
+def test_a_message_of_too_many_values_is_refused_before_it_is_parsed() -> None:
+    with serve_gym("CartPole-v1", web=True, openenv=True) as server, session(server) as socket_:
+        answer = ask(socket_, "," * 100_000)  # no JSON, which is not looked at
+        assert answer["data"]["code"] == "VALIDATION_ERROR"
+        assert "at most 100000 values" in answer["data"]["message"]
 
 
 def test_what_is_too_large_or_no_text_ends_the_connection_and_nobody_elses() -> None:
@@ -554,6 +569,28 @@ def test_an_answer_that_cannot_be_read_is_an_error_that_says_so(answer: Any, err
 def test_a_port_that_speaks_no_http_is_an_error_that_says_so() -> None:
     with serve_gym("CartPole-v1") as server, pytest.raises(ConnectError, match=r"no answer to GET /schema: BadStatus"):
         make_remote(f"openenv://127.0.0.1:{server.port}")
+
+
+def test_a_schema_that_never_ends_is_given_up_after_the_timeout() -> None:
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def dribble() -> None:
+            with listener.accept()[0] as peer, contextlib.suppress(OSError):
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not done.wait(0.1):
+                    peer.sendall(b" ")
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        # Ended by the test at last, so that it fails where the client waits on.
+        timer = threading.Timer(10.0, done.set)
+        timer.start()
+        with pytest.raises(RemoteTimeoutError, match=r"no answer to GET /schema within 0\.5 s"):
+            make_remote(f"openenv://127.0.0.1:{listener.getsockname()[1]}", timeout=0.5)
+        timer.cancel()
+        done.set()
+        thread.join()
 
 
 def test_a_server_that_does_not_read_is_given_up_after_the_timeout() -> None:

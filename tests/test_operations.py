@@ -120,6 +120,14 @@ def test_the_metrics_port_closes_with_the_server_and_a_taken_one_is_named() -> N
         pass
 
 
+def test_strangers_at_the_metrics_port_use_up_no_files_of_the_server() -> None:
+    with serve_gym("CartPole-v1", metrics_port=0) as server, contextlib.ExitStack() as stack:
+        address = "127.0.0.1", int(server.metrics_port or 0)
+        silent = [stack.enter_context(socket.create_connection(address, 20.0)) for _ in range(40)]
+        assert silent[0].recv(1) == b""  # it goes for a further one
+        assert scrape(server)["bridge_worlds"] == 0
+
+
 def test_logs_carry_connection_and_world(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "bridge.server"), serve_gym(CountingEnv) as server:
         env = make_remote(server.url)

@@ -193,7 +193,20 @@ def test_a_package_imports_its_names_when_they_are_asked_for(name):
 # The direction of imports
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
-BASE = {"clock", "errors", "extras", "forks", "keywords", "lazy", "logs", "pb", "progress", "samples", "version"}
+BASE = {
+    "callers",
+    "clock",
+    "errors",
+    "extras",
+    "forks",
+    "keywords",
+    "lazy",
+    "logs",
+    "pb",
+    "progress",
+    "samples",
+    "version",
+}
 BASE |= {"back_off", "gymnasium_versions", "signals"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {

@@ -29,6 +29,7 @@ def test_a_url_may_name_the_slot_and_the_tag_and_leave_the_number_out():
         "perlert://h:1",
         "perlert://h:1/",
         "perlert://h:99999/c:0",
+        "perlert://a..b:1/c:0",
         "perlert://h:1/c:x",
         "perlert://h:1/c:-1",
         "perlert://h:1/a:b:1",

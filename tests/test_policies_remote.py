@@ -119,6 +119,14 @@ def test_nobody_there_is_told_with_what_to_start():
         RemotePolicy(url, reconnect=0)(np.zeros(1))
 
 
+def test_who_waits_for_a_server_that_is_away_is_told(caplog):
+    with bytes_served(b"") as url:
+        pass
+    with pytest.raises(ConnectError):
+        RemotePolicy(url, reconnect=0.3)(np.zeros(1))
+    assert [record.getMessage().endswith("; trying again, for at most 0.3 s") for record in caplog.records] == [True]
+
+
 HOSTILE = {
     "no actions": (msgpack.packb({"action": 1}), "expected actions as an array of numbers.* got None"),
     "text as actions": (msgpack.packb({"actions": "left"}), "expected actions as an array of numbers"),

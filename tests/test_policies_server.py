@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import numpy as np
+import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -202,6 +203,38 @@ def test_clients_that_say_nothing_delay_nobody():
             stack.enter_context(connect(server.url, compression=None))  # no request
         with RemotePolicy(server.url) as policy:
             assert policy(np.ones(1)).tolist() == [2.0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the files of a process")
+def test_strangers_that_use_up_all_files_do_not_end_the_server(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\ndef act(seen):\n    return seen\n"
+    )
+    command = [sys.executable, "-m", "bridge", "policy", "mine:act", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        url = process.stdout.readline().split()[-1]
+        address = "127.0.0.1", int(url.rpartition(":")[2])
+        with contextlib.ExitStack() as last, contextlib.ExitStack() as stack:
+            last.callback(process.kill)
+            for _ in range(150):
+                stack.enter_context(socket.create_connection(address, 20.0))
+            until(lambda: len(psutil.Process(process.pid).net_connections()) > 20)
+            stack.close()
+            with RemotePolicy(url, timeout=20.0) as policy:
+                assert policy(np.ones(1)).tolist() == [1.0]
+
+
+def test_the_oldest_of_many_that_say_nothing_goes_for_a_further_one():
+    with serve_policy(double) as server, contextlib.ExitStack() as stack:
+        address = "127.0.0.1", int(server.url.rpartition(":")[2])
+        with RemotePolicy(server.url) as policy:
+            assert policy(np.ones(1)).tolist() == [2.0]
+            callers = [stack.enter_context(socket.create_connection(address, 5.0)) for _ in range(70)]
+            # Within less than the ten seconds that `websockets` gives to each.
+            assert callers[0].recv(1) == b""
+            assert policy(np.ones(1)).tolist() == [2.0]  # a client is none of them
 
 
 def test_no_more_clients_are_taken_than_max_connections():

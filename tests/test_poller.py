@@ -13,7 +13,7 @@ import pytest
 
 from bridge.client.wire.poller import Poller
 from bridge.transport.http2 import Http2
-from bridge.transport.messages import MessageReader, message_parts
+from bridge.transport.messages import MessageReader, pack_prefix
 from tests.inside import Call, sign_of_life_after
 
 
@@ -82,7 +82,7 @@ def test_sending_to_a_server_that_reads_nothing_is_no_deadlock() -> None:
             server.sendall(b"".join(http.data_to_send()))
             inbox_thread_sees = threading.Event()
             answer = b"\0" * 3_000_000
-            http.send_data(stream, message_parts([answer], len(answer)), len(answer) + 5)
+            http.send_data(stream, [pack_prefix(0, len(answer)), answer], len(answer) + 5)
             received: list[Any] = []
 
             def read_late() -> None:

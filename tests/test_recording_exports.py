@@ -303,6 +303,9 @@ def test_an_export_that_cannot_be_made_says_why(tmp_path, datasets):
         export_minari(episodes, "test/mixed-v0")
     with pytest.raises(RecordingError, match="there are no such episodes"):
         export_minari([], "test/none-v0")
+    for name in ("cartpole", "-v0", ""):
+        with pytest.raises(SettingError, match=f"ends in its version, as cartpole/people-v0, got '{name}'"):
+            export_minari(episodes[:1], name)
     export_minari(episodes[:1], "test/twice-v0")
     with pytest.raises(SettingError, match="Minari does not take the dataset 'test/twice-v0'"):
         export_minari(episodes[:1], "test/twice-v0")

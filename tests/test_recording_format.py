@@ -193,6 +193,8 @@ def test_what_is_recorded_is_said_in_one_place(tmp_path):
         serve_gym("CartPole-v1", record=tmp_path, record_observations=True)
     with pytest.raises(SettingError, match=r"expected record to be a folder, or bridge.Recording\(folder, …\), got 5"):
         serve_gym("CartPole-v1", record=5)
+    with pytest.raises(SettingError, match=r"expected record to be a folder, .* got ''"):
+        serve_gym("CartPole-v1", record="")
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

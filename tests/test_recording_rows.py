@@ -12,10 +12,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from bridge import Recorder, Recording, make_vec_remote, serve_gym
+from bridge import Recorder, Recording, make_remote, make_vec_remote, serve_gym
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
+from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 
 STEPS = 80
@@ -179,3 +180,23 @@ def test_infos_and_last_observations_are_those_that_the_environments_gave(tmp_pa
                     key: np.asarray(value).tolist() for key, value in given.items()
                 }
             assert verify(episode, make).ok
+
+
+def test_an_info_that_contains_itself_fails_no_step_and_is_recorded_as_it_travels(tmp_path: Path) -> None:
+    class Circular(CountingEnv):
+        def step(self, action: Any) -> Any:
+            *rest, info = super().step(action)
+            info["self"] = info["again"] = info
+            return (*rest, info)
+
+    with serve_gym(lambda: Circular(2), record=Recording(tmp_path, observations=True, infos=True)) as server:
+        env = make_remote(server.url)
+        env.reset()
+        with pytest.warns(RuntimeWarning, match="nested more than"):
+            env.step(env.action_space.sample())
+        told = env.step(env.action_space.sample())[4]
+        env.close()
+    (episode,) = read_folder(tmp_path).episodes()
+    infos = load_episode(episode).infos
+    assert infos is not None
+    assert infos[-1] == told

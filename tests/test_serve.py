@@ -45,3 +45,17 @@ def test_its_keywords_are_those_of_serve_gym_but_for_start() -> None:
 def test_what_cannot_be_served_is_said_at_once() -> None:
     with pytest.raises(bridge.errors.SettingError, match="Nowhere-v0"):
         bridge.serve("Nowhere-v0")
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_a_host_that_is_no_name_is_said_to_be_none(host: str) -> None:
+    with pytest.raises(bridge.errors.SettingError, match=rf"cannot listen on port=0 of {host}: .* address of this"):
+        bridge.serve_gym("CartPole-v1", host=host)
+
+
+def test_a_wrong_grace_leaves_a_server_as_it_was() -> None:
+    with bridge.serve_gym("CartPole-v1", start=False) as server:
+        with pytest.raises(bridge.errors.SettingError, match="expected grace to be a number"):
+            server.run(grace=-1)
+        server.start()
+        bridge.make_remote(server.url).close()

@@ -10,7 +10,7 @@ from benchmarks.soak import soak
 from bridge.testing import ServerProcess
 
 
-@pytest.mark.parametrize("transport", ["grpc", "unix"])
+@pytest.mark.parametrize("transport", ["grpc", pytest.param("unix", marks=pytest.mark.repeat)])
 @pytest.mark.slow
 def test_neither_end_grows_with_steps_and_resets(transport: str, tmp_path: Path) -> None:
     with ServerProcess("CartPole-v1", "--unix-path", str(tmp_path / "s")) as server:

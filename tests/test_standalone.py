@@ -8,6 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import tokenize
 import warnings
 
@@ -219,6 +220,40 @@ def test_a_reset_world_that_gave_up_takes_no_seed_from_one_that_still_waits():
     assert public.EnvironmentResponse.FromString(other.answer_late(waits)).HasField("reset_world")
     ask(player, step={})
     assert seeds == [None, 2]
+
+
+def test_a_reset_world_whose_client_has_gone_keeps_its_thread_no_longer():
+    class Gone:
+        """The gRPC context of a client that goes while its request waits."""
+
+        def invocation_metadata(self):
+            return ()
+
+        def add_callback(self, callback):
+            return True
+
+        def send_initial_metadata(self, metadata):
+            pass
+
+        def is_active(self):
+            return False
+
+    (player,) = sessions(CountingEnv, 1, reset_world_timeout=600.0)
+    server = player.server
+    ask(player, join_world={})
+    ask(player, step={})
+    environments = threading.Thread(target=server.main.work, args=(lambda: None,))
+    environments.start()
+    answers = []
+    request = public.EnvironmentRequest(reset_world={}).SerializeToString()
+    waits = threading.Thread(target=lambda: answers.extend(server.process([request], Gone())), daemon=True)
+    waits.start()
+    waits.join(DEADLINE)
+    server.main.interrupt()
+    environments.join(DEADLINE)
+    assert not waits.is_alive()
+    assert public.EnvironmentResponse.FromString(answers[0]).HasField("error")
+    assert player.world.waiting == []
 
 
 def test_a_request_that_is_answered_after_the_end_of_its_connection_joins_no_world():
@@ -637,6 +672,8 @@ def test_it_speaks_tls(mutual, tmp_path):
         (["NoSuchEnv-v0"], "no environment 'NoSuchEnv-v0'"),
         (["no_such_module:Env-v0"], "no_such_module"),
         (["CartPole-v1", "--num-envs", "0"], "expected num_envs to be an integer from 1"),
+        (["CartPole-v1", "--port", "99999"], "the port of 127.0.0.1:99999 is taken, or none"),
+        (["CartPole-v1", "--port", "-1"], "the port of 127.0.0.1:-1 is taken, or none"),
         (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
         (["CartPole-v1", "--token-file", os.devnull], "expected a token in"),

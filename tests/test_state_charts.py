@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bridge.client.world import session as client_session
+from bridge.client.world import session_states as client_states
 from bridge.perlert import lobby, player
 from bridge.server import session as server_session
 
@@ -68,7 +68,7 @@ def test_every_arrow_leads_from_its_state_to_the_next(drawings: Any, name: str) 
     ("name", "table", "last"),
     [
         ("states-server.svg", server_session.TRANSITIONS, server_session.SessionState.CLOSED),
-        ("states-client.svg", client_session.TRANSITIONS, client_session.ClientState.LOST),
+        ("states-client.svg", client_states.TRANSITIONS, client_states.ClientState.LOST),
         ("states-lobby.svg", lobby.TRANSITIONS, None),
         ("states-player.svg", player.TRANSITIONS, None),
     ],

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import socket
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -401,3 +404,17 @@ def test_frames_of_real_time_and_steps_of_several_agents_are_counted() -> None:
             steps += 1
         assert (server.status()["steps"], server.status()["episodes"]) == (steps, 1)
         env.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+def test_ctrl_c_waits_for_no_server_that_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-m", "bridge", "top", f"localhost:{silent.getsockname()[1]}", "--json"]
+        with subprocess.Popen([*command, "--timeout", "600"]) as top:
+            try:
+                connection, _ = silent.accept()  # it asks
+                with connection:
+                    top.send_signal(signal.SIGINT)
+                    assert top.wait(60.0) == 1
+            finally:
+                top.kill()

@@ -386,3 +386,16 @@ def test_values_cannot_be_hidden_from_the_count():
 def test_numbers_in_an_array_are_one_value():
     value = {"a": np.zeros(200_000), "b": list(range(9_900))}
     assert same(values.decode_request(values.encode(value)), value)
+
+
+def test_an_info_that_contains_itself_twice_is_encoded_at_once():
+    info = {"good": 1, "inner": {"x": 2}}
+    info["inner"]["up"] = info["inner"]["top"] = info["inner"]["listed"] = [info, info]
+    read, told, _ = values.decode_info(values.encode_info(info, values.Notes()))
+    assert same(read, {"good": 1, "inner": {"x": 2}})
+    assert len(told) == 3
+    assert all("info['inner']" in text and "nested more than" in text for text in told)
+    # The infos of lanes are a list of such dicts, each of which stays one.
+    read, told, _ = values.decode_info(values.encode_info([info, {"y": 3}], values.Notes()))
+    assert same(read, [{"good": 1}, {"y": 3}])
+    assert len(told) == 1

@@ -19,7 +19,7 @@ from bridge.client.world.events import StepAnswered
 from bridge.client.world.extensions import attribute_write, call_request, looked_up
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.remote import Remote
-from bridge.client.world.session import ONLINE, ClientState
+from bridge.client.world.session_states import ONLINE, ClientState
 from bridge.client.world.step_reader import Transition
 from bridge.client.world.world_request import WorldInfo
 from bridge.errors import (

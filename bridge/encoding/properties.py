@@ -204,8 +204,7 @@ class PropertyTree:
         return RequestError(Code.NOT_FOUND, f"there is no property {key!r}; there are {known}")
 
     def _describe(self, key: str) -> properties_pb2.PropertySpec:
-        leaf = self._leaf(key)
-        if leaf is None:
+        if (leaf := self._leaf(key)) is None:
             family = self._families.get(key)
             text = family.description if family else ""
             spec = Spec.text(key, ()).to_proto()

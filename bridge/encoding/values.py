@@ -67,6 +67,14 @@ UNCHANGED: Any = object()
 """Stands for the form of observations where it has not changed."""
 
 
+class _TooDeepError(TensorError):
+    """A value is nested too deep, as each is that contains itself.
+
+    It is left out higher up, of an info's own dict or one in that: each level of what contains itself twice would else
+    be filled in twice as often as the one above.
+    """
+
+
 class Notes:
     """Remarks for the receiver of infos, each told once: on values that did not travel, or not as they were."""
 
@@ -246,7 +254,7 @@ def to_value(value: Any) -> pb.Value:
 
 def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None = None) -> None:
     if depth > _MAX_DEPTH:
-        raise TensorError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
+        raise _TooDeepError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
     if value is None:
         message.none.SetInParent()
     # Check NumPy's types before Python's: `np.float64` is a float, and `np.str_` a str.
@@ -301,7 +309,7 @@ def _fill_item(message: pb.Value, value: Any, where: str, depth: int, notes: Not
     try:
         _fill(message, value, where, depth, notes)
     except TensorError as error:
-        if notes is None:
+        if notes is None or (depth > 2 and isinstance(error, _TooDeepError)):
             raise
         notes.add(where, f"None stands for what does not travel: {error}")
         # Remove what was filled in before the error, such as the first items of a list.
@@ -343,7 +351,7 @@ def _fill_dict(
                 _fill_hashable(other, key, f"the key of {path}", depth + 1)
             _fill(entry, item, path, depth + 1, notes)
         except TensorError as error:
-            if notes is None:
+            if notes is None or (depth > 1 and isinstance(error, _TooDeepError)):
                 raise
             notes.add(path, f"left out, for it does not travel: {error}")
             continue

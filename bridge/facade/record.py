@@ -43,7 +43,7 @@ class Recording:
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, (str, os.PathLike)):
+        if not isinstance(self.folder, (str, os.PathLike)) or not os.fspath(self.folder):
             raise SettingError(f"expected record to be a folder, or bridge.Recording(folder, …), got {self.folder!r}")
         most = self.max_bytes
         if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):

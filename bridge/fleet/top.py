@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -187,7 +187,7 @@ class Top:
             self._credentials = dataclasses.replace(self._credentials, tls_server_name=name)
         self._timeout = timeout
         self._clock = clock
-        self._executor = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="bridge-top")
+        self._asking = False
         self._endpoints: Sequence[Endpoint] = ()
         self._inspectors: dict[str, Inspector] = {}
         self._before: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -210,11 +210,36 @@ class Top:
         for url in set(self._inspectors) - known:
             self._forget(url)
         self._draining = {url: row for url, row in self._draining.items() if url in known}
-        rows = tuple(self._executor.map(self._row, self._endpoints))
+        rows = self._rows(self._endpoints)
         rates = [row.steps_per_second for row in rows if row.steps_per_second is not None]
         if rates:
             self._history.append(sum(rates))
         return Snapshot(time.time(), self._target, rows, problem, tuple(self._history))
+
+    def _rows(self, endpoints: Sequence[Endpoint]) -> tuple[ServerRow, ...]:
+        """Ask servers, some at a time, in threads that keep no program from its end: Ctrl-C waits for none of them."""
+        found: dict[int, ServerRow | BaseException] = {}
+        waiting = iter(enumerate(endpoints))  # what each thread takes its next one from
+
+        def ask() -> None:
+            for index, endpoint in waiting:
+                try:
+                    found[index] = self._row(endpoint)
+                except BaseException as error:
+                    found[index] = error
+
+        threads = [threading.Thread(target=ask, name="bridge-top", daemon=True) for _ in endpoints[:_AT_ONCE]]
+        self._asking = True
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._asking = False
+        rows = [found[index] for index in range(len(endpoints))]
+        for row in rows:
+            if isinstance(row, BaseException):
+                raise row
+        return tuple(row for row in rows if isinstance(row, ServerRow))
 
     def _row(self, endpoint: Endpoint) -> ServerRow:
         """Ask one server; runs in a thread."""
@@ -293,7 +318,8 @@ class Top:
 
     def close(self) -> None:
         """End the connections."""
-        self._executor.shutdown(wait=True)
+        if self._asking:  # interrupted: the connections are the threads'
+            return
         for url in list(self._inspectors):
             self._forget(url)
 

@@ -45,10 +45,8 @@ class LoopPoller(Poller[Any]):
     def remove_poster(self) -> None:
         """Do nothing."""
 
-    def defers(self, connection: ClientConnection) -> bool:
-        """Send what a connection has as far as its socket takes it: the event loop waits for no server."""
-        connection.flush()
-        return True
+    def poll_until(self, done: Callable[[], bool], deadline: float) -> None:
+        """Do nothing: the event loop waits for no server."""
 
     def watch(
         self,

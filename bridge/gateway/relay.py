@@ -57,8 +57,7 @@ class Relay:
         pending = self._pending = PendingResult()
         try:
             if self._call is None:
-                # Shared connections leave it to the poller when they send: this one does not wait for the server.
-                connection = ClientConnection(self._address, self._poller, self._max_message_bytes, shared=True)
+                connection = ClientConnection(self._address, self._poller, self._max_message_bytes)
                 self._call = ClientCall(connection, self._address.url, self._deliver)
             self._call.send(bytes(data))
         except (SettingError, RemoteError) as error:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from bridge.client.world.description import WORLD_PROPERTIES
+from bridge.client.world.join_sequence import WORLD_PROPERTIES
 from bridge.encoding.names import PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.encoding.tensors import unpack_tensor

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import http.client
 import json
+import queue
 import secrets
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ from bridge.errors import (
     ConnectionLostError,
     EnvironmentFailedError,
     PeerError,
+    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
     shown_url,
@@ -104,13 +107,26 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         token = shown_token(address)
         fields = {} if token is None else {"Authorization": f"Bearer {token}"}
         url = f"{'https' if address.tls else 'http'}://{address.target}/schema"
+        found: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+        def fetch() -> None:
+            try:
+                request = urllib.request.Request(url, headers=fields)
+                with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                    found.put(response.read(max_bytes))
+            except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()  # it holds the connection
+                found.put(error)
+
+        # `urllib` has a timeout for each piece of an answer, and none for the whole.
+        threading.Thread(target=fetch, daemon=True).start()
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=fields), timeout=self._timeout) as response:
-                data = response.read(max_bytes)
-        except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()  # it holds the connection
-            raise ConnectError(self.url, f"no answer to GET /schema: {error!r:.200}") from error
+            data = found.get(timeout=self._timeout)
+        except queue.Empty:
+            raise RemoteTimeoutError(self.url, f"no answer to GET /schema within {self._timeout:g} s") from None
+        if isinstance(data, Exception):
+            raise ConnectError(self.url, f"no answer to GET /schema: {data!r:.200}") from data
         with expecting("JSON", data, self._fail):
             return json.loads(data)
 

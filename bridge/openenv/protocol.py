@@ -22,7 +22,8 @@ from websockets.http11 import Request
 
 from bridge.client.slots.resets import reset_settings
 from bridge.client.world.events import Lost, Refused
-from bridge.client.world.session import ClientSession, ClientState
+from bridge.client.world.session import ClientSession
+from bridge.client.world.session_states import ClientState
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import Code, RequestError, SettingError, UsageError
 from bridge.openenv.json_values import expecting, from_json, schema_of, to_bytes, to_json
@@ -72,6 +73,8 @@ _ROUTES: dict[str, str | dict[str, Any]] = {
     "POST /mcp": {"jsonrpc": "2.0", "id": None, "error": _NO_TOOLS},
     "GET /openapi.json": {"openapi": "3.1.0", "info": {"title": "OpenEnv", "version": "1.0.0"}, "paths": _PATHS},
 }
+# More would hold up the other clients while it is parsed: each takes a tenth of a microsecond or more.
+_MOST_VALUES = 100_000
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,18})(?=[ \t]*\r\n)")
 
 
@@ -97,6 +100,8 @@ class _Session:
             whose data is a text.
         """
         try:
+            if data.count(b",") >= _MOST_VALUES:
+                raise RequestError(Code.INVALID_ARGUMENT, f"expected at most {_MOST_VALUES} values in a message")
             with expecting("JSON", data[:80], partial(RequestError, Code.DATA_LOSS)):
                 message = json.loads(data)
             with expecting('{"type": "step", "data": {"action": …}}', message):
@@ -200,7 +205,7 @@ class OpenEnvProtocol(WebProtocol):
     """True if it is for a request over HTTP."""
     _length = 0
     """The length of the request's body."""
-    _body: bytes | None = b""
+    _body: bytearray | None = None
     """The received part of the body; None: it was whole."""
 
     def _receive_head(self, head: bytes) -> None:
@@ -217,6 +222,7 @@ class OpenEnvProtocol(WebProtocol):
     def _serve_file(self, request: Request) -> None:
         self._over_http = self._route is not None
         if isinstance(self._route, str):
+            self._body = bytearray()
             self._begin_call(request, request.headers["Host"])
             self._receive_rest(b"")
         elif self._route is None:
@@ -245,6 +251,9 @@ class OpenEnvProtocol(WebProtocol):
         if self._route is None:
             return super()._open_call(request, host)
         self._site.check_origin(field_of(request, "Origin"), host)
+        # An image of another site's page is asked for without an Origin, and a GET of /schema makes an environment.
+        if field_of(request, "Sec-Fetch-Site") not in (None, "none", "same-origin"):
+            raise RequestError(Code.PERMISSION_DENIED, "a page of another site may ask for nothing here")
         if not self._gate.check(_token_in(field_of(request, "Authorization")), self._connection.peer):
             text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
             raise RequestError(Code.UNAUTHENTICATED, text)

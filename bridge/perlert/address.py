@@ -65,6 +65,7 @@ def parse_perlert_address(url: str) -> PerlertAddress:
         ):
             if is_wrong:
                 raise ValueError(reason)
+        str(parts.hostname).encode("idna")  # as it is looked up: UnicodeError, a ValueError, where it is no name
         header = parse_header(path if ":" in path else f"{path}:0")
         agent = check_label(query["agent"], "key") if "agent" in query else None
         tag = check_label(query["tag"], "tag", empty=True) if "tag" in query else None

@@ -76,7 +76,7 @@ def _bind(host: str, port: int) -> socket.socket:
                 sock.setsockopt(*_TELL_ASKED[family], 1)
             stack.pop_all()
             return sock
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host, such as "a..b"
         raise SettingError(
             f"cannot bind to {host}:{port}: {error}; expected a host name or IP address of this machine, and a free "
             "port, e.g. port=0"

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bridge.callers import Callers
 from bridge.errors import SettingError
 from bridge.keywords import check_counts
 from bridge.policies import wire
@@ -43,6 +45,35 @@ class _Waiting(NamedTuple):
     layout: Any
     answer: Future[Any]
     """The actions, and how long the function took; cancelled by `stop`."""
+
+
+class _Port:
+    """A listening socket for `websockets`, which gives each caller a thread, and ends with the first error of `accept`.
+
+    Args:
+        sock: The socket.
+        callers: Gets those whose handshake is not over.
+    """
+
+    def __init__(self, sock: socket.socket, callers: Callers) -> None:
+        sock.settimeout(1.0)  # else a thread that waits for a caller who has gone again is not woken by `close`
+        self._sock, self._callers = sock, callers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Take a caller."""
+        while True:
+            try:
+                sock, address = self._sock.accept()
+                break
+            except OSError:  # such as no files left, or of TLS a caller who has gone
+                if self._sock.fileno() < 0:
+                    raise
+                time.sleep(0.01)
+        self._callers.add(sock)
+        return sock, address
 
 
 class PolicyServer:
@@ -113,6 +144,7 @@ class PolicyServer:
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._connections = set[ServerConnection]()
+        self._callers = Callers(64)
         self.calls = 0
         """How often the function was called."""
         context = security.context()
@@ -130,6 +162,8 @@ class PolicyServer:
             )
             for sock in listen_tcp(host, port)
         ]
+        for server in self._servers:
+            server.socket = _Port(server.socket, self._callers)  # type: ignore[assignment]
         at = f"[{host}]" if ":" in host else host
         self.url = f"{'wss' if security.tls else 'ws'}://{at}:{self._servers[0].socket.getsockname()[1]}"
         """The URL for `RemotePolicy`, without a token."""
@@ -175,6 +209,7 @@ class PolicyServer:
 
     def _serve(self, connection: ServerConnection) -> None:
         """Answer the requests of one connection, one after the other; at the end it is closed."""
+        self._callers.let_in(connection.socket)
         with self._changed:
             self._connections.add(connection)
             is_full = len(self._connections) > self._max_connections

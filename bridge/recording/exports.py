@@ -64,15 +64,20 @@ def export_minari(
         The ids of the datasets.
 
     Raises:
-        SettingError: Minari is not installed, or there is such a dataset.
+        SettingError: Minari is not installed or takes no such name, or there is such a dataset.
         RecordingError: The episodes are of several environments, or their observations are not to be had.
     """
-    minari = _minari()
+    if (match := re.fullmatch(r"(.+)(-v\d+)", name)) is None:
+        raise SettingError(f"expected a dataset's name that ends in its version, as cartpole/people-v0, got {name!r}")
+    with needed("this needs Minari", "minari"):
+        import minari
+        import minari.data_collector
+        import minari.storage.datasets_root_dir
     more = {} if data_format is None else {"data_format": data_format}
     names: list[str] = []
     with contextlib.ExitStack() as undo:
         for agent, data in datasets_of(episodes, env, allow_calls):
-            dataset = name if agent is None else _of_agent(name, agent)
+            dataset = name if agent is None else f"{match[1]}-{name_of_agent(agent)}{match[2]}"
             # Minari refuses a name whose folder is there, also one that a failed export left behind.
             if not (folder := minari.storage.datasets_root_dir.get_dataset_path(dataset)).exists():
                 undo.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -81,15 +86,6 @@ def export_minari(
             say(f"{dataset}: {len(data)} episodes, {sum(len(one.actions) for one in data)} steps")
         undo.pop_all()  # all of them are written
     return names
-
-
-def _minari() -> Any:
-    """Return the package, or raise SettingError where it is not installed."""
-    with needed("this needs Minari", "minari"):
-        import minari
-        import minari.data_collector
-        import minari.storage.datasets_root_dir
-    return minari
 
 
 def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequence[EpisodeData], **more: Any) -> None:
@@ -149,16 +145,9 @@ def datasets_of(
     agents: Sequence[str | None] = first.agents or [None]
     for agent in agents:
         loaded = (load_episode(episode, env, agent, allow_calls=allow_calls) for episode in episodes)
-        data = [one for one in loaded if one.actions]
-        if not data:
+        if not (data := [one for one in loaded if one.actions]):
             raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
         yield agent, data
-
-
-def _of_agent(name: str, agent: str) -> str:
-    match = re.fullmatch(r"(.*?)(-v\d+)?", name)
-    assert match is not None
-    return f"{match[1]}-{name_of_agent(agent)}{match[2] or ''}"
 
 
 def name_of_agent(agent: str) -> str:

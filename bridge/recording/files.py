@@ -225,8 +225,7 @@ def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
     found: dict[tuple[str, int, int], SegmentFile] = {}
     problems = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else [folder] * folder.exists():
-        match = _NAME.fullmatch(path.name)
-        if match is not None:
+        if (match := _NAME.fullmatch(path.name)) is not None:
             key = match[1], int(match[2]), int(match[3])
             # Both are there for the moment after the Parquet was written; the stream is whole until it goes.
             if key not in found or match[4] == "arrow":

@@ -47,16 +47,13 @@ class Selection:
         players = [name for name in episode.players if name != DEFAULT]
         if self.intervention is not None and (len(players) > 1) != self.intervention:
             return False
-        return self.who is None or any(_is(name, self.who) for name in players)
+        # `person` means every person, with a name or without.
+        who = self.who
+        return who is None or any(fnmatch.fnmatchcase(name, who) or name.partition(":")[0] == who for name in players)
 
     def of(self, episodes: Sequence[RecordedEpisode]) -> list[RecordedEpisode]:
         """Return the episodes that are chosen."""
         return [episode for episode in episodes if self.has(episode)]
-
-
-def _is(name: str, who: str) -> bool:
-    """True if a player is meant: `person` means every person, with a name or without."""
-    return fnmatch.fnmatchcase(name, who) or name.partition(":")[0] == who
 
 
 def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) -> None:

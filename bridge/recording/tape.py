@@ -246,7 +246,10 @@ class _RecordedLane:
             reward = kept(reward)
         if type(terminated) not in IMMUTABLE or type(truncated) not in IMMUTABLE:
             terminated, truncated = kept(terminated), kept(truncated)
-        told = kept(info) if self._keeps_infos else None
+        try:
+            told = kept(info) if self._keeps_infos else None
+        except RecursionError:  # it contains itself: what travels of it
+            told = values.decode(values.encode_info(info, values.Notes()))
         self.tape.add((kind, time.time(), by, action, seen, reward, terminated, truncated, alive, seed, options, "",
                        moment, frames, told), size)  # fmt: skip
 

@@ -157,17 +157,13 @@ class Connection:
         """Send what is to be sent, as far as the socket takes it, and watch for what is needed next."""
         if self.closed:
             return
-        # A copy: the protocol appends to this very list, and keeps it.
-        outgoing = self.outgoing[:]
         try:
             if self.tls is None:
+                # A copy: the protocol appends to this very list, and keeps it.
+                outgoing = self.outgoing[:]
                 self.outgoing.clear()
-            elif self.tls.ready:
-                self.outgoing.clear()
-                outgoing = [self.tls.send(outgoing)] if outgoing or self.tls.has_output else []
             else:
-                # During the handshake its messages alone are sent. What the protocol has to say stays in `outgoing`.
-                outgoing = [self.tls.send()] if self.tls.has_output else []
+                outgoing = self.tls.take(self.outgoing)
             size = len(outgoing[0]) if len(outgoing) == 1 else sum(map(len, outgoing))
             if self.unsent:
                 self._keep(outgoing, size)

@@ -46,7 +46,8 @@ class FailureLog:
         if kind not in self._counts:
             if len(self._counts) < _MOST_KINDS:
                 self._counts[kind] = 0
-                _log.error("world=%s %s", world, message)
+                # Further lines are indented: what a client has sent must not look like a line of the log.
+                _log.error("world=%s %s", world, message.replace("\n", "\n  "))
                 return
             kind = _FURTHER
         self._counts[kind] = self._counts.get(kind, 0) + 1

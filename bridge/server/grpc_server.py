@@ -29,7 +29,6 @@ from bridge.transport.messages import (
     MessageReader,
     RefusedMessage,
     TooLarge,
-    message_parts,
     pack_prefix,
 )
 from bridge.transport.service import HELLO, METHOD, SERVICE
@@ -317,7 +316,7 @@ class GrpcProtocol(ConnectionProtocol):
     def _reply(self, stream: Stream, side: SideCall, messages: list[bytes]) -> None:
         """Answer a call of gRPC's own services."""
         for message in messages:
-            self.http.send_data(stream, message_parts([message], len(message)), len(message) + 5)
+            self.http.send_data(stream, [pack_prefix(0, len(message)), message], len(message) + PREFIX)
         # The client asks on and takes no answers. It may have shown no token, so nothing more is kept for it.
         if len(stream.pending) > _MAX_WAITING:
             self._forget(stream)
@@ -385,7 +384,7 @@ class GrpcProtocol(ConnectionProtocol):
             if isinstance(result, bytes) and len(result) < size:
                 self.http.send_data(call.stream, [pack_prefix(1, len(result)), result], len(result) + PREFIX)
             else:
-                self.http.send_data(call.stream, message_parts(parts, size), size + PREFIX)
+                self.http.send_data(call.stream, [pack_prefix(0, size), *parts], size + PREFIX)
             self._handler.calls.unblock(call)
             self._connection.flush()
 
@@ -436,7 +435,6 @@ def _timeout(text: str | None) -> float | None:
     """Return the seconds of a `grpc-timeout`, or raise RequestError where it is none."""
     if text is None:
         return None
-    match = _TIMEOUT.fullmatch(text)
-    if match is None:
+    if (match := _TIMEOUT.fullmatch(text)) is None:
         raise RequestError(Code.INTERNAL, f"expected grpc-timeout to be digits and one of HMSmun, got {text!r:.40}")
     return int(match[1]) * _UNITS[match[2]]

@@ -86,15 +86,15 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
     Raises:
         SettingError: It is in use, or the address is not of this machine.
     """
-    problem: OSError | None = None
+    problem: OSError | UnicodeError | None = None
     for _ in range(8 if port == 0 else 1):  # a port that is free for one address may be taken for the next
         try:
             return _listen_all(host, port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host, such as "a..b"
             problem = error
     at = f"[{host}]" if ":" in host else host
     raise SettingError(
-        f"cannot listen on port={port} of {at}: {(problem and problem.strerror) or problem}. Choose another port "
+        f"cannot listen on port={port} of {at}: {getattr(problem, 'strerror', None) or problem}. Choose another port "
         f"(port=0: any free one), or an address of this machine"
     ) from None
 

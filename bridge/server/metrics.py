@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bridge.callers import Callers
 from bridge.errors import Code, SettingError
 from bridge.extras import needed
 from bridge.server.limits import Limits
@@ -107,6 +108,7 @@ class Metrics:
                 f"cannot listen on {host}:{port} for metrics_port: {error}. port 0 takes any free one"
             ) from error
         self.port: int = self._server.server_port
+        self._server.verify_request = Callers(32).add  # type: ignore[method-assign,assignment]
 
     def stepped(self, seconds: float) -> None:
         """Note how long a Step took."""

@@ -390,6 +390,10 @@ class Registry:
             await self._source.close()
         except RequestError as error:
             _log.warning("the environment that was made ahead did not close: %s", error)
+        self.close_observers()
+
+    def close_observers(self) -> None:
+        """End all observers."""
         for observer in self._observers:
             try:
                 observer.close()
@@ -474,8 +478,7 @@ class Registry:
                 _log.exception("the world %r did not close", world.name)
 
     def _find(self, name: str) -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None:
+        if (entry := self._entries.get(name)) is None:
             remedy = "create one with CreateWorld, or join the default world, whose name is empty"
             raise RequestError(Code.NOT_FOUND, f"there is no world {name!r}; {remedy}")
         return entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import socket
@@ -159,16 +160,16 @@ class Server:
 
     def _listen(self, port: int, metrics_port: int | None, limits: Limits, observers: Sequence[Observer]) -> int:
         """Listen at the ports, and start the observers, of which a user's own may raise; return the port of gRPC."""
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._loop.close)
+            undo.callback(self._connections.stop_listening)
             found: int = self._connections.listen(self._host, port)
             for observer in observers:
                 observer.start(self._connections.helper)
+                undo.callback(observer.close)
             if metrics_port is not None:
                 self._metrics = Metrics(self._host, metrics_port, self.status, limits)
-        except BaseException:
-            self._connections.stop_listening()
-            self._loop.close()
-            raise
+            undo.pop_all()
         self._calls.metrics = self._metrics
         return found
 
@@ -343,10 +344,11 @@ class Server:
             started: Called once the environment of the first world has been made, which otherwise waits for a client.
 
         Raises:
-            SettingError: It is started already, or stopped; with `started`, the environment cannot be served, such as
-                for wrong `env_kwargs`.
+            SettingError: It is started already, or stopped, or `grace` is no number; with `started`, the environment
+                cannot be served, such as for wrong `env_kwargs`.
             StartError: With `started`, the environment failed while it was made.
         """
+        check_drain_timeout(0.0 if grace is None else grace, "grace")  # before it begins, and could not be begun again
         self._begin("run()")
         self._shutdown.ends_process = True
         problems: list[BaseException] = []
@@ -536,6 +538,7 @@ class Server:
         serving = self._serving
         if not self._running:
             self._connections.stop_listening()
+            self._registry.close_observers()
             self._loop.close()
             return
         if not serving.finished.is_set():

@@ -59,7 +59,6 @@ class ServingThread:
         self._calls = 0
         self.in_call = False
         """True if a thread is in a call of an environment."""
-        self._wanted_back = False
         self._dozing = False
         self._call_began = threading.Event()
         self._over = threading.Event()
@@ -141,7 +140,8 @@ class ServingThread:
         finally:
             # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
             if not self._owner.acquire(blocking=False):
-                self._take_back()
+                self._loop.interrupt()
+                self._owner.acquire()
             self.in_call = False
             if self._deputy_ran:
                 self._deputy_ran = False
@@ -149,12 +149,6 @@ class ServingThread:
 
     def close(self) -> None:
         """Do nothing: an environment that is closed leaves the thread to the others."""
-
-    def _take_back(self) -> None:
-        self._wanted_back = True
-        self._loop.interrupt()
-        self._owner.acquire()
-        self._wanted_back = False
 
     # The deputy
 
@@ -172,13 +166,10 @@ class ServingThread:
             elif self._owner.acquire(blocking=False):
                 try:
                     # Again, with the lock held: the call may have ended since, and its thread wait for the lock.
-                    if self._lasts(seen):
+                    if self.in_call and self._calls == seen:
                         self._run_loop()
                 finally:
                     self._owner.release()
-
-    def _lasts(self, seen: int) -> bool:
-        return self.in_call and self._calls == seen
 
     def _doze(self) -> None:
         """Sleep until an environment is called."""
@@ -194,8 +185,8 @@ class ServingThread:
         self._deputy_runs = self._deputy_ran = True
         try:
             self._taken_over()
-            # The answers of before were flushed first; meanwhile the call may have ended.
-            if not self._wanted_back and not self._over.is_set():
+            # The answers of before were flushed first. Where the call has ended meanwhile, `run` returns at once.
+            if not self._over.is_set():
                 self._loop.run()
         # A deputy that ended here would leave the next long call to hold up everybody.
         except BaseException:

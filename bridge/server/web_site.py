@@ -174,8 +174,7 @@ class WebSite:
         """Answer a request for a file."""
         if method not in ("GET", "HEAD"):
             return HttpAnswer(http.HTTPStatus.METHOD_NOT_ALLOWED, b"expected GET or HEAD\n")
-        found = self._files.get(path.partition("?")[0])
-        if found is None:
+        if (found := self._files.get(path.partition("?")[0])) is None:
             return HttpAnswer(http.HTTPStatus.NOT_FOUND, b"there is no such file here\n")
         return HttpAnswer(http.HTTPStatus.OK, *found)
 

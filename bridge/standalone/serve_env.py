@@ -1116,9 +1116,9 @@ class StandaloneSession:
         """
         self.closed = True  # its thread may still hold a request to join a world, which nobody would leave
         self.on_leave_world()
-        for world in [world for world in self.server.worlds.values() if world.creator is self]:
-            if world.ends_with_creator and world.player is None:
-                self.server.destroy(world)
+        worlds = self.server.worlds.values()
+        for world in [one for one in worlds if one.creator is self and one.ends_with_creator and one.player is None]:
+            self.server.destroy(world)
         self.server.connections -= 1
 
 
@@ -1253,8 +1253,7 @@ class StandaloneServer:
 
     def destroy(self, world):
         """End a world."""
-        del self.worlds[world.name]
-        world.close()
+        self.worlds.pop(world.name).close()
 
     def destroy_idle(self):
         """End the worlds that nobody has been in for long."""
@@ -1299,7 +1298,10 @@ class StandaloneServer:
         for data in requests:
             answer = self.main.run(context, session.answer, data)
             if isinstance(answer, futures.Future):  # this thread waits, and the environments' goes on
-                futures.wait([answer], self.limits.reset_world_timeout)
+                end = time.monotonic() + self.limits.reset_world_timeout
+                # A client that has gone keeps the thread no longer than a moment.
+                while context.is_active() and not answer.done() and time.monotonic() < end:
+                    futures.wait([answer], min(1.0, end - time.monotonic()))
                 answer = self.main.run(context, session.answer_late, answer)
             yield answer
 
@@ -1331,18 +1333,17 @@ class StandaloneServer:
         server = grpc.server(pool, options=list(options.items()))
         handler = grpc.stream_stream_rpc_method_handler(self.process)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        name = f"[{host}]" if ":" in host else host
-        address = f"{name}:{port}"
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             with contextlib.suppress(ValueError):  # signals reach the main thread alone
                 for number in (signal.SIGINT, signal.SIGTERM):
                     signal.signal(number, self.main.interrupt)
             self.main.call(self.find, "")  # an environment that cannot be served is to be known now
             found = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
-            if not found:
-                raise RuntimeError(f"the port of {address} is taken")
+            if not found or port not in (0, found):  # grpcio takes the rest of a division of one that is too large
+                raise RuntimeError(f"the port of {address} is taken, or none")
             server.start()
-            started(f"{name}:{found}")
+            started(f"{address.rpartition(':')[0]}:{found}")
             self.main.work(self.destroy_idle)
         except KeyboardInterrupt:
             pass

@@ -278,6 +278,7 @@ class _CheckRun:
         self.bench, self.strict = bench, strict
         self.silent = ""  # why nothing more is asked
         self.told = False  # whether a check failed by that
+        self.waits = False  # whether the first Step in a world got no answer
 
     def all(self, checks: Sequence[Check]) -> list[CheckResult]:
         try:
@@ -335,6 +336,13 @@ class _CheckRun:
             self._try(self._actions)
         if bench.hung:
             self._still_there()
+        if self.waits and not self.silent:
+            # Each check would wait for its first Step in vain: minutes, for a report that says nothing of the server.
+            self.silent = (
+                "nothing could be played: the first Step in a world got no answer, though the server answers. Does the "
+                "world wait for its other agents? Serve it so that it goes on without them (of this package: with "
+                "missing_agent='default')"
+            )
 
     def _try(self, explore: Any) -> None:
         try:
@@ -401,7 +409,11 @@ class _CheckRun:
                 bench.cache["unclear"] = has_text or any(
                     spec.dtype == pb.PROTO or any(size < 0 for size in spec.shape) for spec in specs
                 )
-                agent.start()
+                hung, bench.hung = bench.hung, False
+                try:
+                    agent.start()
+                finally:
+                    self.waits, bench.hung = bench.hung, bench.hung or hung
                 answer = agent.ask(step=pb.StepRequest(actions=agent.draw(text)))
                 if answer.WhichOneof("payload") == "step":
                     bench.text, bench.unlawful = text, ""

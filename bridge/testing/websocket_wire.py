@@ -24,8 +24,9 @@ from websockets.typing import Subprotocol
 from bridge.client.wire.dialed import take
 from bridge.errors import Code, SettingError
 from bridge.transport.address import Address, shown_token
+from bridge.transport.service import code_of_status
 from bridge.transport.tls import client_context
-from bridge.transport.websocket import PATH, SUBPROTOCOL, code_of_close, code_of_status, token_subprotocol
+from bridge.transport.websocket import PATH, SUBPROTOCOL, code_of_close, token_subprotocol
 
 __all__ = ["WebSocketChannel"]
 

@@ -65,8 +65,7 @@ def make_certificates(
     if not days > 0:
         raise SettingError(f"expected days to be positive, got {days!r}")
     paths = {name: Path(folder) / name for name in FILES}
-    there = [str(path) for path in paths.values() if path.exists()]
-    if there:
+    if there := [str(path) for path in paths.values() if path.exists()]:
         raise SettingError(f"{', '.join(there)} already exists; delete it, or choose another folder")
     # Allow for clocks of other machines that are behind this one.
     begin = now or datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=5)

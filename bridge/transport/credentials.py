@@ -109,8 +109,7 @@ def read_token(
             raise SettingError(f"{name}_file={os.fspath(token_file)!r}: {error}") from None
     if token is not None:
         return token if isinstance(token, Token) else Token(token)
-    found = os.environ.get(TOKEN_VARIABLE)
-    if not found:
+    if not (found := os.environ.get(TOKEN_VARIABLE)):
         return None
     try:
         return Token(found.strip())

@@ -6,7 +6,10 @@ import dataclasses
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from bridge.transport.messages import MessageReader
 
 __all__ = [
     "FRAME",
@@ -14,7 +17,6 @@ __all__ = [
     "MAX_WINDOW",
     "MIN_FRAME_SIZE",
     "PREFACE",
-    "DataReader",
     "ErrorCode",
     "Event",
     "Fields",
@@ -159,30 +161,7 @@ class StreamReset:
 
 
 Event: TypeAlias = Any
-"""One of the classes above, or what a stream's `DataReader` makes of its bytes."""
-
-
-class DataReader(Protocol):
-    """Makes events of the bytes of one stream. They are added as `(stream, event)`."""
-
-    @property
-    def receives_large(self) -> bool:
-        """True if most of something large is still to come."""
-
-    def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
-        """Take `data[start:stop]`."""
-
-    def get_buffer(self) -> memoryview | None:
-        """Return where the next bytes go, to be received into; None: they go to `receive_data`."""
-
-    def buffer_updated(self, stream: Stream, count: int, events: list[Any]) -> None:
-        """Note that `count` bytes were received into the buffer."""
-
-    def end(self, stream: Stream, events: list[Any]) -> None:
-        """Note that the stream has ended, or add an event that says what is missing."""
-
-    def close(self) -> None:
-        """Free what was received of something that is not complete."""
+"""One of the classes above, or what a stream's `MessageReader` makes of its bytes."""
 
 
 class Stream:
@@ -212,7 +191,7 @@ class Stream:
         self.number = number
         self.owner: Any = None
         """The object that it belongs to, such as a call; set and read by the user of the connection."""
-        self.reader: DataReader | None = None
+        self.reader: MessageReader | None = None
         """The reader that takes its bytes; None: they are dropped."""
         self.headers_received = False
         self.remote_closed = False

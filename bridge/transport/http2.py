@@ -87,7 +87,7 @@ class Http2(Http2Receiver):
             self._send_pending(stream)
 
     def ping(self) -> None:
-        """Send PING; the answer adds to `pongs`."""
+        """Send PING."""
         self._sender.frame(FrameType.PING, 0, 0, bytes(8))
 
     def go_away(self, code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:

@@ -91,8 +91,6 @@ class Http2Receiver:
         """Why the peer takes no further streams, where it has said so; those it has may go on."""
         self.goaway_sent = False
         """True if this end takes no further streams."""
-        self.pongs = 0
-        """How many pings were answered."""
         self.replies = 0
         """Frames sent only because the peer sent some. A client leaves a server that reads none of 10,000."""
         self.settings_received = False
@@ -395,9 +393,7 @@ class Http2Receiver:
             self._on_settings(flags, payload)
         elif kind == FrameType.PING:
             check_length("PING", payload, 8)
-            if flags & Flag.ACK:
-                self.pongs += 1
-            else:
+            if not flags & Flag.ACK:
                 self.replies += 1
                 self._sender.frame(FrameType.PING, Flag.ACK, 0, payload)
         elif kind == FrameType.WINDOW_UPDATE:

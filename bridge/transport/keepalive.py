@@ -12,10 +12,12 @@ import weakref
 from typing import Protocol
 
 from bridge.forks import forget_in_child
+from bridge.logs import SafeLog
 from bridge.transport.sockets import QUIET
 
 __all__ = ["KEEPALIVE", "add", "look_soon", "period", "remove"]
 
+_log = SafeLog(__name__)
 KEEPALIVE = QUIET
 """Seconds of silence after which the server is sent a ping; it then has half as many for the answer."""
 
@@ -98,8 +100,14 @@ class _Keeper:
     def _look(self) -> float:
         with self._change:
             everybody = tuple(self._all)
+        wait = period()
         # Poll without the lock: `add` and `remove` must not wait for a poller that is busy.
-        return min((poller.poll_nowait() for poller in everybody), default=period())
+        for poller in everybody:
+            try:
+                wait = min(wait, poller.poll_nowait())
+            except Exception:  # without this thread the connections of all others would be lost
+                _log.exception("a connection was not looked after")
+        return wait
 
     def after_fork(self) -> None:
         """Begin anew in the forked process, where the thread is not."""

@@ -23,12 +23,14 @@ from bridge.errors import (
     RemoteError,
     RemoteTimeoutError,
 )
+from bridge.logs import SafeLog
 from bridge.transport.address import Address, shown_token
 from bridge.transport.tls import client_context
 from bridge.transport.websocket import LOGGER
 
 __all__ = ["MessageSocket"]
 
+_log = SafeLog(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 # Bytes of a request that a connection without any other holds, whether its server reads or not.
 _HELD = 1 << 14
@@ -187,9 +189,11 @@ class MessageSocket:
         while True:
             try:
                 return call()
-            except (ConnectError, ConnectionLostError):
+            except (ConnectError, ConnectionLostError) as error:
                 if time.monotonic() + pause > end:
                     raise
+                if pause == _FIRST_PAUSE:
+                    _log.warning("%s; trying again, for at most %g s", error, seconds)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             except BaseException as error:

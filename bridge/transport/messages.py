@@ -21,7 +21,6 @@ __all__ = [
     "MessageReader",
     "RefusedMessage",
     "TooLarge",
-    "message_parts",
     "pack_prefix",
 ]
 
@@ -69,11 +68,6 @@ class RefusedMessage(bytes):
         message = cls()
         message.error = error
         return message
-
-
-def message_parts(parts: list[bytes | memoryview], size: int) -> list[bytes | memoryview]:
-    """Return the parts of a message of `size` bytes with its prefix."""
-    return [pack_prefix(0, size), *parts]
 
 
 class MessageReader:

@@ -50,6 +50,7 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alp
     return context
 
 
+@functools.lru_cache(maxsize=16)  # a vector of environments connects a hundred times with the same files
 def client_context(credentials: ClientCredentials, alpn: str | None = None, *, verify: bool = True) -> ssl.SSLContext:
     """Return the SSLContext of a client.
 
@@ -61,25 +62,18 @@ def client_context(credentials: ClientCredentials, alpn: str | None = None, *, v
     Raises:
         SettingError: The certificate and its key do not belong together, or there is none in `tls_ca`.
     """
-    return _client_context(credentials.tls_ca, credentials.tls_certificate, credentials.tls_key, alpn, verify)
-
-
-@functools.lru_cache(maxsize=16)  # a vector of environments connects a hundred times with the same files
-def _client_context(
-    ca: bytes | None, certificate: bytes | None, key: bytes | None, alpn: str | None, verify: bool
-) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if not verify:
         # The order matters: `ssl` refuses CERT_NONE while it checks names.
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if alpn is not None:
         context.set_alpn_protocols([alpn])
-    if ca is None:
+    if credentials.tls_ca is None:
         context.load_default_certs()
     else:
-        _load_authorities(context, "ca", ca)
-    if certificate is not None and key is not None:
-        _load_pair(context, certificate, key)
+        _load_authorities(context, "ca", credentials.tls_ca)
+    if credentials.tls_certificate is not None and credentials.tls_key is not None:
+        _load_pair(context, credentials.tls_certificate, credentials.tls_key)
     return context
 
 
@@ -111,8 +105,7 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 def _check_dates(context: ssl.SSLContext, certificate: bytes) -> None:
     """Raise SettingError where a server's certificate is not valid now: no client would accept it."""
-    found = _own_certificate(context, certificate)
-    if found is None:
+    if (found := _own_certificate(context, certificate)) is None:
         return
     begins, ends = (ssl.cert_time_to_seconds(found[name]) for name in ("notBefore", "notAfter"))
     if not begins <= time.time() <= ends:
@@ -202,3 +195,12 @@ class Tls:
                 while rest:  # a record at a time
                     rest = rest[self._object.write(rest) :]
             return self._outgoing.read()
+
+    def take(self, outgoing: list[bytes | memoryview]) -> list[bytes | memoryview]:
+        """Return what is to be sent now: nothing of `outgoing` before the handshake is done, and then all of it."""
+        parts: list[bytes | memoryview] = []
+        if self.ready:
+            # Emptied, not replaced: the protocol appends to this very list.
+            parts = outgoing[:]
+            outgoing.clear()
+        return [self.send(parts)] if parts or self.has_output else []

@@ -7,7 +7,6 @@ whose protocol objects do no input or output. It is an extra: this module is imp
 from __future__ import annotations
 
 import base64
-import http
 import logging
 from collections.abc import Iterable
 
@@ -25,7 +24,6 @@ __all__ = [
     "WrongKindError",
     "close_frame",
     "code_of_close",
-    "code_of_status",
     "shown_token_in",
     "token_subprotocol",
 ]
@@ -55,17 +53,6 @@ _BY_CLOSE_CODE = {
     CloseCode.SERVICE_RESTART: Code.UNAVAILABLE,
     CloseCode.TRY_AGAIN_LATER: Code.UNAVAILABLE,
     CloseCode.BAD_GATEWAY: Code.UNAVAILABLE,
-}
-_BY_HTTP_STATUS = {
-    http.HTTPStatus.UNAUTHORIZED: Code.UNAUTHENTICATED,
-    http.HTTPStatus.FORBIDDEN: Code.PERMISSION_DENIED,
-    http.HTTPStatus.MISDIRECTED_REQUEST: Code.PERMISSION_DENIED,  # our server, for a Host that it does not know
-    http.HTTPStatus.NOT_FOUND: Code.UNIMPLEMENTED,
-    http.HTTPStatus.UPGRADE_REQUIRED: Code.UNIMPLEMENTED,
-    http.HTTPStatus.TOO_MANY_REQUESTS: Code.UNAVAILABLE,
-    http.HTTPStatus.BAD_GATEWAY: Code.UNAVAILABLE,
-    http.HTTPStatus.SERVICE_UNAVAILABLE: Code.UNAVAILABLE,
-    http.HTTPStatus.GATEWAY_TIMEOUT: Code.UNAVAILABLE,
 }
 
 
@@ -111,11 +98,6 @@ def code_of_close(number: int) -> Code:
     if number - _CLOSE_CODES in Code.__members__.values():
         return Code(number - _CLOSE_CODES)
     return _BY_CLOSE_CODE.get(number, Code.INTERNAL)  # type: ignore[call-overload, no-any-return]
-
-
-def code_of_status(status: int) -> Code:
-    """Return the status code that an HTTP status stands for, by which a handshake was refused."""
-    return _BY_HTTP_STATUS.get(status, Code.UNKNOWN)  # type: ignore[call-overload, no-any-return]
 
 
 class WrongKindError(Exception):

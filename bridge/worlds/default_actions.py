@@ -28,7 +28,7 @@ DEFAULT = _Default()
 def neutral_action(space: spaces.Space[object]) -> Any:
     """Return the element of a space that is nearest to doing nothing: zeros, the first choice, the shortest text."""
     if isinstance(space, spaces.Box):
-        return np.clip(np.zeros(space.shape), space.low, space.high).astype(space.dtype)
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
     if isinstance(space, spaces.Discrete):
         return space.dtype.type(space.start)
     if isinstance(space, spaces.MultiDiscrete):

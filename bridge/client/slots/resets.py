@@ -13,7 +13,7 @@ from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["check_mask", "further_seeds", "reset_settings", "spread_seeds"]
+__all__ = ["check_mask", "checked_options", "further_seeds", "reset_settings", "spread_seeds"]
 
 
 def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
@@ -58,6 +58,13 @@ def check_mask(mask: Any, num_envs: int) -> None:
         raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
 
 
+def checked_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return reset options as a new dict; SettingError where they are none."""
+    if options is not None and not isinstance(options, Mapping):
+        raise SettingError(f"expected options to be a dict, such as {{'low': -0.1}}, got {options!r:.80}")
+    return dict(options or {})
+
+
 def reset_settings(
     seed: int | Sequence[int | None] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -76,7 +83,7 @@ def reset_settings(
         settings["seed"] = pack_seed(seed)
     if options is not None:
         try:
-            settings["options"] = pack_tensor(np.frombuffer(values.encode(dict(options)), np.uint8))
+            settings["options"] = pack_tensor(np.frombuffer(values.encode(checked_options(options)), np.uint8))
         except TensorError as error:
             raise SettingError(f"the reset options cannot be sent: {error}") from error
     if reset_mask is not None:

@@ -14,7 +14,7 @@ from bridge.client.realtime.reader import merge_latency
 from bridge.client.slots.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
-from bridge.client.world.session import ClientState
+from bridge.client.world.session_states import ClientState
 from bridge.client.world.step_reader import Batch, StepReader
 from bridge.encoding import values
 from bridge.encoding.interventions import ACTION

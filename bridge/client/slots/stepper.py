@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.slots.resets import check_mask, reset_settings, spread_seeds
+from bridge.client.slots.resets import check_mask, checked_options, reset_settings, spread_seeds
 from bridge.client.slots.results import Results
 from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SETTLED, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
@@ -80,7 +80,7 @@ class Stepper:
             SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
         """
         seeds = spread_seeds(seed, self.pool.num_envs)
-        given = dict(options or {})
+        given = checked_options(options)
         mask = given.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, self.pool.num_envs)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bridge.client.wire.dialed import take
+from bridge.client.wire.dialed import Dialed, DialedIn
 from bridge.client.wire.dialer import Dialer
 from bridge.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.client.wire.poller import Poller
@@ -45,8 +45,6 @@ _LARGEST_CHUNK = 1 << 18
 _SLACK = 1024
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
 _STALL = 5.0
-# Seconds that a server which dials has for its next connection.
-_NEXT = 2.0
 # Requests of a connection that are sent together. With 32, steps were slower where cores are idle.
 _TOGETHER = 16
 # Connections that may refuse a call, and what one counts as that had no other.
@@ -126,10 +124,8 @@ class ClientCall:
                 connection.protocol.pack(self, request)
                 deferred = connection.poller.deferred
                 if deferred is not None and connection.shared and connection.unsent < _TOGETHER:
-                    connection.unsent += 1  # as `flush_soon`, in each step of many slots two calls less
+                    connection.unsent += 1
                     deferred.add(connection)
-                elif connection.shared:
-                    connection.flush_soon()
                 else:
                     connection.flush(wait=True)
 
@@ -182,13 +178,11 @@ class ClientConnection:
         """True if the socket is closed."""
         self.shared = shared
         """True if it may carry several calls, whose requests are sent together."""
-        # What the server took when it refused one more; 0: one call was cut, as perhaps nobody is there any more, and
-        # whoever connects next does so anew; None: it takes more.
-        self._most_calls: int | None = None
+        self._cut = False
+        """True if a call was cut: perhaps nobody is there any more, so whoever connects next does so anew."""
         self._calls: set[ClientCall] = set()
         self.unsent = 0
         """Requests that wait to be sent together with others."""
-        self._watched = 0
         self._chunk = _CHUNK
         """How many bytes are received at a time."""
         self._replies_taken = 0
@@ -208,11 +202,8 @@ class ClientConnection:
             # The handshake begins in `receive`: without a byte it writes the ClientHello, which goes out once the
             # socket connects.
             self._tls.receive(b"")
-            self._out.append(memoryview(self._tls.send()))
         self._sock: socket.socket | None = None
-        self._receives_alone = False
-        """True if `recv` may wait for what comes, in place of a selector."""
-        self._dialer: Dialer | None = None
+        self._dialer: Dialer | DialedIn | None = None
         forget_in_child(self)
 
     def after_fork(self) -> None:
@@ -227,9 +218,7 @@ class ClientConnection:
     @property
     def accepts_calls(self) -> bool:
         """True if it takes a further call."""
-        if self._most_calls is not None and len(self._calls) >= self._most_calls:
-            return False
-        return not (self.ended or self.inherited) and self.protocol.accepts_calls
+        return not (self.ended or self.inherited or self._cut) and self.protocol.accepts_calls
 
     # Calls
 
@@ -238,20 +227,19 @@ class ClientConnection:
         self._calls.add(call)
         self.protocol.open(call)
         if self._dialer is not None:
-            self.flush_soon()
+            self.flush()
             return
-        self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)
-        self.poller.register(self)
         if self._address.dialed:
-            self._take_dialed()
+            self._dialer = DialedIn(self._address, self.poller, self._dialed_in, self._failed)
         else:
-            self._dialer.start()
+            self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)
+        self.poller.register(self)
+        self._dialer.start()
 
     def remove(self, call: ClientCall) -> None:
         """Cut a call that has not ended. With the last one the socket goes."""
         if not call.ended:
-            self._most_calls = 0
-            call.ended = True
+            self._cut = call.ended = True
             self._calls.discard(call)
             self.protocol.cancel(call)
             if self._calls:
@@ -261,29 +249,19 @@ class ClientConnection:
 
     # Connecting
 
-    def _take_dialed(self) -> None:
-        """Go on with the connection that the server itself has made."""
-        if self.ended:
-            return
-        found = take(self._address)
-        if found is not None:
-            self._tls = found.tls
-            # The handshake of a WebSocket was done by the listener, in which this end was the server.
-            if not isinstance(self.protocol, GrpcClient):
-                self.protocol.begin(found.server_version)
-            self._connected(found.sock)
-        elif time.monotonic() < self._heard + _NEXT:
-            # The server dials again when its connection has ended, and by WebSocket when it sees that one is used.
-            self.poller.call_later(_NEXT / 40, self._take_dialed)
-        else:
-            self._failed(f"the server {self._address.host!r} has not dialed in, or serves another connection")
+    def _dialed_in(self, found: Dialed) -> None:
+        self._tls = found.tls
+        # The handshake of a WebSocket was done by the listener, in which this end was the server.
+        if not isinstance(self.protocol, GrpcClient):
+            self.protocol.begin(found.server_version)
+        self._connected(found.sock)
 
     def _connected(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._receives_alone = let_receive_wait(sock)
+        let_receive_wait(sock)
         # The time that connecting took is no silence of the server's.
         self._heard = time.monotonic()
-        self._watch(_READ)
+        self._watch(sock)
         self.flush()
 
     def _failed(self, reason: str) -> None:
@@ -296,41 +274,23 @@ class ClientConnection:
         text = f"no connection: {details.rstrip('.')}. {remedy(self._address.scheme, details)}"
         return ConnectError(self._address.url, text)
 
-    def _opened(self, tls: Tls, data: bytes) -> list[Received]:
-        """Return what bytes of the wire complete; what TLS itself says to them is added to `_out`."""
-        plain = tls.receive(data) if data else b""
-        if tls.has_output:
-            self._out.append(memoryview(tls.send()))
-        return list(self.protocol.receive_data(plain)) if plain else []
-
     # The socket
 
-    def _watch(self, events: int) -> None:
-        if self._sock is not None and events != self._watched:
-            self._watched = events
-            # `recv` alone does not notice that the socket takes bytes again: with something to send it has to be the
-            # selector.
-            if events == _READ:
-                alone = partial(self._receive, flags=0) if self._receives_alone else None
-                self.poller.watch(self._sock, events, self._receive, alone)
-            else:
-                self.poller.watch(self._sock, events, self._on_ready)
+    def _watch(self, sock: socket.socket) -> None:
+        """Have the poller watch the socket: for what comes and, where `_out` waits, for room to send it."""
+        # `recv` alone does not notice that the socket takes bytes again: with something to send it has to be the
+        # selector.
+        if self._out:
+            self.poller.watch(sock, _READ | _WRITE, self._on_ready)
+        else:
+            alone = partial(self._receive, flags=0) if sock.getblocking() else None
+            self.poller.watch(sock, _READ, self._receive, alone)
 
     def _on_ready(self, events: int) -> None:
-        # Another event of the same round of the selector may have closed this connection.
-        if self._sock is None:
-            return
-        if self._out:
-            self.flush()
-        if events & _READ:
+        self.flush()
+        # Another event of the same round of the selector may have closed this connection, and so may `flush`.
+        if events & _READ and self._sock is not None:
             self._receive()
-
-    def flush_soon(self) -> None:
-        """Send what is to be sent, unless the poller holds requests together."""
-        self.unsent += 1
-        if self.shared and self.poller.defers(self) and self.unsent < _TOGETHER:
-            return
-        self.flush(wait=True)
 
     def flush(self, *, wait: bool = False) -> None:
         """Send what is to be sent, as far as the socket takes it.
@@ -346,32 +306,32 @@ class ClientConnection:
         data: bytes | memoryview = b""
         sent: list[int] = []
         try:
-            # Until the handshake is done `_out` holds its messages, and nothing else may be sent.
-            if tls is None or tls.ready:
+            if tls is None:
                 # Emptied, not replaced: HTTP/2 and its sender append to this very list.
                 outgoing = self.protocol.outgoing
                 parts = outgoing[:]
                 outgoing.clear()
-                if not parts and not self._out:
+            else:
+                parts = tls.take(self.protocol.outgoing)
+            if not parts and not self._out:
+                return
+            # Nearly each request is one small part, or several that are joined: a `send`, without memoryviews and a
+            # queue. What waits already has to go first, and what is larger is not copied.
+            if parts and not self._out and (len(parts) == 1 or sum(map(len, parts)) <= _CHUNK):
+                data = parts[0] if len(parts) == 1 else b"".join(parts)
+                try:
+                    sent += map(sock.send, (data,), (AT_ONCE,))  # as in `_receive`
+                except BlockingIOError:
+                    sent = [0]
+                if sent == [len(data)]:
                     return
-                if parts and tls is not None:
-                    parts = [tls.send(parts)]
-                if parts:
-                    # Nearly each request is one small part, or several that are joined: a `send`, without memoryviews
-                    # and a queue. What waits already has to go first, and what is larger is not copied.
-                    if not self._out and (len(parts) == 1 or sum(map(len, parts)) <= _CHUNK):
-                        data = parts[0] if len(parts) == 1 else b"".join(parts)
-                        try:
-                            sent += map(sock.send, (data,), (AT_ONCE,))  # as in `_receive`
-                        except BlockingIOError:
-                            sent = [0]
-                        if sent == [len(data)]:
-                            if self._watched != _READ:
-                                self._watch(_READ)
-                            return
-                        parts = [memoryview(data)[sent[0] :]]
-                    self._out.extend(memoryview(part) for part in parts if len(part))
+                parts = [memoryview(data)[sent[0] :]]
+            waits = bool(self._out)
+            self._out.extend(memoryview(part) for part in parts if len(part))
             send_parts(sock, self._out)
+            # Here, so that an interrupt leaves no connection that is watched for the wrong events.
+            if bool(self._out) != waits:
+                self._watch(sock)
         except OSError as error:
             self._lost(error)
             return
@@ -380,7 +340,6 @@ class ClientConnection:
             if sent != [len(data)]:
                 self._end_interrupted("a request was sent")
             raise
-        self._watch(_READ | _WRITE if self._out else _READ)
         if self._out and wait:
             # What comes meanwhile is taken too, so that neither end waits for the other.
             self.poller.poll_until(lambda: not (self._out and self.connected), time.monotonic() + _STALL)
@@ -397,11 +356,12 @@ class ClientConnection:
         try:
             try:
                 came: Iterable[Received]
-                # Ciphertext, which cannot be received into the place where an answer is put together.
+                # Ciphertext, which cannot be received into the place where an answer is put together. What TLS itself
+                # says to it goes out with `outgoing`, where requests wait until the handshake is done.
                 if self._tls is not None:
                     taken += map(sock.recv, (_CHUNK,), (flags,))
                     count = len(taken[0])
-                    came = self._opened(self._tls, taken[0])
+                    came = protocol.receive_data(self._tls.receive(taken[0]))
                 elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
                     taken += map(sock.recv, (self._chunk,), (flags,))
                     count = len(taken[0])
@@ -497,9 +457,6 @@ class ClientConnection:
         reason = error.strerror or str(error)
         if isinstance(error, ssl.SSLError):
             reason = explain(error)
-            if self._tls is not None and self._sock is not None:
-                with contextlib.suppress(OSError):
-                    self._sock.send(self._tls.send(), AT_ONCE)  # tells the server why, for its log
         self._end(self._end_of(f"the connection was lost: {reason}", reason))
 
     def _end_call(self, call: ClientCall, ending: RemoteError | CallRefused) -> None:
@@ -508,9 +465,6 @@ class ClientConnection:
             return
         self._calls.discard(call)
         if isinstance(ending, CallRefused):
-            # Some servers, and most proxies, take fewer streams than their settings say.
-            if self._most_calls != 0:
-                self._most_calls = len(self._calls) or None
             # Beside other calls the connection may only be full. A server that refuses the only call of a connection
             # will hardly take the next one: after three of those it is an error.
             call.attempts += 1 if self._calls else _ALONE
@@ -552,11 +506,11 @@ class ClientConnection:
             self._dialer.cancel()
         if sock is not None:
             outgoing, tls = self.protocol.outgoing, self._tls
-            # A GOAWAY or a Close frame may be in it, which tells the server why. Once, and without waiting for a socket
-            # that may be full or broken.
-            if outgoing and (tls is None or tls.ready):
-                with contextlib.suppress(OSError):
-                    self._out.extend(map(memoryview, outgoing if tls is None else [tls.send(outgoing)]))
+            # A GOAWAY, a Close frame or an alert of TLS may be in it, which tells the server why. Once, and without
+            # waiting for a socket that may be full or broken.
+            with contextlib.suppress(OSError):
+                if parts := outgoing if tls is None else tls.take(outgoing):
+                    self._out.extend(map(memoryview, parts))
                     send_parts(sock, self._out)
             self.poller.forget(sock)
             sock.close()

@@ -23,7 +23,7 @@ from bridge.transport.messages import (
     pack_prefix,
 )
 from bridge.transport.remedies import remedy
-from bridge.transport.service import HELLO, METHOD, SERVICE
+from bridge.transport.service import HELLO, METHOD, SERVICE, code_of_status
 from bridge.version import __version__
 
 if TYPE_CHECKING:
@@ -51,15 +51,6 @@ _NOT_SERVING = b"\x08\x02"
 _MAX_HEALTH_BYTES = 4096
 # Calls of a connection. RFC 9113 advises servers to take at least 100, so those that say nothing take these.
 _MAX_CALLS = 64
-# gRPC's mapping for answers without a grpc-status. Such answers come from proxies: 502 to 504 where no server is
-# behind.
-_BY_HTTP_STATUS = {
-    "400": Code.INTERNAL,
-    "401": Code.UNAUTHENTICATED,
-    "403": Code.PERMISSION_DENIED,
-    "404": Code.UNIMPLEMENTED,
-    **dict.fromkeys(("429", "502", "503", "504"), Code.UNAVAILABLE),
-}
 _MAX_HEADER_BYTES = 65536
 _INADEQUATE_SECURITY = 12
 # Statuses of a stream that is gone: answers to requests travel within the stream, those of errors too.
@@ -141,6 +132,8 @@ class GrpcClient:
         """The connection's HTTP/2."""
         self.outgoing = self.http.outgoing
         """Bytes to send."""
+        # A server that has dialed in has this connection alone, which takes as many as it says.
+        self._most_streams = self.http.max_peer_streams if address.dialed else _MAX_CALLS
         self._watch: Stream | None = None
         """The stream of the health service; None: there was none yet."""
         self._watches_health = watches_health
@@ -153,8 +146,11 @@ class GrpcClient:
         """True if the fields of an answer have come, which name a server of ours."""
         self.server_version: str | None = None
         """The version of a server of this package; None: not known, or another server."""
-        self.keepalive_interval = FOREIGN_KEEPALIVE_INTERVAL
+
+    @property
+    def keepalive_interval(self) -> float:
         """Seconds without a byte from the server after which it is sent a ping."""
+        return FOREIGN_KEEPALIVE_INTERVAL if self.server_version is None else keepalive.KEEPALIVE
 
     @property
     def replies(self) -> int:
@@ -179,10 +175,8 @@ class GrpcClient:
     def accepts_calls(self) -> bool:
         """True if a further call may be opened."""
         http = self.http
-        calls = len(http.streams) + len(self._queued)
-        # A server that has dialed in has this connection alone, which takes as many as it says.
-        most = http.max_peer_streams if self._address.dialed else min(_MAX_CALLS, http.max_peer_streams)
-        return not (self.draining or self.foreign) and calls < most
+        streams = len(http.streams) + len(self._queued)
+        return not (self.draining or self.foreign) and streams < min(self._most_streams, http.max_peer_streams)
 
     def open(self, call: ClientCall) -> None:
         """Open a call, and send the requests that were made already.
@@ -289,19 +283,20 @@ class GrpcClient:
             if stream is self._watch:
                 if isinstance(event, (bytes, bytearray)):
                     self._not_serving = event == _NOT_SERVING
-            elif type(event) is bytes or type(event) is bytearray:
+                continue
+            found = event if isinstance(event, (bytes, bytearray)) else self._look_at(stream, event)
+            if isinstance(found, (bytes, bytearray)):
                 self.answered = True
-                came.append((stream.owner, event))
-            else:
-                asked_for = self._address.compression is not None and isinstance(event, CompressedMessage)
-                found = self._inflate(event.data) if asked_for else self._status(stream, event)
-                if isinstance(found, (bytes, bytearray)):
-                    self.answered = True
-                    came.append((stream.owner, found))
-                elif found is not None:
-                    self.http.reset_stream(stream, ErrorCode.CANCEL)  # if it is still open
-                    error = call_error(stream.owner.url, self._address, *found, answered=self.answered)
-                    came.append((stream.owner, CallRefused(error) if _is_refused(stream, event) else error))
+                came.append((stream.owner, found))
+            elif found is not None:
+                self.http.reset_stream(stream, ErrorCode.CANCEL)  # if it is still open
+                error = call_error(stream.owner.url, self._address, *found, answered=self.answered)
+                if _is_refused(stream, event):
+                    # Some servers, and most proxies, take fewer streams than their settings say.
+                    self._most_streams = len(self.http.streams) or self._most_streams
+                    came.append((stream.owner, CallRefused(error)))
+                else:
+                    came.append((stream.owner, error))
         if self._queued and self.http.settings_received:
             came += self._open_queued()
         # A proxy keeps the GOAWAY of a draining server for itself, but it passes the health service on. Then the slots
@@ -309,12 +304,10 @@ class GrpcClient:
         if self._watches_health and self.answered:
             self._watches_health = False
             self._open_watch()
-        if self.answered and self.keepalive_interval == FOREIGN_KEEPALIVE_INTERVAL and self.server_version is not None:
-            self.keepalive_interval = keepalive.KEEPALIVE
         return came
 
-    def _status(self, stream: Stream, event: Event) -> _CallStatus | None:
-        """Return the status that an event gives a call; None: it goes on."""
+    def _look_at(self, stream: Stream, event: Event) -> bytes | bytearray | _CallStatus | None:
+        """Return the answer that an event brings, or the status that it gives a call; None: the call goes on."""
         if isinstance(event, HeadersReceived):
             return self._by_fields(stream, event)
         if isinstance(event, StreamReset):
@@ -326,8 +319,9 @@ class GrpcClient:
         if isinstance(event, MalformedMessage):
             return Code.INTERNAL, event.reason
         if isinstance(event, CompressedMessage):
-            text = "the server sent a compressed message, which was not asked for"
-            return Code.INTERNAL, text
+            if self._address.compression is not None:
+                return self._inflate(event.data)
+            return Code.INTERNAL, "the server sent a compressed message, which was not asked for"
         if isinstance(event, StreamEnded):
             return Code.INTERNAL, "the server ended the stream without a status"
         return None
@@ -366,12 +360,11 @@ class GrpcClient:
     def _by_fields(self, stream: Stream, event: HeadersReceived) -> _CallStatus | None:
         fields = event.fields
         http = fields.get(":status")
-        if http is not None or not event.end_stream:  # the first ones of the call
+        if http is not None:  # the first ones of the call
             kind = fields.get("content-type", "")
             # A page of a proxy, or of a server that is none of gRPC.
             if http != "200" and "grpc-status" not in fields:
-                code = _BY_HTTP_STATUS.get(http or "", Code.UNKNOWN)
-                return code, f"the answer has the HTTP status {http or 'missing'}"
+                return code_of_status(int(http)), f"the answer has the HTTP status {http}"
             if not kind.startswith("application/grpc"):
                 return Code.UNKNOWN, f"expected the content-type application/grpc, got {kind!r:.80}"
             self.server_version = fields.get(HELLO, self.server_version)

@@ -157,13 +157,6 @@ class Poller(Generic[T]):
                         if connection.unsent:
                             connection.flush()
 
-    def defers(self, connection: ClientConnection) -> bool:
-        """Return whether a connection shall keep what it has to send; it is flushed at the end of `corked`."""
-        if self.deferred is None:
-            return False
-        self.deferred.add(connection)
-        return True
-
     def watch(
         self,
         sock: socket.socket,

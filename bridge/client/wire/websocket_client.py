@@ -17,7 +17,7 @@ from bridge.errors import Code, ConnectError, PeerError, RefusedError, RemoteErr
 from bridge.transport import keepalive
 from bridge.transport.address import Address, shown_token
 from bridge.transport.remedies import remedy
-from bridge.transport.service import HELLO
+from bridge.transport.service import HELLO, code_of_status
 from bridge.transport.websocket import (
     DRAINING,
     LOGGER,
@@ -26,7 +26,6 @@ from bridge.transport.websocket import (
     MessageJoiner,
     WrongKindError,
     code_of_close,
-    code_of_status,
     token_subprotocol,
 )
 from bridge.version import __version__

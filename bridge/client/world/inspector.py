@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from bridge.client.wire.connect import connect
 from bridge.client.wire.poller import Poller
-from bridge.client.world.extensions import extension, refusal
+from bridge.client.world.extensions import extension, property_request, refusal
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.errors import Code, PeerError, RefusedError, RemoteError, RemoteTimeoutError
@@ -64,12 +64,9 @@ class Inspector:
             ConnectError, ConnectionLostError: The connection failed.
             PeerError: The answer is of another kind.
         """
-        request = pb.EnvironmentRequest()
-        getattr(request, kind).CopyFrom(body)
-        # An empty message, such as LeaveWorld, would not be sent otherwise.
-        getattr(request, kind).SetInParent()
+        fields: dict[str, Any] = {kind: body}
         self._outstanding += 1  # first: KeyboardInterrupt may come while it is sent
-        self._connection.send(request.SerializeToString())
+        self._connection.send(pb.EnvironmentRequest(**fields).SerializeToString())
         data = self._receive(kind)
         try:
             response = pb.EnvironmentResponse.FromString(bytes(data))
@@ -126,8 +123,7 @@ class Inspector:
 
     def read_property(self, key: str) -> pb.Tensor:
         """Return a property's value."""
-        body = properties_pb2.PropertyRequest(read_property=properties_pb2.ReadPropertyRequest(key=key))
-        return self._ask_property(body).read_property.value
+        return self._ask_property(property_request(key)).read_property.value
 
     def list_properties(self, key: str = "") -> Iterator[properties_pb2.PropertySpec]:
         """Give every property below a key, each node before its children."""
@@ -144,12 +140,11 @@ class Inspector:
 
     def _list(self, key: str) -> list[properties_pb2.PropertySpec]:
         body = properties_pb2.PropertyRequest(list_property=properties_pb2.ListPropertyRequest(key=key))
-        return list(self._ask_property(body).list_property.values)
+        return list(self._ask_property(extension(PROPERTY_REQUEST_URL, body)).list_property.values)
 
-    def _ask_property(self, body: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        request = extension(PROPERTY_REQUEST_URL, body).extension
+    def _ask_property(self, request: pb.EnvironmentRequest) -> properties_pb2.PropertyResponse:
         try:
-            return properties_pb2.PropertyResponse.FromString(self.ask("extension", request).value)
+            return properties_pb2.PropertyResponse.FromString(self.ask("extension", request.extension).value)
         except DecodeError as error:
             raise PeerError(self.url, f"its answer to a property request cannot be read: {error}") from error
 

@@ -10,7 +10,6 @@ import numpy as np
 from bridge.client.realtime.answer_buffer import AnswerBuffer
 from bridge.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime.reader import RealtimeReader
-from bridge.client.world.description import Description
 from bridge.client.world.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.space_json import plain_space_from_json, space_from_json
@@ -34,7 +33,8 @@ class JoinedWorld:
 
     Args:
         request: What was asked for.
-        found: What the server says of it.
+        specs: The world's.
+        properties: What a server of this package says of it, by `WORLD_PROPERTIES` and further ones.
         version: The version of a server of this package; None: another server.
 
     Raises:
@@ -42,11 +42,17 @@ class JoinedWorld:
         TensorError: A spec cannot be read, or has no space.
     """
 
-    def __init__(self, request: WorldRequest, found: Description, version: str | None) -> None:
+    def __init__(
+        self,
+        request: WorldRequest,
+        specs: pb.ActionObservationSpecs,
+        properties: Mapping[str, Any],
+        version: str | None,
+    ) -> None:
         self._request = request
         url, foreign = request.address.url, version is None
-        self.specs, properties = found.specs, found.properties
-        observations, actions = _read_specs(self.specs.observations), _read_specs(self.specs.actions)
+        self.specs = specs
+        observations, actions = _read_specs(specs.observations), _read_specs(specs.actions)
         # At another server an observation named `info` or `frames` is an ordinary one.
         signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
@@ -133,16 +139,17 @@ class JoinedWorld:
             SettingError: The Step is too large to be sent.
         """
         # By exact type: True and 1.0 are the same key as 1, but not the same action.
-        integer = type(action) in _INTEGERS
-        if integer and (known := self._known.get(action)) is not None:
+        key = action if type(action) in _INTEGERS else None
+        if key is not None and (known := self._known.get(key)) is not None:
             return known
-        data = self.write_step(self._action_layout.pack_action(action))
-        if integer and len(self._known) < _MOST_KNOWN:
-            self._known[action] = data
-        return data
+        return self._write_step(self._action_layout.pack_action(action), key)
 
-    def write_step(self, arrays: Sequence[Array]) -> bytes:
-        """Return the Step with the arrays of an action's tensors; raises SettingError where it is too large."""
+    def _write_step(self, arrays: Sequence[Array], key: int | None) -> bytes:
+        """Return the Step with the arrays of an action's tensors; remember it under a key, where there is one.
+
+        Raises:
+            SettingError: It is too large.
+        """
         data = self.codec.write_request(arrays) if self.codec is not None else None
         # The codec writes tensors of one form alone; what else is an action, protobuf writes.
         if data is None:
@@ -154,6 +161,8 @@ class JoinedWorld:
         # Here, before anything is sent or changed: a Step that is not sent gets no answer.
         if len(data) > self._request.max_message_bytes:
             raise self._request.too_large(len(data))
+        if key is not None and len(self._known) < _MOST_KNOWN:
+            self._known[key] = data
         return data
 
     def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
@@ -164,10 +173,7 @@ class JoinedWorld:
             key = column.item(slot)
             if (known := self._known.get(key)) is not None:
                 return known
-        data = self.write_step(self._action_layout.pack_columns(columns, slot))
-        if key is not None and len(self._known) < _MOST_KNOWN:
-            self._known[key] = data
-        return data
+        return self._write_step(self._action_layout.pack_columns(columns, slot), key)
 
     def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
         """Return the Steps with the actions of some slots; None: `write_columns` is to do it."""

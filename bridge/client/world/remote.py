@@ -21,7 +21,8 @@ from bridge.client.wire.connection import Deliver
 from bridge.client.wire.poller import Poller
 from bridge.client.world.events import Event, Joined, Lost, StepAnswered
 from bridge.client.world.joined_world import JoinedWorld
-from bridge.client.world.session import CONNECTING, ONLINE, ClientSession, ClientState
+from bridge.client.world.session import ClientSession
+from bridge.client.world.session_states import CONNECTING, ONLINE, ClientState
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.tensors import pack_tensor
@@ -306,7 +307,9 @@ class Remote:
 
     def give_up(self, error: RemoteError) -> Lost:
         """End the connection without waiting, because of `error`; return the event that says so."""
-        event = self.session.give_up(error, self.now())
+        # A server that is late may still be well: it is told that nobody is in the world any more.
+        self.session.leave(self.now())
+        event = self.session.connection_lost(error)
         self._flush()
         self.finish(0.0)
         return event

@@ -3,7 +3,7 @@
 Requests are made by methods, and `data_to_send` gives their bytes. Answers go in through `receive`, the stream's end
 through `connection_lost`; frozen events come out. Everything that affects the state lives in `TRANSITIONS`. How long
 an answer may take is for the driver to say. dm_env_rpc answers requests in their order, so an answer belongs to the
-oldest request without one.
+oldest request without one. `JoinSequence` makes the requests by which a world is joined.
 
 In a real-time world that is far away, Steps are in flight: the server holds each until there is a new frame. The
 world's `AnswerBuffer` keeps the answers, and `due` gives them out.
@@ -14,23 +14,24 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from bridge.client.realtime.answer_buffer import AnswerBuffer
 from bridge.client.warn import warn
-from bridge.client.world.description import Description
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.client.world.extensions import refusal
+from bridge.client.world.join_sequence import JoinSequence
 from bridge.client.world.joined_world import JoinedWorld, changes_of
+from bridge.client.world.session_states import ONLINE, TRANSITIONS, ClientState, Trigger
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["CONNECTING", "ENDED_CODES", "ONLINE", "TRANSITIONS", "ClientSession", "ClientState", "Trigger"]
+__all__ = ["ENDED_CODES", "ClientSession"]
 
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 """With what a Step or Reset is refused where the world is gone."""
@@ -39,112 +40,10 @@ ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 _MAX_RENUMBERED = 3
 
 
-class ClientState(enum.Enum):
-    """The state of a stream."""
-
-    OFFLINE = "offline"
-    """There is no stream yet."""
-    CREATING = "creating"
-    """CreateWorld was sent."""
-    JOINING = "joining"
-    """JoinWorld was sent."""
-    DESCRIBING = "describing"
-    """The joined world's properties are being read."""
-    JOINED = "joined"
-    """In a world. No episode runs, and none was asked for."""
-    RESETTING = "resetting"
-    """An episode was asked for; its first observation has not come."""
-    RUNNING = "running"
-    """In an episode."""
-    ENDED = "ended"
-    """The episode has ended. The next Step begins another."""
-    LOST = "lost"
-    """The stream ended, or was given up."""
-
-    # A member is one object; Enum's own __hash__ is a Python function, called in each step.
-    __hash__ = object.__hash__
-
-
-class Trigger(enum.Enum):
-    """An event that changes the state."""
-
-    CREATE = "CreateWorld sent"
-    JOIN = "JoinWorld sent"
-    DESCRIBE = "first property asked for"
-    READY = "all of the world is known"
-    BEGIN = "first Step of an episode sent"
-    STEP_RAN = "Step answered, running"
-    STEP_ENDED = "Step answered, terminated or interrupted"
-    REFUSED = "Reset or Step refused"
-    ABANDON = "episode given up"
-    END = "end of stream"
-
-
-_O, _C, _W, _D = ClientState.OFFLINE, ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING
-_J, _B, _R, _E, _L = ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED, ClientState.LOST
-
-# The driver's requests are CREATE, JOIN, DESCRIBE and BEGIN. What the answers say is READY, STEP_RAN, STEP_ENDED and
-# REFUSED. ABANDON is the driver's decision, of which the server hears nothing; END is the end of the stream.
-#
-# A Step within an episode moves nothing when it is sent: many may be on their way (D-25), so the state is that of the
-# last answer.
-#
-# A refused request changes nothing at the server (D-2), so REFUSED leaves the state as it was, but for RESETTING: no
-# first observation has come, so no episode is known to run. ABANDON leads to JOINED from everywhere in a world: the
-# next episode has to be asked for, and answers to what was asked before are told by their numbers.
-#
-# LOST is no end: the same session connects again, and still knows the world that it was in. Worlds of lanes never get
-# to ENDED, because their lanes begin their next episodes by themselves.
-TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
-    (_O, Trigger.CREATE): _C,
-    (_O, Trigger.JOIN): _W,
-    (_C, Trigger.JOIN): _W,
-    (_C, Trigger.END): _L,
-    (_W, Trigger.DESCRIBE): _D,
-    (_W, Trigger.READY): _J,  # another server than ours has no properties
-    (_W, Trigger.END): _L,
-    (_D, Trigger.READY): _J,
-    (_D, Trigger.END): _L,
-    (_J, Trigger.BEGIN): _B,
-    (_J, Trigger.STEP_RAN): _R,  # a Step sent ahead, as by a rollout (D-25)
-    (_J, Trigger.STEP_ENDED): _E,
-    (_J, Trigger.REFUSED): _J,
-    (_J, Trigger.ABANDON): _J,
-    (_J, Trigger.END): _L,
-    (_B, Trigger.BEGIN): _B,
-    (_B, Trigger.STEP_RAN): _R,
-    (_B, Trigger.STEP_ENDED): _E,
-    (_B, Trigger.REFUSED): _J,
-    (_B, Trigger.ABANDON): _J,
-    (_B, Trigger.END): _L,
-    (_R, Trigger.BEGIN): _B,
-    (_R, Trigger.STEP_RAN): _R,
-    (_R, Trigger.STEP_ENDED): _E,
-    (_R, Trigger.REFUSED): _R,  # D-2: the episode goes on
-    (_R, Trigger.ABANDON): _J,
-    (_R, Trigger.END): _L,
-    (_E, Trigger.BEGIN): _B,
-    (_E, Trigger.STEP_RAN): _R,  # D-9
-    (_E, Trigger.STEP_ENDED): _E,
-    (_E, Trigger.REFUSED): _E,
-    (_E, Trigger.ABANDON): _J,
-    (_E, Trigger.END): _L,
-    (_L, Trigger.CREATE): _C,
-    (_L, Trigger.JOIN): _W,
-}
-
-CONNECTING = frozenset({ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING})
-"""Not in a world yet."""
-ONLINE = frozenset({ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED})
-"""In a world."""
-
-
 class RequestKind(enum.Enum):
     """A request's kind, by what its answer is for."""
 
-    CREATE = "create_world"
-    JOIN = "join_world"
-    DESCRIBE = "property"
+    JOINING = "joining"
     RESET = "reset"
     STEP = "step"
     HELD = "held step"
@@ -157,7 +56,7 @@ class OpenRequest(NamedTuple):
 
     kind: RequestKind
     number: int
-    """The episode that it belongs to; of a question: how often questions had been given up."""
+    """The episode in which it was made; -1: a question that was given up."""
     sent: float
     """Seconds."""
 
@@ -186,8 +85,6 @@ class ClientSession:
         self.state = ClientState.OFFLINE
         self.world: JoinedWorld | None = None
         """The world that was joined, also after its loss; None: none ever was."""
-        self.world_name: str | None = None
-        """The name of the world that was asked for last."""
         self.server_version: str | None = None
         """The version of a server of this package, as its metadata says; set by the driver before `receive`."""
         self.error: RemoteError | None = None
@@ -199,9 +96,7 @@ class ClientSession:
         """Requests that were made and not sent."""
         self._pending: deque[OpenRequest] = deque()
         self._episode = 0
-        self._questions_abandoned = 0
-        self._created: str | None = None
-        self._description = Description()
+        self._joining = JoinSequence(request)
         self._waits_for_all = False
         self._settings: Mapping[str, pb.Tensor] = {}
         self._renumbered = 0
@@ -216,6 +111,11 @@ class ClientSession:
     def answers(self) -> AnswerBuffer | None:
         """The results of Steps in flight; None: each Step waits for its own answer."""
         return None if self.world is None else self.world.answers
+
+    @property
+    def world_name(self) -> str | None:
+        """The name of the world that was asked for last."""
+        return self._joining.world_name
 
     @property
     def outstanding(self) -> bool:
@@ -238,8 +138,7 @@ class ClientSession:
         data = request if isinstance(request, bytes) else self.write(request)  # not sent, it gets no answer
         # The order of these two queues is all that matches answers to requests: dm_env_rpc has no ids for them (D-1).
         # KeyboardInterrupt may come between them, and must not leave a request whose answer is not expected.
-        number = self._questions_abandoned if kind is RequestKind.QUESTION else self._episode
-        self._pending.append(OpenRequest(kind, number, now))
+        self._pending.append(OpenRequest(kind, self._episode, now))
         self.out.append(data)
 
     def connect(self, now: float) -> None:
@@ -251,24 +150,14 @@ class ClientSession:
         # What was asked on the stream before gets no answer on this one.
         self._pending.clear()
         self.out.clear()
-        self._created, self.error = None, None
-        name = self.request.address.world
-        if name is not None:
-            self._join_world(name, now)
-            return
-        self._move(Trigger.CREATE)
-        create = pb.CreateWorldRequest(settings=self.request.settings())
-        self._send(RequestKind.CREATE, pb.EnvironmentRequest(create_world=create), now)
+        self.error = None
+        self._joining = JoinSequence(self.request)
+        self._go_on(self._joining.first(), now)
 
-    def _join_world(self, name: str, now: float) -> None:
-        self._move(Trigger.JOIN)
-        self.world_name = name
-        texts = dict(self.request.join_settings)
-        if self.request.agent is not None:
-            texts["agent"] = self.request.agent
-        settings = {key: pack_tensor(value) for key, value in texts.items()}
-        join = pb.JoinWorldRequest(world_name=name, settings=settings)
-        self._send(RequestKind.JOIN, pb.EnvironmentRequest(join_world=join), now)
+    def _go_on(self, following: tuple[Trigger, pb.EnvironmentRequest], now: float) -> None:
+        trigger, request = following
+        self._move(trigger)
+        self._send(RequestKind.JOINING, request, now)
 
     def write_reset(self, settings: Mapping[str, pb.Tensor]) -> bytes:
         """Return a Reset; raises as `write`."""
@@ -356,9 +245,8 @@ class ClientSession:
         if self.state not in ONLINE:
             return
         self._send(RequestKind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
-        # A world that the user named by `?world=` is not this session's: others may be in it.
-        if self._created:
-            destroy = pb.DestroyWorldRequest(world_name=self._created)
+        if self._joining.made_world:
+            destroy = pb.DestroyWorldRequest(world_name=self.world_name)
             self._send(RequestKind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
 
     def abandon_episode(self) -> None:
@@ -370,7 +258,10 @@ class ClientSession:
 
     def abandon_questions(self) -> None:
         """Drop the answers to questions that are still to come."""
-        self._questions_abandoned += 1
+        pending = self._pending
+        self._pending = deque(
+            request._replace(number=-1) if request.kind is RequestKind.QUESTION else request for request in pending
+        )
 
     def wait_for_all(self) -> None:
         """Have answers wait until every lane has an observation, in a real-time world of lanes."""
@@ -399,10 +290,12 @@ class ClientSession:
             # error, or a server of another version, is read by protobuf below.
             if answer is not None:
                 request = pending.popleft()
-                if answer.state == pb.RUNNING and self.state is ClientState.RUNNING and request.number == self._episode:
+                if request.number != self._episode:
+                    return None
+                if answer.state == pb.RUNNING and self.state is ClientState.RUNNING:
                     self._renumbered = 0
                     return StepAnswered(answer, world.reader)
-                return self._on_step(request, world, answer, answer.state, now)
+                return self._step_answered(world, answer, answer.state)
         # The stream was given up, and the server had answered before it heard of that.
         if self.state is ClientState.OFFLINE or self.state is ClientState.LOST:
             return None
@@ -453,12 +346,6 @@ class ClientSession:
         self._pending.clear()
         return Lost(error, established)
 
-    def give_up(self, error: RemoteError, now: float) -> Lost:
-        """Leave the world, if there is one, and expect nothing more of the stream."""
-        # A server that is late may still be well: it is told that nobody is in the world any more.
-        self.leave(now)
-        return self.connection_lost(error)
-
     def know(self, other: ClientSession) -> None:
         """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
         self.world, self.info = other.world, other.info
@@ -466,55 +353,25 @@ class ClientSession:
     def _break(self, reason: str) -> Lost:
         return self.connection_lost(PeerError(self._url, f"it broke the protocol: {reason}"))
 
-    # Answers while joining
+    # What is known of the world
 
-    def _on_create(self, answer: Answer) -> Event | None:
-        name = ""
-        if answer.error is None:
-            self._created = name = answer.message.create_world.world_name
-        # The user asked for a certain environment: the default world may be any.
-        elif self.request.settings():
-            return self.connection_lost(answer.error)
-        # D-4: a server may have but one world, and refuse to make others
-        self._join_world(name, answer.now)
-        return None
-
-    def _on_join(self, answer: Answer) -> Event | None:
-        if answer.error is not None:
-            return self.connection_lost(answer.error)
-        specs = answer.message.join_world.specs
-        found = self._description = Description(specs, "wait" not in self.request.join_settings)
-        # Other servers are asked for no property: they may not bear an extension. Their specs are enough (D-24).
-        if self.server_version is None:
-            return self._become_ready()
-        found.ask_all()
-        self._move(Trigger.DESCRIBE)
-        self._send(RequestKind.DESCRIBE, found.next_request(), answer.now)
-        return None
-
-    def _on_described(self, answer: Answer) -> Event | None:
-        found = self._description
-        # Older servers of ours lack the properties of Steps in flight: the world works without.
-        if answer.error is not None and not found.optional:
-            return self.connection_lost(answer.error)
-        found.take(answer.message, answer.error, self._url, answer.now - answer.request.sent)
-        if not found.unread:
-            return self._become_ready()
-        self._send(RequestKind.DESCRIBE, found.next_request(), answer.now)
-        return None
-
-    def _become_ready(self) -> Event:
-        self._learn(self._description, self.server_version)
+    def _on_joining(self, answer: Answer) -> Event | None:
+        took = answer.now - answer.request.sent
+        following = self._joining.following(self.state, answer.message, answer.error, took, self.server_version)
+        if following is not None:
+            self._go_on(following, answer.now)
+            return None
+        self._learn(self._joining.specs, self._joining.properties, self.server_version)
         self._move(Trigger.READY)
         return Joined()
 
-    def _learn(self, found: Description, version: str | None) -> None:
-        rewards = any(spec.name == "reward" for spec in found.specs.observations.values())
+    def _learn(self, specs: pb.ActionObservationSpecs, properties: Mapping[str, Any], version: str | None) -> None:
+        rewards = any(spec.name == "reward" for spec in specs.observations.values())
         # Once: a world that is joined again, or copied, is known already.
         if version is None and self.info is None and not rewards:
             text = f"{self._url} gives no observation named reward: every reward is 0.0"
             warn(text)
-        before, world = self.world, JoinedWorld(self.request, found, version)
+        before, world = self.world, JoinedWorld(self.request, specs, properties, version)
         if world.realtime is not None and before is not None and before.realtime is not None:
             # The count is of the session, which outlives its worlds.
             world.realtime.stale = before.realtime.stale
@@ -523,16 +380,6 @@ class ClientSession:
         self.world, self.info = world, world.info
 
     # Answers in a world
-
-    def _on_step(
-        self, request: OpenRequest, world: JoinedWorld, answer: StepMessage, state: int, now: float
-    ) -> StepAnswered | None:
-        if request.number != self._episode:
-            world.salvage(answer)
-            return None
-        if world.realtime is not None:
-            world.realtime.timed(request.sent, now)
-        return self._step_answered(world, answer, state)
 
     def _step_answered(self, world: JoinedWorld, answer: StepMessage, state: int) -> StepAnswered:
         self._renumbered = 0
@@ -582,7 +429,9 @@ class ClientSession:
             return self._break(f"it answered a {request.kind.value} by {kind}")
         if request.kind is RequestKind.RESET:
             return self._compare(world, message.reset.specs, now)
-        return self._on_step(request, world, message, message.step.state, now)
+        if world.realtime is not None:
+            world.realtime.timed(request.sent, now)
+        return self._step_answered(world, message, message.step.state)
 
     def _compare(self, world: JoinedWorld, specs: pb.ActionObservationSpecs, now: float) -> Event | None:
         """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
@@ -597,7 +446,7 @@ class ClientSession:
         if self._renumbered > _MAX_RENUMBERED:
             return self._break("it gives its specs other UIDs at every Reset")
         # The Step that is on its way asks for the old UIDs: begin again with the new ones.
-        self._learn(Description(specs), None)
+        self._learn(specs, {}, None)
         self.begin(self._settings, now)
         return None
 
@@ -609,14 +458,12 @@ class ClientSession:
         return Refused(answer.error)
 
     def _on_reply(self, answer: Answer) -> Event | None:
-        if answer.request.number != self._questions_abandoned:
+        if answer.request.number < 0:
             return None
         return Replied(answer.message, answer.error)
 
     _ON_ANSWER: Mapping[RequestKind, Callable[..., Event | None]] = {
-        RequestKind.CREATE: _on_create,
-        RequestKind.JOIN: _on_join,
-        RequestKind.DESCRIBE: _on_described,
+        RequestKind.JOINING: _on_joining,
         RequestKind.RESET: _on_step_or_reset,
         RequestKind.STEP: _on_step_or_reset,
         RequestKind.HELD: _on_held,

@@ -1,0 +1,146 @@
+"""The requests by which a client gets into a world, each made of the answer to the one before.
+
+CreateWorld, JoinWorld and, at a server of this package, one request for each property of the world.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+from bridge.client.realtime.answer_buffer import pays
+from bridge.client.world.extensions import property_request, property_value, property_write
+from bridge.client.world.session_states import ClientState, Trigger
+from bridge.client.world.world_request import WorldRequest
+from bridge.encoding.tensors import pack_tensor
+from bridge.errors import RefusedError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["WORLD_PROPERTIES", "JoinSequence"]
+
+WORLD_PROPERTIES = (
+    "observation_space",
+    "action_space",
+    "reward_space",
+    "num_envs",
+    "env_id",
+    "metadata",
+    "render_mode",
+    "spec",
+)
+"""The properties below `world` that a client reads of a world that it has joined."""
+# Those that are of the values codec.
+_ENCODED = ("metadata", "spec", "fps")
+# Of a world whose Steps are to be in flight.
+_FAR = ("seat", "wait")
+
+_Next: TypeAlias = tuple[Trigger, pb.EnvironmentRequest]
+"""A request, and the change of state that it makes."""
+
+
+class JoinSequence:
+    """The requests of one stream, until the world is joined and known.
+
+    Args:
+        request: The world wanted.
+    """
+
+    def __init__(self, request: WorldRequest) -> None:
+        self._request = request
+        self.world_name: str | None = None
+        """The name of the world that was asked for; empty for the server's default world; None: none was."""
+        self.specs = pb.ActionObservationSpecs()
+        """That world's."""
+        self.properties: dict[str, Any] = {}
+        """Those that have been read; with `round_trip`, in seconds, where the server holds Steps."""
+        self._unread: list[str] = []
+        self._round_trip = math.inf
+
+    @property
+    def made_world(self) -> bool:
+        """True if the world was made for this stream, which then destroys it: others may be in any other one."""
+        return self._request.address.world is None and bool(self.world_name)
+
+    def first(self) -> _Next:
+        """Return the request that creates the world, or joins the one that exists.
+
+        Raises:
+            SettingError: A setting cannot be sent.
+        """
+        name = self._request.address.world
+        if name is not None:
+            return self._join(name)
+        create = pb.CreateWorldRequest(settings=self._request.settings())
+        return Trigger.CREATE, pb.EnvironmentRequest(create_world=create)
+
+    def _join(self, name: str) -> _Next:
+        self.world_name = name
+        texts = dict(self._request.join_settings)
+        if self._request.agent is not None:
+            texts["agent"] = self._request.agent
+        join = pb.JoinWorldRequest(world_name=name, settings={key: pack_tensor(text) for key, text in texts.items()})
+        return Trigger.JOIN, pb.EnvironmentRequest(join_world=join)
+
+    def following(
+        self,
+        state: ClientState,
+        message: pb.EnvironmentResponse,
+        error: RefusedError | None,
+        took: float,
+        version: str | None,
+    ) -> _Next | None:
+        """Return the request that follows an answer; None: all of the world is known.
+
+        Args:
+            state: The state in which the answer came.
+            message: The answer.
+            error: Its text, if it is a refusal.
+            took: How long it took, seconds.
+            version: The version of a server of this package; None: another server.
+
+        Raises:
+            RefusedError: The world cannot be joined, or not be used without what was refused.
+            PeerError: A property cannot be read.
+        """
+        if state is ClientState.CREATING:
+            # The user asked for a certain environment: the default world may be any.
+            if error is not None and self._request.settings():
+                raise error
+            # D-4: a server may have but one world, and refuse to make others
+            return self._join("" if error is not None else message.create_world.world_name)
+        if state is ClientState.JOINING:
+            if error is not None:
+                raise error
+            self.specs = message.join_world.specs
+            # Other servers are asked for no property: they may not bear an extension. Their specs are enough (D-24).
+            if version is not None:
+                self._unread += WORLD_PROPERTIES
+                if any(spec.name == "frames" for spec in self.specs.observations.values()):
+                    self._unread.append("fps")
+        else:
+            self._read_property(message, error, took)
+        if not self._unread:
+            return None
+        key = f"world.{self._unread[0]}"
+        # The last question asks that each Step is held until there is a new frame.
+        write = key == "world.wait"
+        return Trigger.DESCRIBE, property_write(key, pack_tensor("new_frame")) if write else property_request(key)
+
+    def _read_property(self, message: pb.EnvironmentResponse, error: RefusedError | None, took: float) -> None:
+        key = self._unread.pop(0)
+        # The shortest: a longer one may be the work of a busy server, which Steps in flight would not hide.
+        self._round_trip = min(took, self._round_trip)
+        if error is not None:
+            # Older servers of ours lack the properties of Steps in flight: the world works without.
+            if key not in _FAR:
+                raise error
+            self._unread.clear()
+        elif key == "wait":
+            self.properties["round_trip"] = self._round_trip
+        else:
+            self.properties[key] = property_value(message, self._request.address.url, key in _ENCODED)
+        # `fps` comes after the others: by now several round trips were measured. The server may hold Steps unless the
+        # user has said what they wait for.
+        may_wait = "wait" not in self._request.join_settings
+        if key == "fps" and may_wait and pays(self._round_trip, self.properties["fps"]):
+            self._unread += _FAR

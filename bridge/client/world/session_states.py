@@ -1,0 +1,112 @@
+"""The states of a client's stream, and what leads from one to the next: one literal table.
+
+`ClientSession` moves by it and in no other way; what is not in it is an error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+__all__ = ["CONNECTING", "ONLINE", "TRANSITIONS", "ClientState", "Trigger"]
+
+
+class ClientState(enum.Enum):
+    """The state of a stream."""
+
+    OFFLINE = "offline"
+    """There is no stream yet."""
+    CREATING = "creating"
+    """CreateWorld was sent."""
+    JOINING = "joining"
+    """JoinWorld was sent."""
+    DESCRIBING = "describing"
+    """The joined world's properties are being read."""
+    JOINED = "joined"
+    """In a world. No episode runs, and none was asked for."""
+    RESETTING = "resetting"
+    """An episode was asked for; its first observation has not come."""
+    RUNNING = "running"
+    """In an episode."""
+    ENDED = "ended"
+    """The episode has ended. The next Step begins another."""
+    LOST = "lost"
+    """The stream ended, or was given up."""
+
+    # A member is one object; Enum's own __hash__ is a Python function, called in each step.
+    __hash__ = object.__hash__
+
+
+class Trigger(enum.Enum):
+    """An event that changes the state."""
+
+    CREATE = "CreateWorld sent"
+    JOIN = "JoinWorld sent"
+    DESCRIBE = "property asked for"
+    READY = "all of the world is known"
+    BEGIN = "first Step of an episode sent"
+    STEP_RAN = "Step answered, running"
+    STEP_ENDED = "Step answered, terminated or interrupted"
+    REFUSED = "Reset or Step refused"
+    ABANDON = "episode given up"
+    END = "end of stream"
+
+
+_O, _C, _W, _D = ClientState.OFFLINE, ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING
+_J, _B, _R, _E, _L = ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED, ClientState.LOST
+
+# The driver's requests are CREATE, JOIN, DESCRIBE and BEGIN. What the answers say is READY, STEP_RAN, STEP_ENDED and
+# REFUSED. ABANDON is the driver's decision, of which the server hears nothing; END is the end of the stream.
+#
+# A Step within an episode moves nothing when it is sent: many may be on their way (D-25), so the state is that of the
+# last answer.
+#
+# A refused request changes nothing at the server (D-2), so REFUSED leaves the state as it was, but for RESETTING: no
+# first observation has come, so no episode is known to run. ABANDON leads to JOINED from everywhere in a world: the
+# next episode has to be asked for, and answers to what was asked before are told by their numbers.
+#
+# LOST is no end: the same session connects again, and still knows the world that it was in. Worlds of lanes never get
+# to ENDED, because their lanes begin their next episodes by themselves.
+TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
+    (_O, Trigger.CREATE): _C,
+    (_O, Trigger.JOIN): _W,
+    (_C, Trigger.JOIN): _W,
+    (_C, Trigger.END): _L,
+    (_W, Trigger.DESCRIBE): _D,
+    (_W, Trigger.READY): _J,  # another server than ours has no properties
+    (_W, Trigger.END): _L,
+    (_D, Trigger.DESCRIBE): _D,  # one after the other
+    (_D, Trigger.READY): _J,
+    (_D, Trigger.END): _L,
+    (_J, Trigger.BEGIN): _B,
+    (_J, Trigger.STEP_RAN): _R,  # a Step sent ahead, as by a rollout (D-25)
+    (_J, Trigger.STEP_ENDED): _E,
+    (_J, Trigger.REFUSED): _J,
+    (_J, Trigger.ABANDON): _J,
+    (_J, Trigger.END): _L,
+    (_B, Trigger.BEGIN): _B,
+    (_B, Trigger.STEP_RAN): _R,
+    (_B, Trigger.STEP_ENDED): _E,
+    (_B, Trigger.REFUSED): _J,
+    (_B, Trigger.ABANDON): _J,
+    (_B, Trigger.END): _L,
+    (_R, Trigger.BEGIN): _B,
+    (_R, Trigger.STEP_RAN): _R,
+    (_R, Trigger.STEP_ENDED): _E,
+    (_R, Trigger.REFUSED): _R,  # D-2: the episode goes on
+    (_R, Trigger.ABANDON): _J,
+    (_R, Trigger.END): _L,
+    (_E, Trigger.BEGIN): _B,
+    (_E, Trigger.STEP_RAN): _R,  # D-9
+    (_E, Trigger.STEP_ENDED): _E,
+    (_E, Trigger.REFUSED): _E,
+    (_E, Trigger.ABANDON): _J,
+    (_E, Trigger.END): _L,
+    (_L, Trigger.CREATE): _C,
+    (_L, Trigger.JOIN): _W,
+}
+
+CONNECTING = frozenset({ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING})
+"""Not in a world yet."""
+ONLINE = frozenset({ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED})
+"""In a world."""
