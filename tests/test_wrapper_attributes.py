@@ -117,6 +117,7 @@ def test_gymnasiums_vector_environments_of_remotes_call_and_set(kind):
 @pytest.mark.parametrize("make", [make_remote, make_vec_remote])
 def test_a_render_mode_that_gives_no_frames_is_warned_of(mode, text, make):
     with serve_gym(masked) as server:
-        with pytest.warns(UserWarning, match=text):
+        with pytest.warns(UserWarning, match=text) as said:
             env = make(server.url, render_mode=mode)
         env.close()
+    assert said[0].filename == __file__, "the place of a warning is the user's line"

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import gymnasium
 from gymnasium import Space
 
-from bridge.client.options import TIMEOUT, checked_timeout
-from bridge.client.vector_env import OwningVectorEnv, checked_urls
+from bridge.client.options import TIMEOUT, checked_timeout, checked_urls
+from bridge.client.vector_env import OwningVectorEnv
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
@@ -225,9 +225,14 @@ class OpenEnvVectorEnv(OwningVectorEnv):
 
     def __init__(self, urls: str | Sequence[str], *, timeout: float = TIMEOUT, **keywords: Any) -> None:
         own = {name: keywords.pop(name, None) for name in ("action_space", "observation_space", "token")}
-        make = functools.partial(OpenEnvEnv, timeout=timeout, **own)
-        # Before the server starts, which nobody would stop where one is no URL.
-        quoted = [quote(url, safe="") for url in checked_urls(urls)]
+        # Before the server starts, which nobody would stop where one is no URL. Errors tell the quoted ones: no tokens.
+        urls = checked_urls(urls)
+        whole = {shown_url(url): url for url in urls}
+        quoted = [quote(shown_url(url), safe="") for url in urls]
+
+        def make(url: str) -> OpenEnvEnv:
+            return OpenEnvEnv(whole[url], timeout=timeout, **own)
+
         secret = secrets.token_urlsafe()
         limits = Limits(max_worlds=4096, max_connections=4096)  # one for each slot
         translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
