@@ -100,7 +100,7 @@ def stepper_of(envs: Any) -> Any:
 
 def remotes_of(envs: Any) -> list[Any]:
     """The remotes of a vector environment, one a world, in the order of their slots."""
-    return [member.remote for member in pool_of(envs).members]
+    return [member.remote for member in pool_of(envs).members.filling]
 
 
 def remote_of(env: Any) -> Any:
@@ -155,7 +155,7 @@ def look_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def set_client_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what waits in a client ask this for the time."""
-    for module in ("pool", "vector_pool", "stepper"):
+    for module in ("pool", "vector_pool", "stepper", "waiting"):
         monkeypatch.setattr(f"bridge.client.slots.{module}.time", SimpleNamespace(monotonic=monotonic))
 
 

@@ -792,8 +792,9 @@ def test_info_gives_up_on_a_server_that_does_not_answer(capsys: pytest.CaptureFi
 def test_bench_counts_environment_steps_and_leaves_nothing_behind(
     options: list[str], count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serve_gym("CartPole-v1") as server:
-        assert main(["bench", server.url, *options, "--seconds", "0.2"]) == 0
+    with serve_gym("CartPole-v1", token="secret") as server:
+        # Who shows the figures to others does not show the token.
+        assert main(["bench", f"{server.url}?token=secret", *options, "--seconds", "0.2"]) == 0
         assert settled(server)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{server.url}: {count} environment")

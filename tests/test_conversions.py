@@ -131,8 +131,13 @@ class Listed(Scripted):
         return [float(self.steps), 0.5]
 
 
+class Masked(Scripted):
+    def observation(self):
+        return np.ma.masked_equal(np.float32([self.steps, 0.5]), 0)
+
+
 @ISOLATION
-@pytest.mark.parametrize(("kind", "got"), [(Doubles, "float64"), (Listed, "list")])
+@pytest.mark.parametrize(("kind", "got"), [(Doubles, "float64"), (Listed, "list"), (Masked, "MaskedArray")])
 def test_an_observation_of_another_type_than_its_space_comes_as_the_space_says_and_is_told_once(kind, got, isolation):
     with serve_gym(kind, isolation=isolation) as server, make_remote(server.url) as remote:
         with pytest.warns(RuntimeWarning, match=f"'observation' is of type {got}, and comes as .* float32") as caught:

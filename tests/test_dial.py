@@ -439,6 +439,16 @@ def test_a_trainer_whose_answer_has_a_hundred_fields_is_dialed_again() -> None:
                     sock.sendall(b"HTTP/1.1 403 Forbidden\r\n" + b"a: b\r\n" * 200 + b"\r\n")
 
 
+def test_what_a_trainer_answers_obeys_no_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trainer:
+        trainer.settimeout(30.0)
+        with serve_gym("CartPole-v1", dial=f"grpc://127.0.0.1:{trainer.getsockname()[1]}"):
+            with trainer.accept()[0] as sock:
+                sock.sendall(b"HTTP/1.1 403 \x1b[2J\r\n\r\n\x1b]0;title\x07not you")
+            until(lambda: "not you" in caplog.text)
+    assert all(character.isprintable() or character == "\n" for character in caplog.text)
+
+
 def test_what_dials_and_does_not_serve_is_avoided() -> None:
     request = b"GET /gymnasium-bridge/dial HTTP/1.1\r\nUpgrade: dm_env_rpc.v1\r\nName: a\r\n\r\n"
     with listening() as listener, dialing(listener, "honest"), socket.socket() as silent:

@@ -405,7 +405,7 @@ def test_raise_lets_a_spare_take_the_place():
         blocking.reset()
         ready = threading.Event()
         for _ in range(1000):
-            if pool_of(envs).policy.ready_spare(pool_of(envs).members[0]):
+            if pool_of(envs).policy.ready_spare(pool_of(envs).members.at[0]):
                 break
             pool_of(envs).drain()
             ready.wait(0.01)
@@ -638,7 +638,7 @@ def test_a_call_is_told_that_its_slot_has_moved(monkeypatch):
             while (envs.slot_states != SlotState.RUNNING).any():
                 envs.step([0, 0])
             monkeypatch.setattr(Spoilt, "spoilt", True)
-            while pool_of(envs).members[1].failures < 3:  # its next reset is on the other server
+            while pool_of(envs).members.at[1].failures < 3:  # its next reset is on the other server
                 envs.step([0, 0])
             envs.call_async("ask")
             until(lambda: envs.urls[1] == one.url)

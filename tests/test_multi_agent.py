@@ -15,7 +15,14 @@ import pettingzoo
 import pytest
 
 import bridge
-from bridge.errors import Code, InvalidActionError, RefusedError, ResetNeededError, SettingError
+from bridge.errors import (
+    Code,
+    ConnectionLostError,
+    InvalidActionError,
+    RefusedError,
+    ResetNeededError,
+    SettingError,
+)
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import check_server
 from tests.parallel_envs import NAMES, Relay
@@ -635,4 +642,20 @@ def test_a_joint_step_that_is_too_large_for_one_agent_leaves_all_as_they_are():
                 call()
         for time in (1, 2):
             assert env.step(actions)[0]["ann"][-1] == time
+        env.close()
+
+
+def test_after_a_loss_that_a_question_meets_a_step_asks_for_a_reset_which_connects_again():
+    with bridge.serve_parallel(Relay) as server:
+        env = bridge.make_parallel_remote(server.url, timeout=20.0)
+        env.reset()
+        actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+        env.step(actions)
+    with pytest.raises(ConnectionLostError):
+        env.render()
+    with pytest.raises(ResetNeededError):
+        env.step(actions)
+    with bridge.serve_parallel(Relay, port=server.port):
+        assert list(env.reset()[0]) == list(NAMES)
+        env.step(actions)
         env.close()

@@ -29,6 +29,7 @@ from bridge.errors import (
     EnvironmentFailedError,
     InvalidActionError,
     PeerError,
+    RefusedError,
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
@@ -567,7 +568,16 @@ def test_an_answer_that_cannot_be_read_is_an_error_that_says_so(answer: Any, err
 
 
 def test_a_port_that_speaks_no_http_is_an_error_that_says_so() -> None:
-    with serve_gym("CartPole-v1") as server, pytest.raises(ConnectError, match=r"no answer to GET /schema: BadStatus"):
+    with serve_gym("CartPole-v1") as server, pytest.raises(ConnectError, match=r"GET /schema failed: BadStatus"):
+        make_remote(f"openenv://127.0.0.1:{server.port}")
+
+
+def test_a_space_that_json_does_not_hold_is_named_to_the_client() -> None:
+    space = spaces.Sequence(spaces.Dict(a=spaces.Discrete(2)), stack=True)
+    with (
+        serve_gym(lambda: SpaceEnv(space), web=True, openenv=True) as server,
+        pytest.raises(ConnectError, match="holds no Sequence of composites, got Sequence"),
+    ):
         make_remote(f"openenv://127.0.0.1:{server.port}")
 
 
@@ -704,6 +714,19 @@ def test_a_token_of_the_environment_is_not_sent_unencrypted(monkeypatch: pytest.
         with pytest.raises(ConnectError, match="nobody is there"):
             make_remote("openenv://elsewhere.example:1")
     assert not elsewhere[0].has_header("Authorization")
+
+
+def test_a_token_in_the_url_of_slots_is_used_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    with serve_gym("CartPole-v1", web=True, openenv=True, token="the-secret") as server:
+        url = openenv(server)
+        envs = make_vec_remote([f"{url}?token=the-secret"] * 2, blocking=True)
+        assert envs.reset()[0].shape == (2, 4)
+        envs.close()
+        with pytest.raises(RefusedError, match="401") as caught:
+            make_vec_remote([f"{url}?token=no-secret"])
+    assert "no-secret" not in str(caught.value)
+    assert "the-secret" not in caplog.text
+    assert "no-secret" not in caplog.text
 
 
 def test_urls_of_openenv_are_checked() -> None:

@@ -32,7 +32,6 @@ from bridge.client.slots.policy import (
     AddSpare,
     Begin,
     Connect,
-    ConnectInstead,
     Decision,
     Disconnect,
     DropSpare,
@@ -42,7 +41,7 @@ from bridge.client.slots.policy import (
     TakeOver,
 )
 from bridge.client.slots.remote_record import RemoteRecord
-from bridge.client.slots.slot import CUT, SETTLED, SPARE, Member, SlotEvent, SlotPhase
+from bridge.client.slots.slot import CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.errors import (
     Code,
     ConnectError,
@@ -94,6 +93,11 @@ class Remote:
         """Do nothing: the fleet answers."""
 
 
+def request_for(url: str) -> Any:
+    """A request, as far as the policy and the fleet look at it."""
+    return SimpleNamespace(address=SimpleNamespace(url=url))
+
+
 class Fleet:
     """Servers, slots, a clock, and a loop that steps.
 
@@ -118,7 +122,7 @@ class Fleet:
         self.directory = directory
         self.policy = SlotPolicy(self.members, self.spares, TIMEOUT, CONNECT_TIMEOUT)
         if directory:
-            self.policy.placement, self.policy.look_at = Placement(self.watch, None), 0.0  # type: ignore[arg-type]
+            self.policy.placement, self.policy.look_at = Placement(self.watch, request_for), 0.0  # type: ignore[arg-type]
         for number in range(slots):
             server = self.servers[number % servers]
             self.members.append(self.member(server, number))
@@ -139,8 +143,8 @@ class Fleet:
 
     # What servers do
 
-    def connect(self, member: Member, endpoint: Endpoint | None) -> None:
-        url = member.remote.url if endpoint is None else endpoint.url
+    def connect(self, member: Member, request: Any = None) -> None:
+        url = member.remote.url if request is None else request.address.url
         server = next(server for server in self.servers if server.url == url)
         member.remote = Remote(server, member.remote.record)  # type: ignore[assignment]
         member.endpoint = url if self.directory else None
@@ -235,19 +239,18 @@ class Fleet:
 
     def execute_one(self, decision: Decision) -> None:
         match decision:
-            case Connect(member, endpoint):
-                self.connect(member, endpoint)
-            case ConnectInstead(member, request):
-                self._leave(member)
-                member.handle(SlotEvent.LOST)
-                member.refusal = None
-                self.connect(member, Endpoint(request.address.url))
-            case AddSpare(where, lanes):
-                url = where.url if isinstance(where, Endpoint) else where.address.url
+            case Connect(member, request, _):
+                if member.phase not in OFFLINE:
+                    self._leave(member)
+                    member.handle(SlotEvent.LOST)
+                    member.refusal = None
+                self.connect(member, request)
+            case AddSpare(request, lanes, _):
+                url = request.address.url
                 spare = self.member(next(server for server in self.servers if server.url == url), SPARE)
                 assert lanes == 1
                 self.spares.append(spare)
-                self.connect(spare, None)
+                self.connect(spare)
             case DropSpare(spare):
                 self.spares.remove(spare)
                 self._leave(spare)
@@ -392,7 +395,6 @@ class Machine(RuleBasedStateMachine):
         for member in self.fleet.members if "fleet" in self.__dict__ else ():
             here = (SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED)
             assert (member.answer is not None) == (member.phase in here)
-            assert member.settled == (member.phase in SETTLED)
 
     def teardown(self) -> None:
         """Mend everything: then every slot runs again, evenly, and no world is left that nobody uses."""

@@ -13,10 +13,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from bridge import Recorder, Recording, make_remote, make_vec_remote, serve_gym
+from bridge.errors import RecordingError
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
-from bridge.testing import CountingEnv
+from bridge.testing import CountingEnv, SpaceEnv
 from bridge.wrappers import BlockingReset
 
 STEPS = 80
@@ -180,6 +181,18 @@ def test_infos_and_last_observations_are_those_that_the_environments_gave(tmp_pa
                     key: np.asarray(value).tolist() for key, value in given.items()
                 }
             assert verify(episode, make).ok
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(())])
+def test_an_environment_without_actions_is_recorded(tmp_path: Path, space: Any) -> None:
+    """No column says that there was an action of an empty space, so that the episode cannot be replayed."""
+    with serve_gym(lambda: SpaceEnv(None, space), record=tmp_path) as server, make_remote(server.url) as env:
+        env.reset(seed=0)
+        rewards = [env.step(env.action_space.sample())[1] for _ in range(3)]
+    (episode,) = read_folder(tmp_path).episodes()
+    assert episode.rewards.tolist() == rewards
+    with pytest.raises(RecordingError, match="cannot be read"):
+        verify(episode, lambda: SpaceEnv(None, space))
 
 
 def test_an_info_that_contains_itself_fails_no_step_and_is_recorded_as_it_travels(tmp_path: Path) -> None:

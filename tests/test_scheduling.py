@@ -34,6 +34,23 @@ def test_timers_run_when_they_are_due_and_in_order() -> None:
     assert turned.scheduler.next_due() is None
 
 
+def test_timers_that_are_set_when_it_is_their_time_wait_for_the_next_run() -> None:
+    """As of a real-time world whose environment takes longer than a frame: sockets are looked at between two frames."""
+    turned, ran = Turned(), list[float]()
+
+    def step() -> None:
+        turned.now += 0.02
+        ran.append(turned.now)
+        if len(ran) < 5:
+            turned.scheduler.call_later(0.0, step)
+
+    turned.scheduler.call_later(0.0, step)
+    turned.scheduler.run()
+    assert len(ran) == 1
+    turned.scheduler.run()
+    assert len(ran) == 2
+
+
 def test_a_cancelled_timer_does_not_run_and_may_be_cancelled_again() -> None:
     turned, ran = Turned(), list[str]()
     timer = turned.scheduler.call_later(1.0, lambda: ran.append("cancelled"))

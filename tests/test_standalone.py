@@ -488,6 +488,17 @@ def test_what_does_not_travel_is_told_once():
             remote.step(0)
 
 
+def test_the_log_has_nothing_that_a_terminal_would_obey(capfd):
+    arguments = ["--env-kwargs", r"text='\x1b]0;title\x07'"]
+    with standalone(f"{ENVS}:Failing", *arguments) as server, make_remote(server.url) as remote:
+        remote.reset()
+        with pytest.raises(EnvironmentFailedError, match="title"):
+            remote.step(0)
+    told = capfd.readouterr().err
+    assert "?]0;title?" in told
+    assert all(each.isprintable() or each == "\n" for each in told)
+
+
 @pytest.mark.parametrize(("text", "told"), [("on purpose", "on purpose"), ("a lone \udcff", r"a lone \\udcff")])
 def test_the_error_of_an_environment_is_named_and_the_server_goes_on(text, told):
     """D-2."""

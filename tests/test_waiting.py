@@ -3,26 +3,42 @@
 import logging
 from types import SimpleNamespace
 
+import pytest
+
 from bridge import SlotState
-from bridge.client.slots.waiting import WaitLog
-from bridge.errors import ConnectionLostError
+from bridge.client.slots.waiting import gather_all
+from bridge.errors import ConnectionLostError, RemoteTimeoutError
+from tests.inside import set_client_clock
 
 
-def test_waiting_says_every_five_seconds_for_what(caplog):
+def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
     error = ConnectionLostError("grpc://a:1", "it closed the connection\nand more")
     slot = SimpleNamespace(
-        settled=False,
+        phase=None,
+        away=True,
+        away_since=90.0,
         title="slots 2 to 3",
         remote=SimpleNamespace(url="grpc://a:1"),
         state=SlotState.LOST,
         error=error,
     )
-    fine = SimpleNamespace(settled=True)
-    log = WaitLog(60.0, 100.0)
-    for now in (100.1, 104.9, 105.0, 105.1, 109.9, 110.2):
-        log.tell([slot, fine], now)
+    clock = SimpleNamespace(now=100.0)
+    set_client_clock(monkeypatch, lambda: clock.now)
+
+    def gather(enough, deadline):
+        assert deadline == 160.0
+        for clock.now in (100.1, 104.9, 105.0, 105.1, 109.9, 110.2):
+            assert not enough()
+        return False
+
+    pool = SimpleNamespace(
+        members=SimpleNamespace(filling=[slot]), gather=gather, has_errors=False, stalled=0.0, policy=None
+    )
+    with pytest.raises(RemoteTimeoutError, match="no observation within 60 s: slots 2 to 3"):
+        gather_all(pool, 60.0, "wait")
     assert [record.getMessage() for record in caplog.records] == [
         "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 5 s of at most 60 s",
         "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 10 s of at most 60 s",
     ]
     assert caplog.records[0].levelno == logging.WARNING
+    assert pool.stalled == pytest.approx(10.2)

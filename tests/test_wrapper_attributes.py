@@ -34,6 +34,9 @@ class Masked(CountingEnv):
     def compute_reward(self, achieved, desired, info):
         return -np.abs(np.asarray(achieved) - np.asarray(desired)).sum(-1)
 
+    def set_task(self, *, name):
+        return f"the task is {name}"
+
 
 class Named(gymnasium.Wrapper):
     def __init__(self, env):
@@ -57,6 +60,7 @@ def test_attributes_and_methods_of_the_remote_are_found_through_its_wrappers(iso
         assert_identical(masks(), np.array([True, False, True, True]))
         reward = env.get_wrapper_attr("compute_reward")
         assert reward(np.zeros((2, 3)), np.ones((2, 3)), info={}).tolist() == [-3.0, -3.0]
+        assert env.get_wrapper_attr("set_task")(name="reach") == "the task is reach"
         assert env.get_wrapper_attr("url") == server.url  # one's own come first
 
 
@@ -113,6 +117,7 @@ def test_gymnasiums_vector_environments_of_remotes_call_and_set(kind):
 @pytest.mark.parametrize("make", [make_remote, make_vec_remote])
 def test_a_render_mode_that_gives_no_frames_is_warned_of(mode, text, make):
     with serve_gym(masked) as server:
-        with pytest.warns(UserWarning, match=text):
+        with pytest.warns(UserWarning, match=text) as said:
             env = make(server.url, render_mode=mode)
         env.close()
+    assert said[0].filename == __file__, "the place of a warning is the user's line"

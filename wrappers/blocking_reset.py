@@ -82,7 +82,7 @@ class BlockingReset(BatchWrapper):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
         # The server of a real-time world of lanes then answers once each of them has an observation, as a batch needs.
-        slots_of(env).pool.wait_for_lanes()
+        slots_of(env).pool.members.wait_for_lanes()
         try:
             self._mode = AutoresetMode(autoreset_mode)
         except ValueError:
@@ -267,7 +267,7 @@ class BlockingReset(BatchWrapper):
             pool = slots_of(self.env).pool
             # A server that refuses, such as for a failure of the environment, is there: that is for `max_failures`. A
             # spare that stands by takes the place.
-            if not isinstance(error, RefusedError) and pool.policy.ready_spare(pool.member_at[slot]) is None:
+            if not isinstance(error, RefusedError) and pool.policy.ready_spare(pool.members.at[slot]) is None:
                 raise error
 
     def _count_failures(self, results: Results, ended: Array) -> None:

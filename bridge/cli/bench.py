@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 
 from bridge.cli.program import OK, positive
 from bridge.client.make import make_vec_remote
+from bridge.errors import shown_url
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["register"]
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         envs.close()
     total = latencies.sum()
-    print(f"{' '.join(arguments.urls)}: {envs.num_envs} environment{'s' if envs.num_envs > 1 else ''}")
+    print(f"{' '.join(map(shown_url, arguments.urls))}: {envs.num_envs} environment{'s' if envs.num_envs > 1 else ''}")
     print(f"  env steps/s  {len(latencies) * envs.num_envs / total:,.0f}")
     print(f"  steps/s      {len(latencies) / total:,.0f}  ({len(latencies):,} in {total:.2f} s)")
     shares = (50, 90, 99, 100)

@@ -15,15 +15,15 @@ from bridge.client.options import (
     OtherKeywords,
     VectorKeywords,
     VectorOptions,
+    checked_urls,
     given_options,
     is_openenv,
     is_perlert,
 )
-from bridge.client.vector_env import RemoteVectorEnv, checked_urls
+from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
 from bridge.keywords import grouped
-from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
 
 if TYPE_CHECKING:
@@ -107,12 +107,9 @@ def make_vec_remote(
     of_perlert, of_openenv = [is_perlert(url) for url in given], [is_openenv(url) for url in given]
     # Each protocol has a vector environment of its own, and one object cannot be several.
     if any(of_perlert + of_openenv) and not (all(of_perlert) or all(of_openenv)):
-        mixture = [secret_url(url) for url in given]
-        raise SettingError(
-            f"expected perlert:// URLs alone, or openenv://, or neither, got a mixture: {mixture!r:.200}"
-        )
+        raise SettingError(f"expected perlert:// URLs alone, or openenv://, or neither, got a mixture: {given!r:.200}")
     if any(of_perlert) and blocking:
-        raise SettingError(f"blocking=True is for servers of dm_env_rpc, got perlert:// URLs: {urls!r:.200}")
+        raise SettingError(f"blocking=True is for servers of dm_env_rpc, got perlert:// URLs: {given!r:.200}")
     of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()} if blocking else {}
     make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, **keywords)
     fewer = given_options(VectorOptions, keywords)

@@ -32,6 +32,7 @@ __all__ = [
     "VectorKeywords",
     "VectorOptions",
     "checked_timeout",
+    "checked_urls",
     "given_options",
     "is_openenv",
     "is_perlert",
@@ -273,8 +274,7 @@ class VectorOptions(EnvOptions):
             raise SettingError(f"expected num_envs to be a positive integer, got {self.num_envs!r}")
         object.__setattr__(self, "connect_timeout", checked_timeout(self.connect_timeout, "connect_timeout"))
         if self.spares:
-            spares = [self.spares] if isinstance(self.spares, str) else self.spares
-            object.__setattr__(self, "spares", [secret_url(url) for url in spares])
+            object.__setattr__(self, "spares", checked_urls(self.spares))
 
 
 def _check_is_new(address: Address) -> None:
@@ -299,6 +299,14 @@ def is_perlert(url: Any) -> bool:
 def is_openenv(url: Any) -> bool:
     """Tell whether a URL is of OpenEnv, which has environments of its own."""
     return isinstance(url, str) and url.strip().startswith(("openenv://", "openenvs://"))
+
+
+def checked_urls(urls: Any) -> list[str]:
+    """Return the URLs as a list, whose `repr` holds no token, or raise SettingError where they are none."""
+    found = [secret_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
+    if not found:
+        raise SettingError("expected a URL, or a list of them with at least one, got an empty list")
+    return found
 
 
 def checked_timeout(timeout: Any, name: str = "timeout") -> float:

@@ -6,13 +6,14 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from bridge.client.env import remote_metadata
 from bridge.client.options import RemoteKeywords, RemoteOptions
 from bridge.client.pool_owner import PoolOwner
+from bridge.client.slots.pool import Awaited
 from bridge.client.slots.resets import reset_settings
-from bridge.client.world.events import Joined, StepAnswered
+from bridge.client.world.events import Joined, Replied, StepAnswered
 from bridge.client.world.remote import Remote
 from bridge.client.world.step_reader import Transition
 from bridge.encoding.tensors import pack_tensor
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
-
-
-_Awaited = TypeVar("_Awaited", Joined, StepAnswered)
 
 
 class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
@@ -127,26 +125,21 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             remote.open()
         self._gather(others, Joined, "to join a world")
 
-    def _reply(self, remote: Remote, purpose: str) -> pb.EnvironmentResponse:
-        try:
-            return super()._reply(remote, purpose)
-        except RemoteTimeoutError:
-            self._disconnect(0.0)
-            raise
+    def _reply(self, remote: Remote, request: pb.EnvironmentRequest, purpose: str) -> pb.EnvironmentResponse:
+        remote.ask(request)
+        return self._gather({"": remote}, Replied, purpose)[""].message
 
     def _gather(
-        self, remotes: Mapping[str, Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
-    ) -> dict[str, _Awaited]:
+        self, remotes: Mapping[str, Remote], kind: type[Awaited], purpose: str, *, tolerate: int | None = None
+    ) -> dict[str, Awaited]:
         """Wait for an answer from each of some agents' remotes; one refused with the code `tolerate` is left out."""
         try:
             found = self._pool.wait_for_all(remotes.values(), kind, purpose, tolerate=tolerate)
-        except RemoteTimeoutError:
-            # Answers that still come would be taken for those to the next Steps. New connections have none.
-            self._disconnect(0.0)
-            raise
-        except RemoteError:
-            # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not.
-            self._started = self._started and all(remote.connected for remote in remotes.values())
+        except RemoteError as error:
+            # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not; and
+            # answers that come after a timeout would be taken for those to the next Steps. New connections have none.
+            if isinstance(error, RemoteTimeoutError) or not all(remote.connected for remote in remotes.values()):
+                self._disconnect(0.0)
             raise
         return {name: found[remote] for name, remote in remotes.items() if remote in found}
 

@@ -74,19 +74,20 @@ class PoolOwner:
         """Return the remote that answers questions; raises where there is none."""
         raise NotImplementedError
 
-    def _reply(self, remote: Remote, purpose: str) -> pb.EnvironmentResponse:
+    def _reply(self, remote: Remote, request: pb.EnvironmentRequest, purpose: str) -> pb.EnvironmentResponse:
+        """Ask a remote, and wait for its reply."""
+        remote.ask(request)
         return self._pool.wait(remote, Replied, purpose).message
 
     def _read_property(self, remote: Remote, key: str, purpose: str, *, encoded: bool) -> Any:
-        remote.ask(property_request(key))
-        return property_value(self._reply(remote, purpose), remote.url, encoded)
+        return property_value(self._reply(remote, property_request(key), purpose), remote.url, encoded)
 
     def render(self) -> Any:
         """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
         with self._conflicts:
             return self._read_property(self._asked(), "world.frame", "to render", encoded=True)[0]
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a public method of the remote environment, or read a public attribute.
 
         Args:
@@ -99,8 +100,8 @@ class PoolOwner:
         """
         with self._conflicts:
             remote = self._asked()
-            remote.ask(call_request(name, args, kwargs))
-            return call_results(self._reply(remote, f"to the call of {name}"), remote.url)[0]
+            reply = self._reply(remote, call_request(name, args, kwargs), f"to the call of {name}")
+            return call_results(reply, remote.url)[0]
 
     def _interrupted(self) -> None:
         """Disconnect if an answer is outstanding: it would be taken for the answer to another call."""

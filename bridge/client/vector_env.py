@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
@@ -15,17 +14,15 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
-from bridge.client.endpoints import Directory, DnsDirectory, EndpointWatch, as_directory
+from bridge.client.endpoints import Directory, as_directory
 from bridge.client.env import remote_metadata, remote_spec
-from bridge.client.options import VectorOptions
-from bridge.client.slots.joining import join_directory, join_urls
-from bridge.client.slots.placement import Placement
+from bridge.client.options import VectorOptions, checked_urls
+from bridge.client.slots.joining import join
 from bridge.client.slots.remote_record import RemoteReport
 from bridge.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
 from bridge.client.slots.results import Results
 from bridge.client.slots.slots import Slots
 from bridge.client.slots.stepper import Received
-from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.slots.waiting import OnLost
 from bridge.encoding.random_state import generator_of
 from bridge.encoding.tensors import Array
@@ -80,36 +77,16 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     @grouped(VectorOptions, tls=TLS)
     def __init__(self, urls: str | Sequence[str] | Directory, **keywords: Any) -> None:
         options = VectorOptions(**keywords)
-        num_envs = options.num_envs
         self.closed = False
-        pool = VectorPool(options.timeout)
-        pool.policy.connect_timeout = options.connect_timeout
-        directory = as_directory(urls)
-        standing_by = [options.request(url) for url in options.spares]
-        if directory is not None and standing_by:
-            raise SettingError(
-                f"expected no spares with a directory, got {len(standing_by)}; add these URLs to the directory: its "
-                "servers that are not needed stand by"
-            )
-        # Before the first connection: it asks the server whether it drains only where slots can move.
-        if directory is not None or standing_by:
-            pool.enable_moves()
-        if directory is not None:
-            name = directory.server_name if isinstance(directory, DnsDirectory) else None
-            placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
-            connect = partial(join_directory, pool, placement, num_envs)
-        else:
-            if not isinstance(urls, str):
-                # They are kept in `spec.kwargs`, which is printed: tokens stay out of it.
-                urls = [secret_url(url) for url in checked_urls(urls)]
-            requests = [options.request(url, name) for url, name in with_agents(checked_urls(urls), options.agent)]
-            if num_envs is not None and num_envs < len(requests):
-                requests, standing_by = requests[:num_envs], requests[num_envs:] + standing_by
-                pool.enable_moves()
-            connect = partial(join_urls, pool, requests, num_envs)
-        self._slots = Slots(pool, connect, standing_by)
-        world_info = pool.world_info()
-        self.num_envs = pool.num_envs
+        # They are kept in `spec.kwargs`, which is printed: tokens stay out of it.
+        if isinstance(urls, str):
+            urls = secret_url(urls)
+        elif as_directory(urls) is None:
+            urls = checked_urls(urls)
+        self._slots = Slots(join(urls, options))
+        members = self._slots.pool.members
+        world_info = members.world_info()
+        self.num_envs = len(members.at)
         self.single_observation_space: Space[Any] = world_info.observation_space
         self.single_action_space: Space[Any] = world_info.action_space
         self.observation_space = batch_space(world_info.observation_space, self.num_envs)
@@ -121,8 +98,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         if world_info.reward_space is not None:
             self.reward_space = world_info.reward_space
         self.render_mode = options.render_mode or world_info.render_mode
-        kept = secret_url(urls) if isinstance(urls, str) else urls
-        given = {"urls": kept, **options.keywords(), "num_envs": self.num_envs}
+        given = {"urls": urls, **options.keywords(), "num_envs": self.num_envs}
         self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
         self.spec.vector_entry_point = VECTOR_ENTRY_POINT
         self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
@@ -291,7 +267,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     @property
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-        return slot_states(self._slots.pool.members, self.num_envs)
+        return slot_states(self._slots.pool.members)
 
     def report(self) -> dict[str, float]:
         """Say how the slots are, and what failures have cost, in numbers that can go to TensorBoard as they are.
@@ -316,24 +292,24 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        infos = [member.remote.info for member in self._slots.pool.members]
+        infos = [member.remote.info for member in self._slots.pool.members.filling]
         return max((info.fps for info in infos if info and info.fps), default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        infos = [member.remote.info for member in self._slots.pool.member_at]
+        infos = [member.remote.info for member in self._slots.pool.members.at]
         return tuple(info.server_version if info else None for info in infos)
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
-        remotes = [member.remote for member in self._slots.pool.members]
+        remotes = [member.remote for member in self._slots.pool.members.filling]
         return tuple({"url": each.url, **each.realtime.latency.summary()} for each in remotes if each.realtime)
 
     @property
     def urls(self) -> tuple[str, ...]:
         """The URL of each slot's remote."""
-        return tuple(member.remote.url for member in self._slots.pool.member_at)
+        return tuple(member.remote.url for member in self._slots.pool.members.at)
 
     # Calls
 
@@ -485,24 +461,6 @@ def slots_of(envs: VectorEnv[Any, Any, Any]) -> Slots:
     if not isinstance(base, RemoteVectorEnv):
         raise SettingError(f"expected what make_vec_remote returns, got {envs!r} of type {type(envs).__name__}")
     return base._slots  # noqa: SLF001 - for the parts of this package, not for users
-
-
-def checked_urls(urls: Any) -> list[str]:
-    """Return the URLs as a list, or raise SettingError where they are none."""
-    found = [urls] if isinstance(urls, str) else list(urls)
-    if not found:
-        raise SettingError("expected a URL, or a list of them with at least one, got an empty list")
-    return found
-
-
-def with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tuple[str, str | None]]:
-    """Return each URL with the agent to join it as, or raise SettingError where they do not fit."""
-    names = [agent] * len(urls) if agent is None or isinstance(agent, str) else list(agent)
-    if len(urls) == 1:
-        urls = urls * len(names)
-    if not names or len(names) != len(urls):
-        raise SettingError(f"expected agent to have a name for each of {len(urls)} URLs, got {agent!r:.80}")
-    return list(zip(urls, names, strict=True))
 
 
 def _refuse_batch_wrapper(caller: FrameType | None) -> None:

@@ -10,8 +10,8 @@ __all__ = ["warn"]
 _PASSED_THROUGH = ("bridge", "gymnasium")
 
 
-def warn(text: str) -> None:
-    """Issue a RuntimeWarning whose place is the nearest caller outside of this package and of Gymnasium.
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Issue a warning whose place is the nearest caller outside of this package and of Gymnasium.
 
     A place of ours would show a line that its reader did not write and cannot change.
     """
@@ -19,7 +19,7 @@ def warn(text: str) -> None:
     # Counted anew each time: how deep the user's line is depends on the wrappers around the environment.
     while frame is not None and frame.f_back is not None and _package(frame.f_globals) in _PASSED_THROUGH:
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, RuntimeWarning, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)
 
 
 def _package(names: dict[str, object]) -> str:

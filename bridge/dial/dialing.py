@@ -171,7 +171,7 @@ class Dialing:
         line, answered = stream.read_head()
         if line.split(" ")[1:2] != ["101"]:
             text = stream.received.decode(errors="replace").strip().partition("\n")[0]
-            raise OSError(f"it answered {line[:80]!r}{f': {text[:300]}' if text else ''}")
+            raise OSError(f"it answered {line[:80]!r}{f': {text[:300]!r}' if text else ''}")
         if not self._address.websocket:
             return None
         from websockets.protocol import OPEN, Protocol, Side

@@ -344,7 +344,7 @@ class Layout:
         leaf = self.leaves[index]
         if leaf.kind == "array" and self.lanes is None:
             part = _part(sample, leaf)
-            got = getattr(part, "dtype", type(part).__name__)
+            got = part.dtype if type(part) is np.ndarray else type(part).__name__
             if type(part) is not np.ndarray or got != leaf.space.dtype:
                 text = f"the environment's {leaf.name!r} is of type {got}, and comes as an array of {leaf.space.dtype}"
                 notes.add(leaf.name, f"{text}, as its space says")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -444,18 +445,18 @@ class Spec:
     def check_range(self, array: Array) -> None:
         """Raise TensorError where an element is below the minimum, above the maximum, or NaN beside a bound."""
         for bound, holds, side in (
-            (self.minimum, np.greater_equal, "below the minimum"),
-            (self.maximum, np.less_equal, "above the maximum"),
+            (self.minimum, operator.ge, ", which is below the minimum"),
+            (self.maximum, operator.le, ", which is above the maximum"),
         ):
             if bound is not None:
-                if not array.ndim and not bound.ndim:  # Python compares a number many times faster
-                    value, limit = array.item(), bound.item()
-                    if value >= limit if holds is np.greater_equal else value <= limit:
-                        continue
+                # Python compares a number many times faster.
+                if not array.ndim and not bound.ndim and holds(array.item(), bound.item()):
+                    continue
                 inside = holds(array, bound)
                 if not inside.all():
                     bad = np.broadcast_to(array, inside.shape)[~inside].ravel()[0]
-                    raise TensorError(f"{self.name!r}: expected {self.describe()}, got {bad}, which is {side}")
+                    text = f"{self.name!r}: expected {self.describe()}, got {bad}"
+                    raise TensorError(text + side if bad == bad else text)  # NaN is on neither side
 
 
 def _short(bound: Array) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import json
@@ -17,8 +18,8 @@ from urllib.parse import quote
 import gymnasium
 from gymnasium import Space
 
-from bridge.client.options import TIMEOUT, checked_timeout
-from bridge.client.vector_env import OwningVectorEnv, checked_urls
+from bridge.client.options import TIMEOUT, checked_timeout, checked_urls
+from bridge.client.vector_env import OwningVectorEnv
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
@@ -107,7 +108,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         token = shown_token(address)
         fields = {} if token is None else {"Authorization": f"Bearer {token}"}
         url = f"{'https' if address.tls else 'http'}://{address.target}/schema"
-        found: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+        found: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
 
         def fetch() -> None:
             try:
@@ -115,9 +116,12 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                 with urllib.request.urlopen(request, timeout=self._timeout) as response:
                     found.put(response.read(max_bytes))
             except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+                told = f"{error!r:.200}"
                 if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # it holds the connection
-                found.put(error)
+                    # It holds the connection, and says in its body what is wrong, such as a space.
+                    with error, contextlib.suppress(OSError, http.client.HTTPException):
+                        told += f": {error.read(1000)!r}"
+                found.put(ConnectError(self.url, f"GET /schema failed: {told}"))
 
         # `urllib` has a timeout for each piece of an answer, and none for the whole.
         threading.Thread(target=fetch, daemon=True).start()
@@ -125,8 +129,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             data = found.get(timeout=self._timeout)
         except queue.Empty:
             raise RemoteTimeoutError(self.url, f"no answer to GET /schema within {self._timeout:g} s") from None
-        if isinstance(data, Exception):
-            raise ConnectError(self.url, f"no answer to GET /schema: {data!r:.200}") from data
+        if isinstance(data, ConnectError):
+            raise data
         with expecting("JSON", data, self._fail):
             return json.loads(data)
 
@@ -221,9 +225,14 @@ class OpenEnvVectorEnv(OwningVectorEnv):
 
     def __init__(self, urls: str | Sequence[str], *, timeout: float = TIMEOUT, **keywords: Any) -> None:
         own = {name: keywords.pop(name, None) for name in ("action_space", "observation_space", "token")}
-        make = functools.partial(OpenEnvEnv, timeout=timeout, **own)
-        # Before the server starts, which nobody would stop where one is no URL.
-        quoted = [quote(url, safe="") for url in checked_urls(urls)]
+        # Before the server starts, which nobody would stop where one is no URL. Errors tell the quoted ones: no tokens.
+        urls = checked_urls(urls)
+        whole = {shown_url(url): url for url in urls}
+        quoted = [quote(shown_url(url), safe="") for url in urls]
+
+        def make(url: str) -> OpenEnvEnv:
+            return OpenEnvEnv(whole[url], timeout=timeout, **own)
+
         secret = secrets.token_urlsafe()
         limits = Limits(max_worlds=4096, max_connections=4096)  # one for each slot
         translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)

@@ -186,8 +186,7 @@ class RecordedStream:
 
     def lane_number(self, lane: int) -> int:
         """Return the number of a lane in its world, which may have several streams."""
-        own = self.header.get("lane", lane)
-        return int(own) if self.kind == "env" else lane
+        return int(self.header.get("lane", lane)) if self.kind == "env" else lane
 
     def column(self, name: str) -> Array:
         """Return a column of numbers of all rows; zeros where there is none, and -1 for nobody in `by`."""
@@ -278,7 +277,8 @@ class RecordedStream:
                 # Of a row, the columns of one group have something at most.
                 several = ([one for one in some if one is not None] for some in zip(*each, strict=True))
                 found.extend(each[0] if len(each) == 1 else [(some or [None])[0] for some in several])
-        except (TensorError, ValueError, TypeError) as error:
+        # IndexError: of an empty Dict or Tuple, which has no column.
+        except (TensorError, ValueError, TypeError, IndexError) as error:
             raise RecordingError(f"an {name} of {self.run} cannot be read: {error}") from error
         return found
 

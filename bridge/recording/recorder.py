@@ -101,7 +101,7 @@ class Recorder(BatchWrapper):
 
     def _tape(self, base: RemoteVectorEnv) -> Tape:
         """Return what records a slot."""
-        world = slots_of(base).pool.world_info()
+        world = slots_of(base).pool.members.world_info()
         # Each slot is recorded as one environment: a replay makes it without the keywords of the vector.
         kwargs = (world.spec or {}).get("kwargs") or {}
         kwargs = {key: value for key, value in kwargs.items() if key not in _OF_VECTORS}

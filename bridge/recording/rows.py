@@ -542,8 +542,8 @@ class _Batch:
 
     def _stacked(self, group: Group, name: str) -> Array | None:
         """Return samples of one tensor as a grid, `(calls, lanes, *shape)`; None: they are not all of its dtype."""
-        layout, spec = group.layouts[name], group.layouts[name].leaves[0].spec
-        if not layout.single or not is_fixed(spec) or self.columns.agents:
+        layout = group.layouts[name]
+        if not layout.single or not is_fixed(spec := layout.leaves[0].spec) or self.columns.agents:
             return None
         shape = spec.shape if self.columns.lanes is None else (self.shape[1], *spec.shape)
         # Calls without a sample, such as a failed step, hold a place in the grid that `present` leaves out.

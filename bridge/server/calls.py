@@ -486,7 +486,7 @@ class Calls:
         client = call.client
         try:
             call.session.close()
-        except Exception:
+        except (Exception, KeyboardInterrupt, SystemExit):
             _log.exception("connection=%s was not closed as it should", call.name)
         _log.info("connection=%s peer=%s closed", call.name, client.peer)
         # Also where the session failed to close: else each such call would take a place for ever.

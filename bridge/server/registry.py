@@ -397,7 +397,7 @@ class Registry:
         for observer in self._observers:
             try:
                 observer.close()
-            except Exception:  # a user's own: the others are closed all the same
+            except (Exception, KeyboardInterrupt, SystemExit):  # a user's own: the others are closed all the same
                 _log.exception("the observer %r did not close", observer)
 
     def properties(self) -> PropertyTree:

@@ -615,7 +615,8 @@ def calling(where, function, *args, **kwargs):
         raise
     except (Exception, SystemExit) as error:
         text = f"the environment raised {type(error).__name__} in {where}: {error}\n{traceback.format_exc()}"
-        log.error("%s", text)
+        # It may quote a client's options: without what a terminal would obey.
+        log.error("%s", "".join(each if each in "\n\t" or each.isprintable() else "?" for each in text[:65536]))
         raise Refusal(f"{text}Fix the environment, or call reset() to begin a new episode.", INTERNAL) from error
 
 

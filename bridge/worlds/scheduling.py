@@ -201,7 +201,9 @@ class Scheduler:
             if not self.ready:  # a long call lets another thread run the rest
                 break
             self.ready.popleft()()
-        while (due := self.next_due()) is not None and due <= self.now():
+        # And only timers that are due now: a frame that takes longer than it may sets the next one to no delay.
+        now = self.now()
+        while (due := self.next_due()) is not None and due <= now:
             timer = heapq.heappop(self.timers)[2]
             callback, timer.callback = timer.callback, None  # so that `cancel` does not count it
             if callback is not None:

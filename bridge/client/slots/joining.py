@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
-from bridge.client.endpoints import Endpoint
+from bridge.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch, as_directory
+from bridge.client.options import VectorOptions, checked_urls
 from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, Member, SlotPhase
@@ -16,7 +18,7 @@ from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.logs import SafeLog
 from bridge.progress import LOOK, tell
 
-__all__ = ["join_directory", "join_urls"]
+__all__ = ["join"]
 
 # Seconds between two looks for servers that are silent, and between two lines of the log.
 _LOOK, _LOG = 0.2, 5.0
@@ -26,7 +28,59 @@ _AT_ONCE = 64
 _log = SafeLog(__name__)
 
 
-def join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None) -> None:
+def join(urls: str | Sequence[str] | Directory, options: VectorOptions) -> VectorPool:
+    """Return a pool whose worlds are joined, and whose spares are being connected.
+
+    Raises:
+        AddressError: A URL cannot be read.
+        SettingError: The worlds differ in their spaces, do not add up to `num_envs`, or have no room.
+        RemoteError: What cannot be joined, and nothing stands in for it.
+    """
+    pool, num_envs = VectorPool(options.timeout), options.num_envs
+    pool.policy.connect_timeout = options.connect_timeout
+    directory, requests = as_directory(urls), list[WorldRequest]()
+    spares = [options.request(url) for url in options.spares]
+    if directory is None:
+        requests = [options.request(url, name) for url, name in _with_agents(checked_urls(urls), options.agent)]
+        if num_envs is not None:
+            requests, spares = requests[:num_envs], requests[num_envs:] + spares
+    elif spares:
+        raise SettingError(
+            f"expected no spares with a directory, got {len(spares)}; add these URLs to the directory: its servers "
+            "that are not needed stand by"
+        )
+    # Before the first connection: it asks the server whether it drains only where slots can move.
+    if directory is not None or spares:
+        pool.enable_moves()
+    try:
+        # Else the keepalive thread would take the answers to the join, as it does between calls.
+        with pool.turn:
+            if directory is None:
+                _join_urls(pool, requests, num_envs)
+            else:
+                name = directory.server_name if isinstance(directory, DnsDirectory) else None
+                placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
+                _join_directory(pool, placement, num_envs)
+            for request in spares:
+                pool.connect(pool.members.add(request, spare=True))
+    # KeyboardInterrupt too: without an object there is nobody to close the connections.
+    except BaseException:
+        pool.close_all(0.5)
+        raise
+    return pool
+
+
+def _with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tuple[str, str | None]]:
+    """Return each URL with the agent to join it as, or raise SettingError where they do not fit."""
+    names = [agent] * len(urls) if agent is None or isinstance(agent, str) else list(agent)
+    if len(urls) == 1:
+        urls = urls * len(names)
+    if not names or len(names) != len(urls):
+        raise SettingError(f"expected agent to have a name for each of {len(urls)} URLs, got {agent!r:.80}")
+    return list(zip(urls, names, strict=True))
+
+
+def _join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None) -> None:
     """Join a world for each request, all at once, and further ones where `num_envs` asks for more slots.
 
     Raises:
@@ -35,16 +89,16 @@ def join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int 
     """
     places = {(request.address.scheme, request.address.target) for request in requests}
     # Set before the first remote is made: it decides whether remotes open a socket each, or share one.
-    pool.shared = len(places) < max(len(requests), num_envs or 0)
+    pool.members.shared = len(places) < max(len(requests), num_envs or 0)
     _Join(pool, requests).run()
     if num_envs is None:
         return
     # How many lanes a world has is known only now, and with it how many worlds make up `num_envs`.
-    have = pool.num_envs
+    have = len(pool.members.at)
     if have < num_envs and (num_envs - have) % have == 0:
         _Join(pool, list(requests) * ((num_envs - have) // have)).run()
     elif have != num_envs:
-        lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members)
+        lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members.filling)
         raise SettingError(
             f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
             "A world of N lanes fills N slots"
@@ -61,9 +115,9 @@ class _Join:
 
     def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest]) -> None:
         self._pool = pool
-        self._missing = dict.fromkeys([pool.add(request) for request in requests])
+        self._missing = dict.fromkeys([pool.connect(pool.members.add(request)) for request in requests])
         """The members that are being connected."""
-        self._wanted = len(pool.members)
+        self._wanted = len(pool.members.filling)
         """The number of worlds."""
 
     def run(self) -> None:
@@ -91,7 +145,7 @@ class _Join:
                 urls = ", ".join(dict.fromkeys(member.remote.url for member in missing))
                 raise RemoteTimeoutError(urls, next(iter(missing)).remote.late("to join a world", pool.timeout).reason)
             if missing and now >= tell_at:
-                joined = len(pool.members) - len(missing)
+                joined = len(pool.members.filling) - len(missing)
                 tell_at = now + LOOK
                 text = f"waiting for {next(iter(missing)).remote.url}; {joined} of {self._wanted} worlds joined"
                 tell(text)
@@ -99,7 +153,7 @@ class _Join:
                     log_at = now + _LOG
                     _log.warning("%s", text)
         # At the end, because slots are numbered in the order of the requests, not in that of the answers.
-        pool.place_members()
+        pool.members.place()
 
     def _begin_more(self, now: float) -> bool:
         """Connect further worlds, if they are wanted; return whether there is anything to wait for."""
@@ -121,10 +175,10 @@ class _Join:
             text = "%s has not said anything within %g s: %s stands in for it"
             _log.warning(text, member.remote.url, self._pool.policy.connect_timeout, request.address.url)
             self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
-            self._pool.connect_instead(member, request)
+            self._pool.connect(member, request)
 
 
-def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None) -> None:
+def _join_directory(pool: VectorPool, placement: Placement, num_envs: int | None) -> None:
     """Join worlds spread over the endpoints of a directory.
 
     Args:
@@ -141,7 +195,7 @@ def join_directory(pool: VectorPool, placement: Placement, num_envs: int | None)
     count = len(placement.watch.wait(time.monotonic(), pool.timeout))
     if num_envs is not None:
         placement.check_room(num_envs)
-        pool.shared = num_envs > count
+        pool.members.shared = num_envs > count
     _DirectoryJoin(pool, placement, num_envs, count).run()
 
 
@@ -165,23 +219,23 @@ class _DirectoryJoin(_Join):
         self._failures = 0
 
     def _begin_more(self, now: float) -> bool:
-        pool, placement = self._pool, self._placement
-        if self._lanes and not self._missing and len(pool.members) >= self._wanted:
+        pool, placement, filling = self._pool, self._placement, self._pool.members.filling
+        if self._lanes and not self._missing and len(filling) >= self._wanted:
             return False
         # Until one was joined nobody knows how many lanes a world has. Who has met a dead endpoint asks twice as many
         # at a time, so that a list of thousands is gone through in moments.
         most = self._wanted if self._lanes else min(2**self._failures, _AT_ONCE, self._count)
-        if len(pool.members) < most:
-            load, proven = Load(pool.members), self._failures > 0
+        if len(filling) < most:
+            load, proven = Load(filling), self._failures > 0
             if not self._lanes:  # one look for all of them
-                for untried in placement.choose_untried(load, most - len(pool.members), now):
+                for untried in placement.choose_untried(load, most - len(filling), now):
                     self._add(untried)
             # A directory may list several environments: each gets its share of the worlds, whatever the others lack.
-            have, nowhere = Counter(member.kind for member in pool.members), set()
+            have, nowhere = Counter(member.kind for member in filling), set()
             for kind in placement.kinds(self._wanted):
                 if have[kind] > 0:
                     have[kind] -= 1
-                elif len(pool.members) < most and kind not in nowhere:
+                elif len(filling) < most and kind not in nowhere:
                     patience = pool.policy.connect_timeout
                     endpoint = placement.choose(load, self._lanes or 1, now, patience, kind, proven=proven)
                     if endpoint is None:
@@ -190,14 +244,14 @@ class _DirectoryJoin(_Join):
                         self._add(endpoint)
         if not self._missing:
             raise self._error or SettingError(
-                f"no endpoint of {placement.watch.directory!r} has room for another world, after "
-                f"{len(pool.members)} worlds"
+                f"no endpoint of {placement.watch.directory!r} has room for another world, after {len(filling)} worlds"
             )
         return True
 
     def _add(self, endpoint: Endpoint) -> None:
         request = self._placement.request_for(endpoint.url)
-        self._missing[self._pool.add(request, lanes=self._lanes or 1, endpoint=endpoint.key)] = None
+        member = self._pool.members.add(request, lanes=self._lanes or 1, endpoint=endpoint.key)
+        self._missing[self._pool.connect(member)] = None
 
     def _on_joined(self, member: Member) -> None:
         if self._lanes:
@@ -210,15 +264,14 @@ class _DirectoryJoin(_Join):
         # They were asked while nobody knew that a world has several lanes: fewer worlds are enough.
         for other in list(self._missing)[self._wanted - 1 :]:
             del self._missing[other]
-            self._pool.drop(other)
+            self._pool.members.drop(other)
 
     def _on_silent(self, member: Member) -> None:
         # Another endpoint takes its place: a directory has more of them, so nobody waits for `timeout`.
-        late = member.remote.late("to join a world", self._pool.policy.connect_timeout)
-        self._pool.lose(member, member.remote.give_up(late))
+        self._pool.give_up(member)
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
         # The last one is raised if no endpoint is left.
         self._error = error
         self._failures += 1
-        self._pool.drop(member)
+        self._pool.members.drop(member)

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from bridge.back_off import pause
-from bridge.client.endpoints import Endpoint
 from bridge.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.client.slots.placement import Load, Placement
-from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, WAITING, Member, SlotPhase
+from bridge.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, WAITING, Member, SlotPhase
 from bridge.client.world.session import ENDED_CODES
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError, shown_url
@@ -27,7 +26,6 @@ __all__ = [
     "AddSpare",
     "Begin",
     "Connect",
-    "ConnectInstead",
     "Decision",
     "Disconnect",
     "DropSpare",
@@ -52,26 +50,22 @@ _log = SafeLog(__name__)
 
 
 class Connect(NamedTuple):
-    """Connect a world that has no connection."""
+    """Connect a slot's world, or a spare; a connection that there is is given up."""
 
     member: Member
-    endpoint: Endpoint | None
-    """The endpoint to connect to; None: the world keeps its URL."""
-
-
-class ConnectInstead(NamedTuple):
-    """Leave the server of a world, and connect it where another world of its kind is."""
-
-    member: Member
-    request: WorldRequest
+    request: WorldRequest | None = None
+    """The world to connect to instead; None: the same again."""
+    endpoint: str | None = None
+    """The key of that world's endpoint in the directory; None: it is at a server of the list."""
 
 
 class AddSpare(NamedTuple):
     """Connect a further world, which is to take over slots: the last one of the spares from then on."""
 
-    where: Endpoint | WorldRequest
-    """An endpoint of the directory, or a server of the list."""
+    request: WorldRequest
     lanes: int
+    endpoint: str | None = None
+    """The key of its endpoint in the directory; None: it is at a server of the list."""
 
 
 class DropSpare(NamedTuple):
@@ -105,7 +99,7 @@ class GiveUp(NamedTuple):
     member: Member
 
 
-Decision: TypeAlias = Connect | ConnectInstead | AddSpare | DropSpare | Disconnect | TakeOver | Begin | GiveUp
+Decision: TypeAlias = Connect | AddSpare | DropSpare | Disconnect | TakeOver | Begin | GiveUp
 
 
 @dataclasses.dataclass
@@ -248,7 +242,7 @@ class SlotPolicy:
             member.remote.record.moves += 1
             why = str(member.refusal).partition("\n")[0]
             _log.warning("%s leaves %s, where every reset fails: %s", member.title, member.remote.url, why)
-            yield ConnectInstead(member, request)
+            yield Connect(member, request)
 
     def _leaves_for(self, member: Member) -> WorldRequest | None:
         """Return where a slot of a list goes whose environment always fails; None: nowhere.
@@ -264,7 +258,7 @@ class SlotPolicy:
         """
         mine = member.remote.request
         # A list has no records of endpoints: that a server is well shows in the slots that run there.
-        others = [other.remote.request for other in self.members if _is_joined(other) and not other.failures]
+        others = [other.remote.request for other in self.members if other.phase in JOINED and not other.failures]
         load = Counter(request.address.url for request in others)
         same = (request for request in others if mine.kind is not None and request.kind == mine.kind)
         elsewhere = (request for request in same if request.address.url != mine.address.url)
@@ -294,7 +288,7 @@ class SlotPolicy:
         # Each world of a list has its own URL, and so has a spare.
         if placement is None:
             if now >= member.retry_at:
-                yield Connect(member, None)
+                yield Connect(member)
             return
         # Its own slots are no load: else an endpoint with room for just these would look full to it.
         others = [other for other in self.everybody() if other is not member]
@@ -306,7 +300,9 @@ class SlotPolicy:
             return
         if endpoint.key != member.endpoint and member.start != SPARE:
             _log.info("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
-        yield Connect(member, endpoint)
+        # The URL counts too: an endpoint that has a name keeps it when its server gets another URL.
+        stays = (endpoint.key, shown_url(endpoint.url)) == (member.endpoint, member.remote.url)
+        yield Connect(member, None if stays else placement.request_for(endpoint.url), endpoint.key)
 
     def ready_spare(self, member: Member, *, elsewhere: bool = False) -> Member | None:
         """Return a spare that stands ready and can take over the slots of a world; None: there is none.
@@ -334,13 +330,13 @@ class SlotPolicy:
     def _look_for_moves(self, now: float) -> Iterator[Decision]:
         """Look for servers that drain or always fail, and connect replacements for the worlds there."""
         placement = self.placement
-        leaving = [member for member in self.members if _is_joined(member) and self.is_leaving(member)]
+        leaving = [member for member in self.members if member.phase in JOINED and self.is_leaving(member)]
         for member in leaving:
             self.saw(member, EndpointEvent.DRAINS, now)
         # A single environment leaves at the end of its episode. The episodes of lanes have no common end: they leave
         # after a step, in the middle of some.
         self.lanes_leave = any(not member.single for member in leaving)
-        for spare in [spare for spare in self.spares if _is_joined(spare) and self.is_leaving(spare)]:
+        for spare in [spare for spare in self.spares if spare.phase in JOINED and self.is_leaving(spare)]:
             # The user asked for this spare, so it stays, and waits for the next server at its URL.
             if placement is None and spare.relieves is None:
                 yield from self._come_back_later(spare, now)
@@ -352,7 +348,7 @@ class SlotPolicy:
         if leaving:
             placement.watch.poll(now, soon=True)
         # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
-        joined = [member for member in self.members if _is_joined(member) and not self.is_leaving(member)]
+        joined = [member for member in self.members if member.phase in JOINED and not self.is_leaving(member)]
         leaving += [member for member in joined if member.fails_every_reset]
         if leaving:
             load = Load(self.everybody())
@@ -360,7 +356,7 @@ class SlotPolicy:
             for member in leaving[len(self.spares) :]:
                 endpoint = placement.choose(load, member.lanes, now, self.timeout, member.kind)
                 if endpoint is not None and endpoint.key != member.endpoint:
-                    yield AddSpare(endpoint, member.lanes)
+                    yield AddSpare(placement.request_for(endpoint.url), member.lanes, endpoint.key)
         for spare in [spare for spare in self.spares if spare.relieves is None][len(leaving) :]:
             yield DropSpare(spare)
         # First the slots that have to go: they take the room that there is.
@@ -374,7 +370,7 @@ class SlotPolicy:
         Lanes are never moved for that, because it would cut episodes. Nor is anything while slots are away: they go to
         the emptiest endpoints by themselves.
         """
-        if not all(member.single and _is_joined(member) for member in self.members):
+        if not all(member.single and member.phase in JOINED for member in self.members):
             return
         load = Load(self.everybody())
         kinds = {member.endpoint: member.kind for member in self.members}
@@ -392,7 +388,7 @@ class SlotPolicy:
                 if endpoint is None:
                     break
                 load.slots[most] -= 1
-                yield AddSpare(endpoint, 1)
+                yield AddSpare(placement.request_for(endpoint.url), 1, endpoint.key)
                 self.spares[-1].relieves = most
 
     def _go_back(self, now: float) -> Iterator[Decision]:
@@ -439,14 +435,14 @@ class SlotPolicy:
                 # One that has failed could cost the slot the server that it has: the episode begins where it is.
                 if endpoint is None or not self.placement.is_well(endpoint.key):
                     return
-                yield AddSpare(endpoint, member.lanes)
+                yield AddSpare(self.placement.request_for(endpoint.url), member.lanes, endpoint.key)
                 replacement = self.spares[-1]
         if replacement is not None:
             yield from self._change_over(member, replacement, now)
 
     def after_step(self, member: Member, now: float) -> Iterator[Decision]:
         """Let a world of lanes change over after a step, if it is to leave and a replacement stands ready."""
-        leaves = _is_joined(member) and self.is_leaving(member)
+        leaves = member.phase in JOINED and self.is_leaving(member)
         if leaves and (replacement := self.ready_spare(member, elsewhere=True)) is not None:
             member.settings = None
             yield from self._change_over(member, replacement, now)
@@ -472,11 +468,6 @@ class SlotPolicy:
         # Where the replacement is still being joined, the episode begins when that is done.
         if member.phase is SlotPhase.IDLE:
             yield Begin(member)
-
-
-def _is_joined(member: Member) -> bool:
-    """Tell whether a world has a connection, and was joined."""
-    return member.phase not in OFFLINE and member.phase not in CONNECTING
 
 
 def _relieved_by(member: Member) -> str | None:

@@ -20,9 +20,10 @@ from bridge.errors import ConnectionLostError, RefusedError, RemoteError, Remote
 from bridge.progress import LOOK, tell
 from bridge.transport import keepalive
 
-__all__ = ["Pool"]
+__all__ = ["Awaited", "Pool"]
 
-_Awaited = TypeVar("_Awaited", Joined, StepAnswered, Replied)
+Awaited = TypeVar("Awaited", Joined, StepAnswered, Replied)
+"""An event that a caller waits for."""
 
 
 class Pool:
@@ -38,7 +39,7 @@ class Pool:
         self.turn = threading.Lock()
         """Held while a call of the owner runs, and by the thread that works between calls."""
 
-    def wait(self, remote: Remote, kind: type[_Awaited], purpose: str) -> _Awaited:
+    def wait(self, remote: Remote, kind: type[Awaited], purpose: str) -> Awaited:
         """Wait for the one answer of a remote that is outstanding.
 
         Args:
@@ -71,8 +72,8 @@ class Pool:
             raise
 
     def wait_for_all(
-        self, remotes: Iterable[Remote], kind: type[_Awaited], purpose: str, *, tolerate: int | None = None
-    ) -> dict[Remote, _Awaited]:
+        self, remotes: Iterable[Remote], kind: type[Awaited], purpose: str, *, tolerate: int | None = None
+    ) -> dict[Remote, Awaited]:
         """Wait for an answer from each of some remotes, whichever comes first.
 
         Args:
@@ -90,7 +91,7 @@ class Pool:
         deadline = time.monotonic() + self.timeout
         extra = None
         refused: RemoteError | None = None
-        found: dict[Remote, _Awaited] = {}
+        found: dict[Remote, Awaited] = {}
         count = len(missing)
         while missing:
             left = deadline - time.monotonic()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bridge.client.slots.members import SlotMembers
 from bridge.client.slots.remote_record import COUNTS, RemoteReport
 from bridge.client.slots.results import Results
 from bridge.client.slots.slot import SPARE, Member, SlotPhase, SlotState
@@ -22,24 +23,25 @@ def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, 
     rows = results.rows()
     infos = results.merged_infos()
     infos["n"] = tuple(results.own_infos())
-    infos["slot_state"] = slot_states(pool.members, pool.num_envs)
-    away = {member: since for member in pool.members if (since := member.remote.record.away_since) is not None}
+    infos["slot_state"] = slot_states(pool.members)
+    away = {member: since for member in pool.members.filling if (since := member.remote.record.away_since) is not None}
     if away:
-        seconds = infos["seconds_away"] = np.zeros(pool.num_envs)
+        seconds = infos["seconds_away"] = np.zeros(len(pool.members.at))
         for member, since in away.items():
             seconds[member.slots] = time.monotonic() - since
     batch = results.batch
     return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
 
-def slot_states(members: Sequence[Member], num_envs: int) -> Array:
+def slot_states(members: SlotMembers) -> Array:
     """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-    found = [member.state for member in members]
+    filling = members.filling
+    found = [member.state for member in filling]
     states = np.fromiter(found, np.int64, len(found))
     # Only then some world has several lanes: nearly always there is nothing to repeat.
-    if len(members) < num_envs:
-        states = np.repeat(states, [member.lanes for member in members])
-    for member, state in zip(members, found, strict=True):
+    if len(filling) < len(members.at):
+        states = np.repeat(states, [member.lanes for member in filling])
+    for member, state in zip(filling, found, strict=True):
         # In real time each lane of a running world may be between two episodes.
         realtime = member.remote.realtime if state is SlotState.RUNNING else None
         if realtime is not None and realtime.resetting is not None:

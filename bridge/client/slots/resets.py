@@ -3,20 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bridge.client.slots.slot import STEPPED, Member
 from bridge.encoding import values
 from bridge.encoding.seeds import pack_seed
 from bridge.encoding.tensors import Array, pack_tensor
-from bridge.errors import SettingError, TensorError
+from bridge.errors import AlreadyPendingError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["check_mask", "checked_options", "further_seeds", "reset_settings", "spread_seeds"]
+if TYPE_CHECKING:
+    from bridge.client.slots.members import SlotMembers
+
+__all__ = ["check_mask", "further_seeds", "plan_resets", "reset_settings"]
 
 
-def spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
+def plan_resets(
+    members: SlotMembers,
+    seed: int | Sequence[int | None] | None,
+    options: Mapping[str, Any] | None,
+    slot_options: Sequence[Mapping[str, Any]] | None,
+    *,
+    started: bool,
+) -> list[tuple[Member, Mapping[str, pb.Tensor], Sequence[int | None] | None]]:
+    """Return each member to reset, the settings of its Reset, which can be sent, and its seeds if any were given.
+
+    Args:
+        members: Who fills the slots.
+        seed: As for `RemoteVectorEnv.reset`.
+        options: As for `RemoteVectorEnv.reset`; the dict stays as it is.
+        slot_options: Further options of each slot's own.
+        started: Whether there are episodes that a mask could spare.
+
+    Raises:
+        SettingError: Seeds or options cannot be sent, or the lanes of one world were given different options.
+        AlreadyPendingError: A mask spares lanes whose answer to a step was not taken.
+    """
+    given = _checked_options(options)
+    mask = given.pop("reset_mask", None)
+    if mask is not None:
+        check_mask(mask, len(members.at))
+    # Before the first reset no slot has an episode that a mask could spare.
+    if mask is None or not started:
+        mask = np.ones(len(members.at), np.bool_)
+    # What stands for the others in a list seeds nothing.
+    seeds = [one if chosen else None for one, chosen in zip(_spread_seeds(seed, len(mask)), mask, strict=True)]
+    plans: list[tuple[Member, Mapping[str, pb.Tensor], Sequence[int | None] | None]] = []
+    for member in members.filling:
+        chosen, part = mask[member.slots], seeds[member.slots]
+        # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
+        if member.phase in STEPPED and not chosen.all():
+            raise AlreadyPendingError(
+                f"the answer of {member.remote.url} to a step has not come, or was not taken; reset all its slots too",
+                "step",
+            )
+        if not chosen.any():
+            continue
+        owns = [] if slot_options is None else [dict(own) for own in slot_options[member.slots]]
+        if any(own != owns[0] for own in owns):
+            raise SettingError(
+                f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset by "
+                f"one call, got {owns}"
+            )
+        together = {**given, **(owns[0] if owns else {})}
+        sent = member.remote.options(together if together or options is not None else None)
+        # Without a mask where all lanes begin: a world may then move to another server, as `before_episode` says.
+        lane_mask = None if member.single or chosen.all() else chosen
+        settings = reset_settings(part[0] if member.single else part, sent, lane_mask)
+        member.remote.session.write_reset(settings)  # raises where it is too large to be sent
+        plans.append((member, settings, None if seed is None else part))
+    return plans
+
+
+def _spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
     """Return a seed, or None, for each slot, by Gymnasium's rules."""
     if seed is None:
         return [None] * num_envs
@@ -58,7 +119,7 @@ def check_mask(mask: Any, num_envs: int) -> None:
         raise SettingError(f"expected options['reset_mask'] to hold a True, got {mask}")
 
 
-def checked_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+def _checked_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return reset options as a new dict; SettingError where they are none."""
     if options is not None and not isinstance(options, Mapping):
         raise SettingError(f"expected options to be a dict, such as {{'low': -0.1}}, got {options!r:.80}")
@@ -83,7 +144,7 @@ def reset_settings(
         settings["seed"] = pack_seed(seed)
     if options is not None:
         try:
-            settings["options"] = pack_tensor(np.frombuffer(values.encode(checked_options(options)), np.uint8))
+            settings["options"] = pack_tensor(np.frombuffer(values.encode(_checked_options(options)), np.uint8))
         except TensorError as error:
             raise SettingError(f"the reset options cannot be sent: {error}") from error
     if reset_mask is not None:

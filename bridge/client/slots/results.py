@@ -79,7 +79,7 @@ class Results:
     ) -> None:
         self._places: list[tuple[Member, slice]] = []
         size = 0
-        for member in pool.members if members is None else members:
+        for member in pool.members.filling if members is None else members:
             self._places.append((member, slice(size, size + member.lanes)))
             size += member.lanes
         self.size = size
@@ -111,7 +111,7 @@ class Results:
             # Its remote is away or not ready, or it was asked for nothing.
             if answer is None:
                 if member.error is not None:
-                    self._cut_off(member, rows)
+                    self._cut_off(member, rows, member.error)
                 continue
             stepped, mine = member.phase is SlotPhase.ANSWERED, stacked.get(start)
             if mine is not None and mine.info == values.EMPTY_DICT:  # as nearly always
@@ -126,7 +126,7 @@ class Results:
             except RemoteError as error:
                 # Only this remote sent what its space cannot hold: the others' answers are here, and are handed out.
                 pool.lose(member, member.remote.give_up(error))
-                self._cut_off(member, rows)
+                self._cut_off(member, rows, error)
                 continue
             member.handed(ended=member.remote.session.state is ClientState.ENDED)
             self._any_info = self._any_info or bool(info)
@@ -184,11 +184,8 @@ class Results:
             self.moved = np.zeros(self.size, np.bool_)
         self.moved[rows] = cut
 
-    def _cut_off(self, member: Member, rows: slice) -> None:
+    def _cut_off(self, member: Member, rows: slice, error: RemoteError) -> None:
         """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
-        error = member.error
-        if error is None:
-            return
         self.errors.update(dict.fromkeys(range(rows.start, rows.stop), error))
         # Once: from then on the row is None, with the reason, until the world is back.
         if member.phase in CUT and self._tells:
@@ -211,7 +208,7 @@ class Results:
             return self.common.copy()  # as nearly always
         infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
         if any(info and _acted_for(info) for *_, info in self._infos):
-            space, owns = self._pool.world_info().action_space, self.own_infos()
+            space, owns = self._pool.members.world_info().action_space, self.own_infos()
             if self.begun is not None:  # what was executed in slots that ended is told with their final observation
                 ended = self.ended
                 finals = [own if over else {} for own, over in zip(owns, ended, strict=True)]

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 __all__ = [
     "CONNECTING",
     "CUT",
+    "JOINED",
     "OFFLINE",
     "SETTLED",
     "SPARE",
+    "STEPPED",
     "TRANSITIONS",
     "WAITING",
     "Member",
@@ -212,9 +214,12 @@ OFFLINE = frozenset({_P.OFFLINE, _P.CUT_OFFLINE})
 """There is no connection."""
 CONNECTING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING})
 """A connection is being made."""
+JOINED = frozenset(SlotPhase) - OFFLINE - CONNECTING
+"""It is in a world."""
+STEPPED = frozenset({_P.STEPPING, _P.ANSWERED})
+"""A step's answer is outstanding, or was not taken."""
 
-# Steps whose results nobody has: those events make them lost, as they drop the answer that is here.
-_OWED = frozenset({_P.STEPPING, _P.ANSWERED})
+# Events that drop the answer that is here, and so make a step lost.
 _DROPS = frozenset({_E.BEGIN, _E.RENEW, _E.REFUSED, _E.LOST, _E.MOVE, _E.MOVE_AHEAD})
 
 # A cut slot reads as what its world is: the end that is not told yet is in the flags of the next step.
@@ -289,7 +294,7 @@ class Member:
         """Take an event: change the state as the table says, and count a step whose result nobody will have."""
         # Before the state changes: the old one says whether a step was outstanding.
         if event in _DROPS:
-            if self.phase in _OWED:
+            if self.phase in STEPPED:
                 self.remote.record.steps_lost += self.lanes
             if self.answer is not None:
                 # In real time it may hold the records of ended episodes, which the server sends once.
@@ -324,11 +329,6 @@ class Member:
     def state(self) -> SlotState:
         """The state of its slots, as the user is told."""
         return _STATE_OF[self.phase]
-
-    @property
-    def settled(self) -> bool:
-        """True if there is nothing to wait for."""
-        return self.phase in SETTLED
 
     @property
     def fails_every_reset(self) -> bool:

@@ -18,7 +18,6 @@ from bridge.client.world.extensions import (
     property_request,
     property_value,
 )
-from bridge.client.world.world_request import WorldRequest
 from bridge.errors import (
     AlreadyPendingError,
     BridgeError,
@@ -42,46 +41,29 @@ class Slots:
     In a copy, and in a forked process, the remotes have no connection: they connect in the first `reset`.
 
     Args:
-        pool: The remotes.
-        connect: Connects those that fill slots, and waits for them.
-        standing_by: Spares, which are not waited for.
+        pool: The remotes, which are joined.
+        pacer: That of `Stepper`.
     """
 
-    def __init__(self, pool: VectorPool, connect: Callable[[], None], standing_by: Sequence[WorldRequest]) -> None:
+    def __init__(self, pool: VectorPool, pacer: Callable[[], None] | None = None) -> None:
         self.pool = pool
         """Waits for the remotes."""
-        try:
-            # Else the keepalive thread would take the answers to the join, as it does between calls.
-            with pool.turn:
-                connect()
-                for world_request in standing_by:
-                    pool.add(world_request, spare=True)
-        # KeyboardInterrupt too: without an object there is nobody to close the connections.
-        except BaseException:
-            pool.close_all(0.5)
-            raise
-        self.stepper = Stepper(pool)
+        self.stepper = Stepper(pool, pacer)
         """Steps the slots."""
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Have no call pending."""
-        forget_in_child(self)
-        self.conflicts = ConflictDetector("vector environment", self.pool.turn)
+        self.conflicts = ConflictDetector("vector environment", pool.turn)
         """Each call is a block of it: two threads may not call at a time."""
         self.pending: str | None = None
         """The asynchronous call that is pending."""
         self._timed_out = False
         """True if it timed out or was interrupted, so that it may be given up."""
+        forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"pool": self.pool, "stepper": self.stepper}
+        # Not the episodes: they are those of the original, or of the parent process.
+        return {"pool": self.pool, "pacer": self.stepper.pacer}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        # The episodes are those of the original, or of the parent process.
-        self.stepper.begin_anew()
-        self._begin_anew()
+        self.__init__(**state)  # type: ignore[misc]
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `reset` makes some for this process."""
@@ -164,11 +146,11 @@ class Slots:
 
     def begin_call(self, slots: Sequence[int], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Ask for a call of a method in some slots; `call_results` waits for the results."""
-
-        def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
-            return call_request(name, args, kwargs, () if len(lanes) == member.lanes else lanes)
-
-        self._ask(f"call of {name}", write, slots)
+        self._ask(
+            f"call of {name}",
+            lambda member, lanes: call_request(name, args, kwargs, () if len(lanes) == member.lanes else lanes),
+            slots,
+        )
 
     def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the results of `begin_call`; return one a slot, in the order in which the slots were given."""
@@ -202,7 +184,7 @@ class Slots:
             self.check_order(key)
             self._ask(key, lambda member, lanes: property_request(key))
             answers = self._wait_for_replies().answers
-            return [(each, property_value(answers[each], each.remote.url, True)) for each in self.pool.members]
+            return [(each, property_value(answers[each], each.remote.url, True)) for each in self.pool.members.filling]
 
     def _ask(
         self,
@@ -211,7 +193,7 @@ class Slots:
         slots: Sequence[int] | None = None,
     ) -> None:
         """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
-        asked = range(self.pool.num_envs) if slots is None else slots
+        asked = range(len(self.pool.members.at)) if slots is None else slots
         lanes = self._lanes_of(asked)
         # A loss that has arrived is reported before anything is sent.
         self.pool.drain()
@@ -232,32 +214,28 @@ class Slots:
         """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
         pool, question = self.pool, self.pool.question
         assert question is not None, "`waiting` lets nobody wait for what was not asked"
-        deadline = time.monotonic() + (pool.timeout if timeout is None else timeout)
+        seconds = pool.timeout if timeout is None else timeout
         # After a failure too: what is left over would count as answers to the next question.
-        if not pool.gather(lambda: not question.missing, deadline):
-            raise self._late(question, timeout)
+        if not pool.gather(lambda: not question.missing, time.monotonic() + seconds):
+            late, reason = list(question.missing), f"no answer to {question.purpose} within {seconds:g} s"
+            # With a timeout of the caller's own the call stays pending, and can be waited for again.
+            if timeout is None:
+                for member in late:
+                    pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
+                pool.question = None
+            raise RemoteTimeoutError(", ".join(member.remote.url for member in late), reason)
         pool.question = None
         if question.failure is not None:
             raise question.failure
         return question
 
-    def _late(self, question: Question, timeout: float | None) -> RemoteTimeoutError:
-        pool, late = self.pool, list(question.missing)
-        reason = f"no answer to {question.purpose} within {pool.timeout if timeout is None else timeout:g} s"
-        # With a timeout of the caller's own the call stays pending, and can be waited for again.
-        if timeout is None:
-            for member in late:
-                pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
-            pool.question = None
-        return RemoteTimeoutError(", ".join(member.remote.url for member in late), reason)
-
     def _lanes_of(self, slots: Sequence[int]) -> dict[Member, list[int]]:
         """Return the lanes of each member that are among some slots."""
-        pool = self.pool
+        at = self.pool.members.at
         lanes: dict[Member, list[int]] = {}
         for slot in sorted(set(slots)):
-            if not 0 <= slot < pool.num_envs:
-                raise SettingError(f"expected slots from 0 to {pool.num_envs - 1}, got {slot!r}")
-            member = pool.member_at[slot]
+            if not 0 <= slot < len(at):
+                raise SettingError(f"expected slots from 0 to {len(at) - 1}, got {slot!r}")
+            member = at[slot]
             lanes.setdefault(member, []).append(slot - member.start)
         return lanes

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bridge.client.slots.resets import check_mask, checked_options, reset_settings, spread_seeds
+from bridge.client.slots.resets import plan_resets, reset_settings
 from bridge.client.slots.results import Results
-from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SETTLED, Member, SlotEvent, SlotPhase
+from bridge.client.slots.slot import CUT, JOINED, SETTLED, STEPPED, Member, SlotEvent, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
-from bridge.client.slots.waiting import OnLost, WaitLog, describe
+from bridge.client.slots.waiting import OnLost, gather_all
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, pack_tensor
 from bridge.errors import AlreadyPendingError, RemoteTimeoutError, ResetNeededError, SettingError
@@ -21,13 +21,9 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Received", "Stepper"]
 
-# A step's answer is outstanding, or was not taken.
-_OUTSTANDING = frozenset({SlotPhase.STEPPING, SlotPhase.ANSWERED})
 # There is something to hand out: an answer, or the end of an episode that was cut; or it is coming.
 _HERE = frozenset({SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED}) | CUT
 _COMING = (frozenset(SlotPhase) - SETTLED) | _HERE
-# Lanes outside of a reset's mask go on with episodes that the user knows of.
-_IN_EPISODES = frozenset({SlotPhase.RUNNING, SlotPhase.RENEWING, SlotPhase.RENEWED})
 # Seconds that `finish_step` waits where no slot has an observation: a loop over it does not spin.
 _PACE = 0.02
 Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
@@ -39,25 +35,19 @@ class Stepper:
 
     Args:
         pool: What waits for the remotes.
+        pacer: The first value of the attribute.
     """
 
-    def __init__(self, pool: VectorPool) -> None:
+    def __init__(self, pool: VectorPool, pacer: Callable[[], None] | None = None) -> None:
         self.pool = pool
-        self.pacer: Callable[[], None] | None = None
+        self.pacer = pacer
         """Called in each step between the sending of actions and the request for what came of them."""
-        world_info = pool.world_info()
+        world_info = pool.members.world_info()
         self._observation_layout = Layout(world_info.observation_space, "observation")
         self._action_layout = Layout(world_info.action_space, "action")
         self._reward_space = world_info.reward_space
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Have no episodes, as in a copy."""
-        self.pool.started = False
         self._tells = True
         """False in a reset, which returns no flags: the ends of episodes that were cut are kept for the next step."""
-        self._sent = False
-        """True if answers to `send` may be outstanding."""
         self._all_running = False
         """True if every slot has given what was asked of it, and is in an episode."""
         self._stepped: Results | None = None
@@ -79,66 +69,33 @@ class Stepper:
         Raises:
             SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
         """
-        seeds = spread_seeds(seed, self.pool.num_envs)
-        given = checked_options(options)
-        mask = given.pop("reset_mask", None)
-        if mask is not None:
-            check_mask(mask, self.pool.num_envs)
-            if self.pool.started:  # what stands for the others in the list seeds nothing
-                seeds = [one if chosen else None for one, chosen in zip(seeds, mask, strict=True)]
         self._all_running, self._stepped, self._tells = False, None, False
         self.pool.drain()
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
-        plans: list[tuple[Member, Mapping[str, pb.Tensor]]] = []
-        for member in self.pool.members:
-            # Before the first reset no slot has an episode that a mask could spare.
-            chosen = None if mask is None or not self.pool.started else mask[member.slots]
-            # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
-            if member.phase in _OUTSTANDING and chosen is not None and not chosen.all():
-                raise AlreadyPendingError(
-                    f"the answer of {member.remote.url} to a step has not come, or was not taken; reset all its slots "
-                    "too",
-                    "step",
-                )
-            if chosen is not None and not chosen.any():
-                continue
-            part = seeds[member.slots]
-            own = dict(slot_options[member.start]) if slot_options is not None else {}
-            if slot_options is not None and any(dict(other) != own for other in slot_options[member.slots]):
-                raise SettingError(
-                    f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset "
-                    f"by one call, got {list(slot_options[member.slots])}"
-                )
-            # Without a mask where all lanes begin: a world may then move to another server, as `before_episode` says.
-            lane_mask = None if member.single or chosen is None or chosen.all() else chosen
-            options_here = member.remote.options({**given, **own} if options is not None or own else None)
-            plans.append((member, reset_settings(part[0] if member.single else part, options_here, lane_mask)))
-            member.remote.session.write_reset(plans[-1][1])  # raises where it is too large to be sent
-        for member, settings in plans:
-            self._send_reset(member, settings, None if seed is None else seeds[member.slots])
+        for plan in plan_resets(self.pool.members, seed, options, slot_options, started=self.pool.started):
+            self._send_reset(*plan)
         self.pool.check_deadlines(time.monotonic())
         self.pool.started = True
 
-    def _send_reset(self, member: Member, settings: Mapping[str, pb.Tensor], part: Sequence[int | None] | None) -> None:
-        """Send a member's Reset, or keep it for the world that is joined next; `part`: its seeds, if any are given."""
-        if part is not None:
-            member.seeds = [old if new is None else new for old, new in zip(member.seeds or part, part, strict=True)]
+    def _send_reset(
+        self, member: Member, settings: Mapping[str, pb.Tensor], seeds: Sequence[int | None] | None
+    ) -> None:
+        """Send a member's Reset, or keep it for the world that is joined next."""
+        if seeds is not None:
+            member.seeds = [old if new is None else new for old, new in zip(member.seeds or seeds, seeds, strict=True)]
             member.episodes, member.reseeds = 0, False
-        masked = "reset_mask" in settings
         # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
         # to tell.
-        if member.phase in CUT and not masked:
+        if member.phase in CUT and "reset_mask" not in settings:
             member.handle(SlotEvent.TOLD)
         member.refusal = None
         if member.phase not in CUT:
             member.error = None
-        if member.phase in OFFLINE or member.phase in CONNECTING or member.phase in CUT:
+        if member.phase not in JOINED or member.phase in CUT:
             # It is kept for the world that is joined next.
             member.settings = settings
             # The user asks now: the pause after earlier failures is over.
             member.retry_at = 0.0
-        elif masked and member.phase in _IN_EPISODES:
-            self.pool.renew(member, settings)
         else:
             self.pool.begin(member, settings)
 
@@ -147,14 +104,13 @@ class Stepper:
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first step(), and after one that was interrupted")
         self._stepped, self._tells = None, True
-        if self._sent:
-            if any(member.phase in _OUTSTANDING for member in self.pool.members):
-                raise AlreadyPendingError(
-                    "step while answers to send are outstanding; take them by recv first, or reset", "recv"
-                )
-            self._sent = False
+        # After `send`, and after an interrupt between two Steps.
+        if not self._all_running and any(member.phase in STEPPED for member in self.pool.members.filling):
+            raise AlreadyPendingError(
+                "step while answers to send are outstanding; take them by recv first, or reset", "recv"
+            )
         # It checks every action, before anything is sent: one that is wrong changes nothing.
-        columns = self._action_layout.split(actions, self.pool.num_envs)
+        columns = self._action_layout.split(actions, len(self.pool.members.at))
         # Where all slots run, nothing is outstanding: a look at the sockets would cost each step a system call.
         if not self._all_running or time.monotonic() - self.pool.polled_at > 1.0:
             self.pool.drain()
@@ -163,10 +119,7 @@ class Stepper:
             self._act(columns)
             self.pacer()
             self.pool.drain()
-        # Until all are sent: after an interrupt the answers to those that were have to be taken, as after `send`.
-        self._sent = True
-        self.send_steps(self.pool.members, None, columns)
-        self._sent = False
+        self.send_steps(self.pool.members.filling, None, columns)
 
     def send_steps(self, members: list[Member], positions: list[int] | None, columns: list[Any]) -> None:
         """Send the Steps of members; finished ones begin anew.
@@ -197,7 +150,7 @@ class Stepper:
         self._all_running = False
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
-        with pool.poller.corked() if pool.shared else nullcontext():
+        with pool.poller.corked() if pool.members.shared else nullcontext():
             for member in ended:
                 # The Step after the end begins the next episode (D-9), without a Reset.
                 pool.begin(member, None, reset=False)
@@ -208,7 +161,7 @@ class Stepper:
                 pool.lose_interrupted(member, "its action was sent")
                 raise
         # Whoever neither runs nor has just begun an episode may be due for something.
-        if len(running) + len(ended) < len(pool.members) or pool.has_errors or now >= pool.policy.look_at:
+        if len(running) + len(ended) < len(pool.members.filling) or pool.has_errors or now >= pool.policy.look_at:
             pool.check_deadlines(now)
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
@@ -227,7 +180,7 @@ class Stepper:
 
     def _act(self, columns: list[Any]) -> None:
         """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
-        running = (member for member in self.pool.members if member.phase is SlotPhase.RUNNING)
+        running = (member for member in self.pool.members.filling if member.phase is SlotPhase.RUNNING)
         remotes = [(member.remote, member.start) for member in running if member.remote.realtime is not None]
         # All are written before one is sent, which checks their sizes.
         requests = [remote.world.write_columns(columns, start) for remote, start in remotes]
@@ -236,7 +189,7 @@ class Stepper:
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
-        members = self.pool.members
+        members = self.pool.members.filling
         first = 0
 
         def answered() -> bool:
@@ -248,15 +201,13 @@ class Stepper:
         # Late slots are lost at their deadlines, which a person's pace extends by a second at most.
         self.pool.gather(answered, time.monotonic() + self.pool.timeout + 2.0)
         # A loop over a fleet that is lost or resets would otherwise step thousands of times a second, and get nothing.
-        if not any(member.answer is not None for member in self.pool.members):
-            self.pool.gather(
-                lambda: any(member.answer is not None for member in self.pool.members), time.monotonic() + _PACE
-            )
+        if not any(member.answer is not None for member in members):
+            self.pool.gather(lambda: any(member.answer is not None for member in members), time.monotonic() + _PACE)
         return self.take_results()
 
     def _begin_next(self, ended: Array) -> None:
         """Begin the next episode of slots that ended, in this very step."""
-        for member in self.pool.members:
+        for member in self.pool.members.filling:
             chosen = ended[member.slots]
             if not chosen.any() or member.phase not in (SlotPhase.RUNNING, SlotPhase.ENDED):
                 continue  # one that was cut begins anew once its remote is back
@@ -266,10 +217,7 @@ class Stepper:
                 settings = reset_settings(reset_mask=None if chosen.all() else chosen)
                 if member.remote.realtime is not None:
                     settings["restart"] = pack_tensor(False)  # their next episodes run already
-                if chosen.all():
-                    self.pool.begin(member, settings)
-                else:
-                    self.pool.renew(member, settings)
+                self.pool.begin(member, settings)
 
     def wait_for_all(self, timeout: float, *, same_step: bool = False, on_lost: OnLost = "wait") -> Results:
         """Wait until every slot has an observation; one that was cut off in this very step gives its last one.
@@ -288,7 +236,8 @@ class Stepper:
         """
         results = self._stepped
         if results is None:
-            results = self._gather_all(timeout, on_lost)
+            gather_all(self.pool, timeout, on_lost)
+            results = self.take_results()
             if not self._all_running:
                 results.fill_last()
             # For worlds that do not reset in the ending step, SAME_STEP is made of two round trips: the Step, then a
@@ -302,7 +251,8 @@ class Stepper:
             self._begin_next(results.ended)
             self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         self.pool.handing_out = False
-        begun = self._gather_all(timeout, on_lost)
+        gather_all(self.pool, timeout, on_lost)
+        begun = self.take_results()
         self._stepped = None
         # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
         # too, or the slot would seem to go on; one that terminated in the step stays terminated, and nothing else.
@@ -311,49 +261,6 @@ class Stepper:
             results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
         results.begun = begun
         return results
-
-    def _gather_all(self, timeout: float, on_lost: OnLost) -> Results:
-        members, pool = self.pool.members, self.pool
-        first = 0
-        began = looked = time.monotonic()
-        waiting: WaitLog | None = None
-
-        def tolerated(member: Member) -> bool:
-            """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
-            # A slot that moves is not `away`, and one that connects again is offline no more: neither raises.
-            gone = on_lost == "raise" and member.away and member.phase in OFFLINE
-            if gone and member.error is not None and pool.policy.ready_spare(member) is None:
-                raise member.error
-            # If every slot is away, going on would give nothing but repeated observations: then it waits.
-            return on_lost == "continue" and member.away and not all(other.away for other in members)
-
-        def enough() -> bool:
-            nonlocal first, looked, waiting
-            # The flag, because this runs after each answer: a look at every slot would cost a step of n slots n² looks.
-            if pool.has_errors:
-                pool.raise_permanent_error()
-                first = 0
-            while first < len(members) and (
-                members[first].phase in SETTLED or (on_lost != "wait" and tolerated(members[first]))
-            ):
-                first += 1
-            if first < len(members):
-                now = time.monotonic()
-                # Only what a lost slot costs is counted, not the time that environments take.
-                pool.stalled += now - looked if members[first].away_since is not None else 0.0
-                looked = now
-                if now - began > 1.0:
-                    waiting = waiting or WaitLog(timeout, began)
-                    waiting.tell(members, now)
-            return first == len(members)
-
-        if not pool.gather(enough, began + timeout):
-            late = [member for member in members if not (member.settled or tolerated(member))]
-            raise RemoteTimeoutError(
-                ", ".join(dict.fromkeys(member.remote.url for member in late)),
-                f"no observation within {timeout:g} s: {'; '.join(map(describe, late))}",
-            )
-        return self.take_results()
 
     def take_results(self) -> Results:
         """Hand out what has come."""
@@ -367,23 +274,22 @@ class Stepper:
         """Do what `RemoteVectorEnv.send` says."""
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first send(), and after a call that was interrupted")
-        order = _checked_slots(slots, self.pool.num_envs)
+        order = _checked_slots(slots, len(self.pool.members.at))
         members, positions = self._plan(order)
         columns = self._action_layout.split(actions, len(order))
         self.pool.drain()
         for member in members:
-            if member.phase in _OUTSTANDING:
+            if member.phase in STEPPED:
                 raise AlreadyPendingError(
                     f"an action of {member.title} was sent already, whose answer was not taken; call recv first", "recv"
                 )
-        self._sent = True
         self.send_steps(members, positions, columns)  # of a slot that has no episode, the next one begins by itself
 
     def _plan(self, order: list[int]) -> tuple[list[Member], list[int]]:
         """Return the members that `order` names, and the position in it of each one's first slot."""
         members: list[Member] = []
         positions: list[int] = []
-        member_at, position = self.pool.member_at, 0
+        member_at, position = self.pool.members.at, 0
         while position < len(order):
             member = member_at[order[position]]
             stop = position + member.lanes
@@ -403,8 +309,9 @@ class Stepper:
             raise ResetNeededError("expected reset() before recv(), and after one that was interrupted")
         if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
             raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
-        self.pool.drain()
-        coming = sum(member.lanes for member in self.pool.members if member.phase in _COMING)
+        pool, filling = self.pool, self.pool.members.filling
+        pool.drain()
+        coming = sum(member.lanes for member in filling if member.phase in _COMING)
         if coming < at_least:
             raise SettingError(
                 f"expected at_least to be at most the {coming} slots that an answer is coming for, got {at_least}; "
@@ -412,33 +319,29 @@ class Stepper:
             )
 
         def ready() -> int:
-            return sum(member.lanes for member in self.pool.members if member.phase in _HERE)
+            return sum(member.lanes for member in filling if member.phase in _HERE)
 
         def enough() -> bool:
-            if self.pool.has_errors:
-                self.pool.raise_permanent_error()
+            if pool.has_errors:
+                pool.raise_permanent_error()
             return ready() >= at_least
 
         # A second more than a step has: a late slot is cut first, and its end is one of the answers.
-        self.pool.gather(enough, time.monotonic() + self.pool.timeout + 1.0)
-        found = ready()
-        if found < at_least:
-            late = [member for member in self.pool.members if not member.settled]
+        if not pool.gather(enough, time.monotonic() + pool.timeout + 1.0):
             raise RemoteTimeoutError(
-                ", ".join(dict.fromkeys(member.remote.url for member in late)),
-                f"{found} slots answered within {self.pool.timeout:g} s, where recv(at_least={at_least}) waits for "
-                "more",
+                ", ".join(dict.fromkeys(member.remote.url for member in filling if member.phase not in SETTLED)),
+                f"{ready()} slots answered within {pool.timeout:g} s, where recv(at_least={at_least}) waits for more",
             )
-        members = [member for member in self.pool.members if member.phase in _HERE]
-        self.pool.started = False  # as in `Slots.wait`, for what an interrupt would lose of the results
-        results = Results(self.pool, self._observation_layout, self._reward_space, members)
+        members = [member for member in filling if member.phase in _HERE]
+        pool.started = False  # as in `Slots.wait`, for what an interrupt would lose of the results
+        results = Results(pool, self._observation_layout, self._reward_space, members)
         # A slot that was cut has no new observation, and its row in the batch is not initialized.
         if not results.valid.all():
             results.fill_last()
         slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
         batch, infos = results.batch, results.merged_infos()
         received = slots, results.batched(), batch.rewards, batch.terminations, batch.truncations, infos
-        self.pool.started = True
+        pool.started = True
         return received
 
 

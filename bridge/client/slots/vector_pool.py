@@ -6,24 +6,23 @@ keepalive thread that all pools of the process share drives them in between, and
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from bridge.client.endpoints import Endpoint, kind_of
 from bridge.client.slots import policy
 from bridge.client.slots.endpoint import EndpointEvent
+from bridge.client.slots.members import SlotMembers
 from bridge.client.slots.pool import Pool
 from bridge.client.slots.question import Question
 from bridge.client.slots.resets import further_seeds
-from bridge.client.slots.slot import CONNECTING, CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
-from bridge.client.world.remote import Delivery, Remote
-from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.client.world.remote import Delivery
+from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.seeds import pack_seed
-from bridge.errors import ConnectionLostError, PeerError, SettingError, shown_url
+from bridge.errors import ConnectionLostError, PeerError, SettingError
 from bridge.logs import LimitedLog, SafeLog
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.transport import keepalive
@@ -34,6 +33,8 @@ __all__ = ["VectorPool"]
 _POLL_GAP = 1.0
 # Seconds between two looks at what was lost, between calls.
 _AWAY_PERIOD = 0.1
+# Lanes outside of a reset's mask go on with episodes that the user knows of.
+_IN_EPISODES = frozenset({SlotPhase.RUNNING, SlotPhase.RENEWING, SlotPhase.RENEWED})
 
 _log = SafeLog(__name__)
 
@@ -47,22 +48,10 @@ class VectorPool(Pool):
 
     def __init__(self, timeout: float) -> None:
         super().__init__(timeout)
-        self.members: list[Member] = []
-        """The members that fill slots, in the slots' order."""
-        self.spares: list[Member] = []
-        """The members that stand by."""
-        self.policy = policy.SlotPolicy(self.members, self.spares, timeout)
+        self.members = SlotMembers(self.poller)
+        """Who fills which slots, and who stands by."""
+        self.policy = policy.SlotPolicy(self.members.filling, self.members.spares, timeout)
         """Decides where worlds are, and when what failed is tried again."""
-        self.member_at: list[Member] = []
-        """The member of each slot."""
-        self.member_of: dict[Remote, Member] = {}
-        """The member of each remote; what comes of another remote means nothing any more."""
-        self.num_envs = 0
-        """The number of slots."""
-        self.shared = False
-        """True if some remotes are in the same place."""
-        self.waits_for_lanes = False
-        """True if real-time worlds of lanes answer only when every lane has an observation."""
         self.has_errors = False
         """True if a member may have an error."""
         self.step_timeout: float | None = None
@@ -86,16 +75,9 @@ class VectorPool(Pool):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: its remotes connect anew."""
-        kept = {key: self.__dict__[key] for key in ("num_envs", "shared", "waits_for_lanes", "step_timeout", "closed")}
-        # A slot that is away from its own server begins there again in the copy. Spares that relieve others are left
-        # out: the policy of the copy makes its own.
-        worlds = [
-            (member.home or member.remote.request, member.remote.info, member.start, member.lanes, member.endpoint)
-            for member in self.policy.everybody()
-            if member.relieves is None
-        ]
         places = self.policy.placement, self.policy.connect_timeout, self.policy.moves
-        return {"timeout": self.timeout, "worlds": worlds, "kept": kept, "policy": places}
+        kept = {"step_timeout": self.step_timeout, "closed": self.closed}
+        return {"timeout": self.timeout, "kept": kept, "policy": places, "members": self.members.kept()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["timeout"])  # type: ignore[misc]
@@ -103,15 +85,12 @@ class VectorPool(Pool):
         self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
         if moves:
             self.enable_moves()
-        for request, info, start, lanes, endpoint in state["worlds"]:
-            member = self._new_member(self._new_remote(request, info), start, lanes, endpoint)
-            member.single = info is not None and info.lanes is None
-        self.member_at = [member for member in self.members for _ in range(member.lanes)]
+        self.members.restore(state["members"])
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next `check_deadlines` makes some."""
         state = self.__getstate__()
-        for remote in self.member_of:
+        for remote in self.members.of:
             # Before they are replaced: an end of one of these connections would end it for the parent process.
             remote.disown()
         self.__setstate__(state)
@@ -121,104 +100,30 @@ class VectorPool(Pool):
         self.policy.look_at = 0.0
         self.poller.watches_health = True
 
-    # Who is there
-
-    def _new_remote(self, request: WorldRequest, info: WorldInfo | None = None, like: Remote | None = None) -> Remote:
-        """Make a remote; of its world that is known which `info` says, or which `like` knows of its own."""
-        remote = Remote(request, self.poller, info, shared=self.shared)
-        if like is not None:
-            remote.session.know(like.session)
-        if self.waits_for_lanes:
-            remote.session.wait_for_all()
-        return remote
-
-    def _new_member(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
-        kind = None if endpoint is None else kind_of(remote.request.address)
-        member = self.member_of[remote] = Member(remote, start, lanes, endpoint, kind)
-        (self.spares if start == SPARE else self.members).append(member)
-        return member
-
-    def drop(self, member: Member) -> None:
-        """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
-        # What still arrives from its remote finds no member, and is dropped.
-        (self.spares if member.start == SPARE else self.members).remove(member)
-        del self.member_of[member.remote]
-        member.remote.close(0.0)
-
-    def place_members(self) -> None:
-        """Give the worlds, all of which are joined, their slots in order.
-
-        Raises:
-            SettingError: One has other spaces than the first.
-        """
-        start = 0
-        for member in self.members:
-            member.place(start, member.remote.slots)
-            start += member.lanes
-            self.check_spaces(member)
-        self.num_envs = start
-        self.member_at = [member for member in self.members for _ in range(member.lanes)]
-
-    def check_spaces(self, member: Member) -> None:
-        """Raise SettingError where a world has other spaces than the first, and say what differs."""
-        different = member.remote.known_info().difference(self.world_info())
-        if different:
-            raise SettingError(
-                f"{member.remote.url} has, unlike {self.members[0].remote.url}, {different}; one vector environment "
-                "takes worlds of equal spaces"
-            )
-
-    def world_info(self) -> WorldInfo:
-        """Return what is known of the worlds, whose spaces are equal."""
-        return self.members[0].remote.known_info()
-
-    def wait_for_lanes(self) -> None:
-        """Have real-time worlds of lanes answer only when every lane has an observation."""
-        self.waits_for_lanes = True
-        for remote in self.member_of:
-            remote.session.wait_for_all()
-
     # Connecting
 
-    def add(self, request: WorldRequest, *, spare: bool = False, lanes: int = 1, endpoint: str | None = None) -> Member:
-        """Connect a world, without waiting for it.
+    def connect(self, member: Member, request: WorldRequest | None = None, endpoint: str | None = None) -> Member:
+        """Start to connect a member, without waiting for it; return it.
 
         Args:
-            request: The world.
-            spare: Whether it stands by; else `place_members` gives it its slots.
-            lanes: The number of its slots, as far as is known.
-            endpoint: The key of its endpoint in a directory.
+            member: Who; a connection that it has, or is making, is given up.
+            request: The world to connect to instead of its own; None: the same again.
+            endpoint: The key of that world's endpoint in a directory.
         """
-        # A slot may move to it before it is joined. Until then its world is taken to be like the others.
-        like = self.members[0].remote if self.num_envs else None
-        start = SPARE if spare else len(self.members)
-        member = self._new_member(self._new_remote(request, like=like), start, lanes, endpoint)
-        self.open(member)
-        return member
-
-    def connect_instead(self, member: Member, request: WorldRequest) -> None:
-        """Give up a connection, or the making of it, and make another one."""
-        self._leave(member)
-        member.remote.close(0.0)
-        member.handle(SlotEvent.LOST)
-        self.replace_remote(member, request)
-        self.open(member)
-
-    def replace_remote(self, member: Member, request: WorldRequest) -> None:
-        """Let a member have another remote; that which it had is forgotten, but what it counted goes along."""
-        before = self.member_of.pop(member.remote).remote
-        member.remote = self._new_remote(request, like=before)
-        member.remote.record = before.record
-        self.member_of[member.remote] = member
-
-    def open(self, member: Member) -> None:
-        """Start to connect."""
+        if member.phase not in OFFLINE:
+            self._leave(member)
+            member.remote.close(0.0)
+            member.handle(SlotEvent.LOST)
+        if request is not None:
+            self.members.replace_remote(member, request)
+            member.endpoint = endpoint
         # Here and not in `__init__`: a copy, and a forked process, have connections only from now on.
         keepalive.add(self)
         now = time.monotonic()
         member.deadline, member.silent_until = now + self.timeout, now + self.policy.connect_timeout
         member.handle(SlotEvent.CONNECT)
         member.remote.open()
+        return member
 
     # Decisions of the policy
 
@@ -231,16 +136,12 @@ class VectorPool(Pool):
         """Execute decisions of the policy, one after the other."""
         for decision in decisions:
             match decision:
-                case policy.Connect(member, endpoint):
-                    self._connect(member, endpoint)
-                case policy.ConnectInstead(member, request):
-                    self.connect_instead(member, request)
-                case policy.AddSpare(Endpoint() as endpoint, lanes):
-                    self.add(self._request_for(endpoint), spare=True, lanes=lanes, endpoint=endpoint.key)
-                case policy.AddSpare(WorldRequest() as request, lanes):
-                    self.add(request, spare=True, lanes=lanes)
+                case policy.Connect(member, request, endpoint):
+                    self.connect(member, request, endpoint)
+                case policy.AddSpare(request, lanes, endpoint):
+                    self.connect(self.members.add(request, spare=True, lanes=lanes, endpoint=endpoint))
                 case policy.DropSpare(spare):
-                    self.drop(spare)
+                    self.members.drop(spare)
                 # It is not dropped: the user named it, and it is connected again later.
                 case policy.Disconnect(spare):
                     spare.remote.close(0.0)
@@ -250,33 +151,20 @@ class VectorPool(Pool):
                 case policy.Begin(member):
                     self.begin(member, member.settings)
                 case policy.GiveUp(member):
-                    self._give_up(member)
-
-    def _request_for(self, endpoint: Endpoint) -> WorldRequest:
-        if self.policy.placement is None:
-            raise SettingError("expected a directory, of which alone worlds go to other endpoints")
-        return self.policy.placement.request_for(endpoint.url)
-
-    def _connect(self, member: Member, endpoint: Endpoint | None) -> None:
-        # The URL counts too: an endpoint that has a name keeps it when its server gets another URL.
-        if endpoint is not None and (endpoint.key, shown_url(endpoint.url)) != (member.endpoint, member.remote.url):
-            self.replace_remote(member, self._request_for(endpoint))
-            member.endpoint = endpoint.key
-        self.open(member)
+                    self.give_up(member)
 
     def _take_over(self, member: Member, spare: Member) -> None:
         """Swap the remotes of a member and a spare; the one that was left goes, unless it stands by from then on."""
         self._leave(member)
         member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
-        member.remote, spare.remote = spare.remote, member.remote
+        self.members.swap_remotes(member, spare)
         member.deadline = spare.deadline
         member.reseeds = True
-        self.member_of[member.remote], self.member_of[spare.remote] = member, spare
         # What a directory or the policy gave is left for good. A user's spare and the slots swap places: the lost
         # remote stands by once it is back, as `spares=` says.
         if self.policy.placement is not None or spare.relieves is not None:
             member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
-            self.drop(spare)
+            self.members.drop(spare)
         # A remote that drains still has its connection: `Disconnect` follows, and ends it.
         elif not spare.remote.connected:
             spare.handle(SlotEvent.LOST)
@@ -288,10 +176,11 @@ class VectorPool(Pool):
             error = ConnectionLostError(member.remote.url, f"its {member.title} moved to another server; call again")
             self.question.take(member, Lost(error, established=True))
 
-    def _give_up(self, member: Member) -> None:
+    def give_up(self, member: Member) -> None:
+        """End a connection whose answer is late."""
         purpose, waited = "a reset", self.timeout
         if member.phase in CONNECTING:
-            purpose = "connecting"
+            purpose = "join a world"
             if member.remote.silent:
                 waited = min(waited, self.policy.connect_timeout)
         elif member.phase is SlotPhase.STEPPING:
@@ -299,12 +188,18 @@ class VectorPool(Pool):
         self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
-        """Ask for a member's next episode; on another server if its own one drains."""
-        if settings is not None and member.phase is SlotPhase.IDLE:
-            # It is new, or the episodes of all its lanes were cut: there is none that goes on, whatever a mask says.
-            settings = {key: value for key, value in settings.items() if key != "reset_mask"}
-        member.settings = settings
+        """Ask for a member's next episode, or for those of the lanes of a mask; on another server if its own drains."""
         now, remote = time.monotonic(), member.remote
+        if settings is not None and "reset_mask" in settings:
+            if member.phase in _IN_EPISODES:
+                member.settings, member.deadline = settings, now + self.timeout
+                member.handle(SlotEvent.RENEW)
+                remote.begin(settings)
+                return
+            # It is new, or the episodes of all its lanes were cut: there is none that goes on, whatever a mask says.
+            if member.phase is SlotPhase.IDLE:
+                settings = {key: value for key, value in settings.items() if key != "reset_mask"}
+        member.settings = settings
         if self.policy.moves:
             self.execute(self.policy.before_episode(member, now))
             # It has moved. The episode has begun there, or begins once that world is joined.
@@ -323,17 +218,11 @@ class VectorPool(Pool):
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
 
-    def renew(self, member: Member, settings: Mapping[str, pb.Tensor]) -> None:
-        """Ask for the next episodes of some lanes, while the others are in the midst of theirs."""
-        member.settings, member.deadline = settings, time.monotonic() + self.timeout
-        member.handle(SlotEvent.RENEW)
-        member.remote.begin(settings)
-
     # Answers
 
     def _handle_all(self, items: deque[Delivery]) -> None:
         """Handle all deliveries that are here."""
-        member_of, remote = self.member_of, None
+        member_of, remote = self.members.of, None
         try:
             while items:
                 remote = items[0][0]  # before it is taken, for an interrupt right after that
@@ -361,9 +250,8 @@ class VectorPool(Pool):
         """Let an event change the member that it came for."""
         now = time.monotonic()
         if isinstance(event, StepAnswered):
-            first = member.phase is SlotPhase.RESETTING
             member.take(event)
-            if first or member.phase is SlotPhase.RENEWED:
+            if member.phase in (SlotPhase.BEGUN, SlotPhase.RENEWED):
                 self._begun(member, now)
         elif isinstance(event, Joined):
             self._joined(member, now)
@@ -397,8 +285,7 @@ class VectorPool(Pool):
         """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
         self.policy.saw(member, EndpointEvent.JOINED, now)
         member.handle(SlotEvent.JOINED)
-        info = member.remote.info
-        member.single, member.refusal = info is not None and info.lanes is None, None
+        member.single, member.refusal = member.remote.known_info().lanes is None, None
         if member.start == SPARE:
             # A user's spare says itself how many slots it can fill. Any other one was made for certain slots.
             if member.endpoint is None and member.relieves is None:
@@ -417,9 +304,9 @@ class VectorPool(Pool):
     def _fits(self, member: Member, complaint: str) -> bool:
         """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
         try:
-            self.check_spaces(member)
+            self.members.check_spaces(member)
             # Another program may have got the port of a server that was killed.
-            if self.num_envs and member.remote.slots != member.lanes:
+            if self.members.at and member.remote.slots != member.lanes:
                 raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
         except SettingError as error:
             text = f"{complaint}: {error}"
@@ -428,7 +315,7 @@ class VectorPool(Pool):
                 _log.warning("%s: %s", member.title, text)
             # No loss: it counts as an attempt that failed, and does not open the circuit breaker.
             lost = member.remote.give_up(PeerError(member.remote.url, text))
-            self.lose(member, dataclasses.replace(lost, established=False))
+            self.lose(member, Lost(lost.error, established=False))
             return False
         return True
 
@@ -474,7 +361,7 @@ class VectorPool(Pool):
     def poll_nowait(self) -> float:
         """Do what is due between calls, as `Pool` does; look again soon while worlds are away."""
         wait = super().poll_nowait()
-        away = any(member.phase in OFFLINE or member.phase in CONNECTING for member in self.policy.everybody())
+        away = any(member.phase not in JOINED for member in self.policy.everybody())
         return min(_AWAY_PERIOD, wait) if away else wait
 
     # Gathering
@@ -511,7 +398,7 @@ class VectorPool(Pool):
         error = self.policy.permanent_error()
         if error is not None:
             raise error
-        self.has_errors = any(member.error is not None for member in self.members)
+        self.has_errors = any(member.error is not None for member in self.members.filling)
 
     def close_all(self, timeout: float) -> None:
         """Leave all worlds and disconnect, within `timeout` seconds in all."""

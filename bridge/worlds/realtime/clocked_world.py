@@ -339,15 +339,13 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         """Have the next frame, or a reset that waits, run when it is due."""
         if self._timer is not None:
             self._timer.cancel()
-        due = self.loop.next_due()
         # No frame begins while one is being stepped: calls of a slow environment would pile up. Resets do not count: a
         # lane that takes long to reset holds up no other one (U-6).
         if self._over or self._subscribe is not None or self._stepping:
             return
         # At a low frame rate the next frame is far away; of several agents with `autoreset=False` none is due before
         # the reset.
-        if self.loop.reset_waits:
-            due = self.now()
+        due = self.now() if self.loop.reset_waits else self.loop.next_due()
         if due is not None:
             # By a delay, because a clock of the user's need not be the scheduler's.
             self._timer = self.scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
@@ -412,7 +410,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         began = time.perf_counter()
         try:
             outcome = await self._call_environment(job)
-        except Exception as problem:  # also of what is no result of a reset or a step, or of an observer
+        # Also of what is no result of a reset or a step, or of an observer.
+        except (Exception, KeyboardInterrupt, SystemExit) as problem:
             error = answer_to(job.kind, problem).message
         spent = time.perf_counter() - began
         # A frame's result has the frame's own time, so that tests with a virtual clock do not depend on how fast it
