@@ -98,3 +98,18 @@ def test_the_help_has_the_name_by_which_the_program_was_called() -> None:
         done = subprocess.run([script, "top", "--help"], capture_output=True, text=True, timeout=DEADLINE, check=True)
         assert done.stdout.startswith(f"usage: {name} top ")
         assert f"\n  {name} top grpc://" in done.stdout
+
+
+def test_the_prose_of_a_help_fits_the_terminal() -> None:
+    for command in ("evaluate", "demo", "play", "health"):
+        done = subprocess.run(
+            [sys.executable, "-m", "bridge", command, "--help"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=True,
+            env={**os.environ, "COLUMNS": "60"},
+        )
+        prose = [line for line in done.stdout.splitlines() if not line.startswith(" ") and not line.endswith(":")]
+        assert [line for line in prose if len(line) > 60] == []
+        assert "\n  " in done.stdout.partition("examples:")[2], "commands are not divided"

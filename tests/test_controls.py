@@ -115,6 +115,7 @@ def test_every_action_of_gymnasium_s_own_environments_is_named():
         (spaces.Discrete(3), "discrete", [["left"], ["right"]]),
         (spaces.Discrete(3, start=-1), "discrete", [["left"], ["right"]]),
         (spaces.Discrete(6), "discrete", [["1"], ["2"], ["3"], ["4"], ["5"]]),
+        (spaces.Discrete(18), "discrete", [["9"], ["b"], ["c"], ["e"], ["f"], ["g"], ["h"], ["i"], ["j"]]),
     ],
 )
 def test_keys_of_a_space(space, kind, keys):

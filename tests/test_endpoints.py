@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import socket
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import errors, make_vec_remote, serve_gym
+from bridge import SlotState, errors, make_vec_remote, serve_gym
 from bridge.client.endpoints import DnsDirectory, Endpoint, EndpointWatch, FileDirectory, as_directory
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
-from tests.support import sampled, server_process, until
+from tests.support import objects_of, sampled, server_process, until
 
 SERVE = """
 import sys, bridge, bridge.testing
@@ -325,6 +326,27 @@ def test_a_file_that_is_rewritten_moves_what_is_lost_to_the_new_server(tmp_path:
         assert envs.urls == (new.url, new.url)
         add_up(envs)
         envs.close()
+
+
+def test_connections_to_servers_that_have_gone_are_freed() -> None:
+    directory = Listed()
+    with serve_gym(long) as first:
+        directory.listed = [Endpoint(first.url)]
+        envs = make_vec_remote(directory, num_envs=2, timeout=20)
+        envs.reset(seed=0)
+
+    def runs_at(url: str) -> bool:
+        envs.step(zeros(envs))
+        return envs.urls == (url, url) and all(envs.slot_states == SlotState.RUNNING)
+
+    for _ in range(4):
+        with serve_gym(long) as server:
+            directory.listed = [Endpoint(server.url)]
+            until(lambda server=server: runs_at(server.url))
+    gc.collect()  # a connection and its calls refer to each other
+    alive = [kind.__name__ for kind in objects_of("bridge.client.wire").elements()]
+    assert alive.count("ClientConnection") <= 2  # the last one, and one that an error may hold
+    envs.close()
 
 
 @pytest.mark.slow

@@ -293,6 +293,25 @@ def test_servers_of_a_directory_come_and_go(tmp_path):
             env.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("query", ["?server={}", "?world={}/"])
+def test_clients_reach_the_servers_that_are_there_now_while_no_page_is_open(tmp_path, query):
+    file = tmp_path / "urls.txt"
+    with serve_gym(CountingEnv) as first, serve_gym(CountingEnv) as second:
+        file.write_text(f"{first.url}\n")
+        with serve_gateway(f"file://{file}") as gateway:
+            file.write_text(f"{second.url}\n")
+
+            def reached():
+                try:
+                    make_remote(gateway.url + query.format(place(second))).close()
+                except errors.RefusedError:  # NOT_FOUND, until the file is read again
+                    return False
+                return True
+
+            until(reached)
+
+
 def test_the_servers_token_opens_them_and_never_leaves_the_gateway():
     with gateway_to(serve_gym(CountingEnv, token=SECRET), upstream=ClientCredentials(token=Token(SECRET))) as gateway:
         text = json.dumps(overview(gateway))

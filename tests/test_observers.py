@@ -219,6 +219,43 @@ def test_an_observer_that_does_not_start_leaves_no_port_and_no_socket_behind(tmp
         assert not path.exists()
 
 
+@pytest.mark.faulty
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("fps", [None, 100])
+def test_an_observer_that_ends_its_thread_ends_no_server(error: type[BaseException], fps: float | None) -> None:
+    class Ends(Observer):
+        """Lets one world alone, ends the thread as the second one is made, and as the third one begins."""
+
+        worlds = 0
+
+        def made(self, world: Any) -> Listener | None:
+            self.worlds += 1
+            if self.worlds == 2:
+                raise error("enough")
+            return Began() if self.worlds == 3 else None
+
+        def close(self) -> None:
+            raise error("enough")
+
+    class Began(Listener):
+        def began(self, lane: Any, result: Any, mask: Any) -> None:
+            raise error("enough")
+
+    with serve_gym("CartPole-v1", fps=fps, observers=[Ends()]) as server:
+        url = f"{server.url}/CartPole-v1"
+        first = make_remote(url)
+        first.reset()
+        with pytest.raises(RemoteError, match="enough"):
+            make_remote(url)
+        third = make_remote(url)
+        with pytest.raises(RemoteError, match="enough"):
+            third.reset()
+        first.step(first.action_space.sample())
+        first.close()
+        third.close()
+        until(lambda: not server.worlds)
+
+
 @pytest.mark.parametrize("how", ["another does not start", "the port of metrics is taken", "it never serves"])
 def test_an_observer_of_a_server_that_does_not_serve_is_closed(how: str) -> None:
     class Broken(Observer):

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import urllib.error
 import urllib.request
 from typing import Any
@@ -185,3 +186,31 @@ def test_a_stopped_server_listens_no_longer_where_a_forked_process_lives_on() ->
     finally:
         os.close(write)
         os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_process_that_an_environment_forks_serves_no_client_of_its_parent(returns: bool) -> None:
+    children = []
+
+    class Forks(CountingEnv):
+        def step(self, action: Any) -> Any:
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                if not returns:
+                    sys.exit(3)
+            else:
+                children.append(os.waitpid(child, 0)[1])
+            return super().step(action)
+
+    with serve_gym(lambda: Forks(50)) as server:
+        envs = [make_remote(server.url, timeout=40) for _ in range(2)]
+        for env in envs:
+            env.reset()
+        for count in (1, 2, 3):
+            assert [env.step(env.action_space.sample())[0].tolist() for env in envs] == [[1, count]] * 2
+        for env in envs:
+            env.close()
+    assert [os.waitstatus_to_exitcode(status) for status in children] == [1] * 6

@@ -41,6 +41,35 @@ class Line:
         pass
 
 
+class Counting(gymnasium.Env):
+    """Rewards each frame, and shows how many there were."""
+
+    observation_space = spaces.Box(0, 1e6, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.full(1, self.count, np.float32), 1.0, False, False, {}
+
+
+@contextlib.contextmanager
+def counting(fps, **timeouts):
+    """Two slots of such environments that have begun, and what they saw last."""
+    with (
+        serve_perlert(Counting, instances=2, fps=fps) as server,
+        contextlib.closing(PerlertVectorEnv(server.urls, **timeouts)) as envs,
+    ):
+        observations, _ = envs.reset()
+        while any(seen is None for seen in observations):
+            observations, *_ = envs.step(np.array([0, 0]))
+        yield envs, observations
+
+
 def test_agents_of_one_world_are_slots_of_one_vector_and_none_waits_for_anothers_reset():
     # P-29
     with serve_perlert(Line, name="line", fps=25) as server:
@@ -139,13 +168,7 @@ def test_a_server_that_is_gone_is_no_exception_for_the_vector():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_leaves_the_slots_to_its_parent():
-    with (
-        serve_perlert(Counting, instances=2, fps=50) as server,
-        contextlib.closing(PerlertVectorEnv(server.urls)) as envs,
-    ):
-        observations, _ = envs.reset()
-        while any(seen is None for seen in observations):
-            observations, *_ = envs.step(np.array([0, 0]))
+    with counting(50) as (envs, observations):
         for call in (envs.reset, lambda: envs.step(np.array([0, 0]))):
             child = os.fork()
             if child == 0:
@@ -162,31 +185,9 @@ def test_a_forked_process_leaves_the_slots_to_its_parent():
         assert all(seen is not None for seen in observations)
 
 
-class Counting(gymnasium.Env):
-    """Rewards each frame, and shows how many there were."""
-
-    observation_space = spaces.Box(0, 1e6, (1,))
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.count += 1
-        return np.full(1, self.count, np.float32), 1.0, False, False, {}
-
-
 @pytest.mark.parametrize("refused", [[0, 5], [0], [0, 0, 0]])
 def test_a_refused_action_loses_no_reward_of_the_other_slots(refused):
-    with (
-        serve_perlert(Counting, instances=2, fps=50) as server,
-        contextlib.closing(PerlertVectorEnv(server.urls)) as envs,
-    ):
-        observations, _ = envs.reset()
-        while any(seen is None for seen in observations):
-            observations, *_ = envs.step(np.array([0, 0]))
+    with counting(50) as (envs, observations):
         before = observations
         with pytest.raises(InvalidActionError):
             envs.step(np.array(refused))
@@ -196,13 +197,7 @@ def test_a_refused_action_loses_no_reward_of_the_other_slots(refused):
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals that wake a thread")
 def test_a_step_that_is_interrupted_is_returned_by_the_next_one_and_left_by_a_reset():
-    with (
-        serve_perlert(Counting, instances=2, fps=4) as server,
-        contextlib.closing(PerlertVectorEnv(server.urls, start_timeout=0.5)) as envs,
-    ):
-        observations, _ = envs.reset()
-        while any(seen is None for seen in observations):
-            observations, *_ = envs.step(np.array([0, 0]))
+    with counting(4, start_timeout=0.5) as (envs, observations):
 
         def interrupt(sent):
             until(lambda: envs.envs[0].stats["sent"] > sent)

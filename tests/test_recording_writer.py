@@ -368,12 +368,13 @@ def test_a_row_that_is_larger_than_the_limit_costs_no_other_row(tmp_path, caplog
     assert [episode.length for episode in stream.episodes()] == [10, 10]
 
 
-def test_a_sealed_segment_takes_no_memory_where_none_is_ever_deleted(tmp_path):
+@pytest.mark.parametrize("limit", [None, 1 << 30])
+def test_a_sealed_segment_takes_no_memory_of_its_own(tmp_path, limit):
     def segments() -> int:
         gc.collect()
         return sum(type(one).__name__ == "Segment" for one in gc.get_objects())
 
-    before, journal = segments(), Journal(tmp_path)
+    before, journal = segments(), Journal(Recording(tmp_path, max_bytes=limit))
     for _ in range(5):
         tape = tape_of(journal)
         fill(tape, 1)

@@ -79,6 +79,33 @@ def test_axe_finds_nothing_serious(opened, scheme, touch):  # noqa: F811
         assert page.evaluate(FINDINGS) == [], "in an invitation"
 
 
+def test_the_first_link_skips_to_the_picture_and_stays_on_the_page(opened):  # noqa: F811
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url)
+        page.evaluate("() => { window.same = true; }")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        shows(page, "() => document.activeElement.id === 'stage'")
+        says(page, "#status", "connected")
+        assert page.evaluate("() => window.same")
+
+
+def test_ends_of_short_episodes_are_not_all_read_aloud(opened):  # noqa: F811
+    with serve_gym(lambda render_mode: Paddle(render_mode, length=3), web=True, fps=30) as server:
+        page = opened(server.web_url)
+        page.evaluate("""() => {
+          window.aloud = [];
+          const box = document.getElementById("announcement");
+          const note = () => box.ariaLive === "off" || !box.textContent || window.aloud.push(box.textContent);
+          new MutationObserver(note).observe(box, {childList: true});
+        }""")
+        page.click("#begin")
+        says(page, "#announcement", "Episode 12 ended")
+        aloud = page.evaluate("() => window.aloud")
+        assert aloud[0] == "Episode 1 ended. Return 3.00."
+        assert len(aloud) < 12
+
+
 @pytest.mark.parametrize("reduced", ["reduce", "no-preference"])
 def test_nothing_moves_for_those_who_want_little_motion(opened, reduced):  # noqa: F811
     with serve_gym(Paddle, web=True, fps=30) as server:

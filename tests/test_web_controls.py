@@ -109,6 +109,50 @@ def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):  # noqa: F811
             until(lambda: Cook.done[-1] == 0)
 
 
+def test_the_stick_that_is_pushed_counts_of_two_gamepads_and_none_once_they_are_gone(opened):  # noqa: F811
+    Rudder.done.clear()
+    with serve_gym(Rudder, web=Web(play_fps=60)) as server:
+        page = seat(opened, server)
+        page.evaluate(GAMEPAD)
+        page.evaluate("""() => {
+          window.pad.axes[0] = 0.5;
+          navigator.getGamepads = () => [window.pad, {axes: [0, 0], buttons: []}];
+        }""")
+        until(lambda: Rudder.done[-1] == 0.5)
+        begun = len(Rudder.done)
+        until(lambda: len(Rudder.done) > begun + 30)
+        assert set(Rudder.done[begun:]) == {0.5}, "the one at rest lets nothing go"
+        page.evaluate("() => { navigator.getGamepads = () => []; }")
+        until(lambda: Rudder.done[-1] == 0)
+
+
+KEY = """([kind, key, code]) => document.dispatchEvent(new KeyboardEvent(kind, {key, code}))"""
+
+
+def test_a_key_is_let_go_though_shift_changed_its_name(opened):  # noqa: F811
+    Cook.done.clear()
+    with serve_gym(Cook, web=Web(play_fps=60)) as server:
+        page = seat(opened, server)
+        page.click("#legend button")
+        page.evaluate(KEY, ["keydown", "1", "Digit1"])
+        page.evaluate(KEY, ["keydown", "1", "Digit1"])
+        until(lambda: Cook.done[-1] == 1)
+        page.evaluate(KEY, ["keydown", "Shift", "ShiftLeft"])
+        page.evaluate(KEY, ["keyup", "!", "Digit1"])
+        until(lambda: Cook.done[-1] == 0)
+
+
+@pytest.mark.parametrize(("key", "code"), [("ы", "KeyS"), ("σ", "KeyS")], ids=["Cyrillic", "Greek"])
+def test_without_latin_letters_the_key_in_their_place_acts(opened, key, code):  # noqa: F811
+    Cook.done.clear()
+    with serve_gym(Cook, web=Web(play_fps=60)) as server:
+        page = seat(opened, server)
+        page.evaluate(KEY, ["keydown", key, code])
+        until(lambda: Cook.done[-1] == 1)
+        page.evaluate(KEY, ["keyup", key, code])
+        until(lambda: Cook.done[-1] == 0)
+
+
 def test_the_mouse_is_a_stick_while_its_button_is_down(opened):  # noqa: F811
     Rudder.done.clear()
     with serve_gym(Rudder, web=Web(play_fps=60)) as server:

@@ -243,6 +243,7 @@ def test_texts_among_observations_are_shown_as_they_are(opened):
 
         until(is_told)
         assert "NaN" not in page.inner_text("#panel")
+        assert "--web" not in page.inner_text("#panel"), "the server has it already"
         env.close()
 
 
@@ -312,6 +313,7 @@ def test_a_real_time_world_that_stands_still_is_said_with_its_age(opened):
         finally:
             Stalling.goes.set()
         shows(page, "() => document.getElementById('stall').hidden")
+        shows(page, "() => document.getElementById('announcement').textContent === ''")
 
 
 class Car(Paddle):
@@ -496,6 +498,36 @@ def test_a_wrong_token_is_told_and_the_right_one_goes_on(opened):
         says(page, "#status", "connected")  # from this tab's memory
         page = opened(server.web_url)
         says(page, "#token-problem", "a token is required")
+        assert "BRIDGE_TOKEN" not in page.inner_text("#token-problem"), "which is for programs"
+        page.goto(f"{server.web_url}#token=right-token")  # the link is opened in the same tab
+        says(page, "#status", "connected")
+        assert "right" not in page.url
+
+
+def test_the_age_of_a_picture_counts_its_way_through_the_network(opened):
+    late = """() => {
+      const Real = WebSocket;
+      window.WebSocket = class extends Real {
+        set onmessage(listener) { super.onmessage = (event) => setTimeout(() => listener(event), 800); }
+      };
+    }"""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened("about:blank")
+        page.add_init_script(f"({late})()")
+        page.goto(server.web_url)
+        page.click("#begin")
+        shows(page, "() => parseFloat(document.getElementById('age').textContent) >= 400")
+
+
+def test_the_page_works_where_the_browser_blocks_storage(opened):
+    blocked = """() => { for (const kind of ["localStorage", "sessionStorage"])
+      Object.defineProperty(window, kind, {get() { throw new DOMException("blocked", "SecurityError"); }}); }"""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened("about:blank")
+        page.add_init_script(f"({blocked})()")
+        page.goto(server.web_url)
+        page.click("#begin")
+        says(page, "#badge", "playing")
 
 
 def test_a_token_for_looking_on_does_not_play(opened):
@@ -583,6 +615,52 @@ def test_a_server_that_does_not_answer_is_said_to_be_silent(opened, monkeypatch)
         says(page, "#status", "connected")
 
 
+def test_a_seat_that_somebody_took_a_moment_ago_is_refused_in_words_for_people(opened):
+    stale = """() => {
+      const parse = JSON.parse;
+      let kept;
+      JSON.parse = (text) => {
+        const said = parse(text);
+        return !said?.worlds ? said : window.stale ? kept : (kept = said);
+      };
+    }"""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened("about:blank")
+        page.add_init_script(f"({stale})()")
+        page.goto(server.web_url)
+        shows(page, "() => !document.getElementById('play').disabled")
+        page.evaluate("() => { window.stale = true; }")
+        env = make_remote(f"{server.url}?world=")
+        env.reset()
+        page.click("#play")
+        says(page, "#message", "Somebody else has the seat already.")
+        env.close()
+
+
+def test_a_connection_that_died_without_a_word_is_replaced(opened):
+    dying = """() => {
+      const [Real, wait] = [WebSocket, setTimeout];
+      window.setTimeout = (then, time) => wait(then, time === 15000 ? 500 : time);
+      window.networks = 0;
+      window.WebSocket = class extends Real {
+        network = window.networks;
+        set onmessage(listener) { super.onmessage = (event) => this.network === window.networks && listener(event); }
+      };
+    }"""
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened("about:blank")
+        page.add_init_script(f"({dying})()")
+        page.goto(server.web_url)
+        page.click("#begin")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        page.evaluate("() => { window.networks += 1; }")  # as where a phone leaves the Wi-Fi
+        before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures)")
+        shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before} + 5")
+        says(page, "#badge", "playing")
+        page.keyboard.down("ArrowRight")
+        shows(page, f"() => ({PADDLE})() > 150")
+
+
 def test_the_seats_of_many_agents_are_counted(opened):
     class Crowd(Paddles):
         possible_agents = ("upper", "lower", "third", *map(str, range(9)))
@@ -605,6 +683,9 @@ def test_lanes_are_a_mosaic_of_those_that_are_chosen(opened):
         page.keyboard.press("Enter")
         envs.step(np.zeros(4, np.int64))
         shows(page, "() => document.getElementById('canvas').height === 150")
+        page.fill("#lanes", "first")
+        page.keyboard.press("Enter")
+        says(page, "#message", "Expected numbers of lanes, such as 0-15 or 1,4: all are shown.")
         envs.close()
 
 

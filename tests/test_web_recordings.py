@@ -48,6 +48,33 @@ def places(episode) -> list[int]:
     return found
 
 
+def test_a_list_that_is_still_being_read_does_not_ask_again_what_was_chosen(opened, tmp_path):  # noqa: F811
+    def still_read(socket):
+        server = socket.connect_to_server()
+        server.on_message(lambda data: socket.send(data.replace(b'"reading": false', b'"reading": true ')))
+
+    with serve_gym(short_paddle, web=True, record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        while not env.step(0)[2]:
+            pass
+        env.close()
+        until(lambda: recorded(tmp_path))
+        page = opened("about:blank")
+        page.route_web_socket("**/*", still_read)
+        page.goto(server.web_url)
+        page.click("#replays")
+        page.wait_for_selector("[data-episode]")
+        page.evaluate("""() => {
+          window.said = [];
+          const hint = document.getElementById("recordings-hint");
+          new MutationObserver(() => window.said.push(hint.textContent)).observe(hint, {childList: true});
+          document.querySelector("[data-episode]").click();
+        }""")
+        says(page, "#badge", "replay")
+        assert page.evaluate("() => window.said") == ["Preparing the replay…"]
+
+
 @pytest.mark.slow
 def test_a_person_s_episode_is_recorded_and_replayed_pixel_for_pixel(opened, tmp_path):  # noqa: F811
     with serve_gym(short_paddle, web=True, record=tmp_path) as server:

@@ -134,6 +134,11 @@ def test_a_link_invites_to_a_seat_and_its_code_says_the_same(opened):  # noqa: F
         assert not any("a-token-for-all" in url.partition("#")[0] for url in asked)
         eve = opened(link)
         says(eve, "#announcement", "You are invited to play third, but somebody has the seat.")
+        ann.click("#invite-open")
+        ann.click("#invite-close")
+        shows(ann, "() => document.activeElement.id === 'stage'")
+        ann.keyboard.press("Enter")  # is for the match, not for the button that opened the invitation
+        says(ann, "#seats", "✓ ready")
 
 
 @pytest.mark.slow

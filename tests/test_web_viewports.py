@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from bridge import serve_gym, serve_parallel
 from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
@@ -37,6 +39,59 @@ def test_the_picture_and_the_buttons_fit_into_the_screen(opened, name):  # noqa:
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width
         frame = page.evaluate("() => document.getElementById('frame').getBoundingClientRect().toJSON()")
         assert frame["width"] * frame["height"] >= width * height / 5, "the picture has a fair part of the screen"
+
+
+class Strip(Paddle):
+    """Draws a strip of a few pixels, and has long names of actions."""
+
+    action_space = spaces.Discrete(2)
+
+    def get_action_meanings(self):
+        return ["turn the wrist of the manipulator by ten degrees", "d" * 60]
+
+    def render(self):
+        return np.full((8, 2000, 3), 200, np.uint8)
+
+
+class Unplayable(Strip):
+    action_space = spaces.Dict({"steer": spaces.Discrete(2)})
+
+    def step(self, action):
+        return super().step(0)
+
+
+def test_long_names_of_actions_are_no_wider_than_a_phone(opened):  # noqa: F811
+    with serve_gym(Strip, web=True, fps=30) as server:
+        page = opened(server.web_url, has_touch=True, is_mobile=True)
+        page.set_viewport_size({"width": 320, "height": 568})
+        page.click("#begin")
+        page.wait_for_selector("#pad button")
+        assert page.evaluate("() => document.documentElement.scrollWidth") == 320
+        page.click("#help-open")
+        assert page.evaluate("() => document.getElementById('help').scrollWidth") <= 320
+    with serve_gym(Strip, web=True, fps=30) as server:
+        page = opened(server.web_url)
+        page.set_viewport_size({"width": 320, "height": 568})
+        page.click("#begin")
+        page.wait_for_selector("#legend kbd")
+        assert page.evaluate("() => document.documentElement.scrollWidth") == 320
+
+
+@pytest.mark.parametrize("fps", [None, 30], ids=["before a world", "over a strip"])
+def test_a_problem_is_read_on_a_phone(opened, fps):  # noqa: F811
+    with serve_gym(Unplayable, web=True, fps=fps) as server:
+        page = opened(server.web_url, has_touch=True, is_mobile=True)
+        page.set_viewport_size({"width": 320, "height": 568})
+        if fps is not None:
+            page.click("#play")
+        else:
+            page.click("#begin")
+        says(page, "#message", "cannot be played here")
+        if fps is not None:
+            shows(page, "() => document.getElementById('canvas').width === 2000")
+        frame, message, begin = (page.locator(f"#{name}").bounding_box() for name in ("frame", "message", "begin"))
+        assert message["y"] >= frame["y"], "nothing is cut off"
+        assert begin is None or begin["y"] + begin["height"] <= message["y"], "the button is in sight"
 
 
 @pytest.mark.slow

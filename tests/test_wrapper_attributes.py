@@ -34,6 +34,9 @@ class Masked(CountingEnv):
     def compute_reward(self, achieved, desired, info):
         return -np.abs(np.asarray(achieved) - np.asarray(desired)).sum(-1)
 
+    def set_task(self, *, name):
+        return f"the task is {name}"
+
 
 class Named(gymnasium.Wrapper):
     def __init__(self, env):
@@ -57,6 +60,7 @@ def test_attributes_and_methods_of_the_remote_are_found_through_its_wrappers(iso
         assert_identical(masks(), np.array([True, False, True, True]))
         reward = env.get_wrapper_attr("compute_reward")
         assert reward(np.zeros((2, 3)), np.ones((2, 3)), info={}).tolist() == [-3.0, -3.0]
+        assert env.get_wrapper_attr("set_task")(name="reach") == "the task is reach"
         assert env.get_wrapper_attr("url") == server.url  # one's own come first
 
 

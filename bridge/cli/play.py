@@ -19,10 +19,10 @@ from bridge.transport.credentials import add_credential_options, credential_keyw
 
 __all__ = ["Keyboard", "add_play_parser", "describe", "draw", "read_keys", "register", "run"]
 
-_EPILOG = """keys:
-  Discrete actions: the digits 0 to 9; the arrows if there are at most four actions, or if the environment names its
-  actions (Atari); and --keys. Box actions: left and right change the first number, down and up the second. In
-  lock-step, an environment in which no action does nothing waits for a key. Backspace resets it, Escape quits.
+_EPILOG = """Keys of Discrete actions: the digits 0 to 9, then letters for actions without names; the arrows if there
+are at most four actions, or if the environment names its actions (Atari); and --keys. Box actions: left and right
+change the first number, down and up the second. In lock-step, an environment in which no action does nothing waits for
+a key. Backspace resets it, Escape quits.
 
 examples:
   bridge play grpc://localhost:50051/CartPole-v1

@@ -12,10 +12,13 @@ import argparse
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 import warnings
@@ -87,7 +90,8 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         chosen.formatter_class = argparse.RawDescriptionHelpFormatter
         if "exit codes" not in (chosen.epilog or ""):
             chosen.epilog = f"{chosen.epilog or ''}\n{_EXIT_CODES}"
-        chosen.epilog = _called_so(chosen.epilog or "", called)
+        chosen.description = _wrapped(chosen.description or "")
+        chosen.epilog = _wrapped(_called_so(chosen.epilog or "", called))
         chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
         actions = chosen._actions  # noqa: SLF001 - argparse has no public list of a parser's options
         spelled = {action.dest: action.option_strings[0] for action in actions if action.option_strings}
@@ -105,6 +109,15 @@ def _called_so(text: str, name: str) -> str:
     return re.sub(rf"(?<![\w-])bridge (?={'|'.join(COMMANDS)})", f"{name} ", text)
 
 
+def _wrapped(text: str) -> str:
+    """Return a text whose prose fits the terminal; lines that are indented, such as commands, stay as they are."""
+    width = shutil.get_terminal_size().columns - 2
+    return "\n".join(
+        textwrap.fill(" ".join(lines), width, break_on_hyphens=False) if is_prose else "\n".join(lines)
+        for is_prose, lines in itertools.groupby(text.split("\n"), lambda line: line[:1] not in ("", " "))
+    )
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read a command line; raise SystemExit where that is wrong, or asked for help."""
     import difflib
@@ -116,7 +129,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv[0] not in (*COMMANDS, "-h", "--help", "--version"):
         close = difflib.get_close_matches(argv[0], COMMANDS, 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        parser.error(f"there is no command {argv[0]!r}; {hint}`bridge --help` lists the commands")
+        parser.error(f"there is no command {argv[0]!r}; {hint}`{program_name()} --help` lists the commands")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         known = list(arguments.spelled.values())

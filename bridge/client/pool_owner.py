@@ -87,7 +87,7 @@ class PoolOwner:
         with self._conflicts:
             return self._read_property(self._asked(), "world.frame", "to render", encoded=True)[0]
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a public method of the remote environment, or read a public attribute.
 
         Args:

@@ -137,6 +137,7 @@ class Gateway:
         Raises:
             RequestError: NOT_FOUND: there is no such server.
         """
+        self._follow()  # also where nobody has opened the page, which asks again and again
         fitting = [server for server in self.servers if name.startswith(f"{server.name}/")]
         if fitting:
             # Names of servers may hold slashes, as those of lobbies do: the longest one is meant.
@@ -157,6 +158,7 @@ class Gateway:
         Raises:
             RequestError: NOT_FOUND: there is none of this name; INVALID_ARGUMENT: there are several, and no name.
         """
+        self._follow()
         servers = self.servers
         if name is None and len(servers) == 1:
             return servers[0]

@@ -25,7 +25,6 @@ class LoopPoller(Poller[Any]):
     def __init__(self, loop: EventLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._live: set[ClientConnection] = set()
         self._keeper: Timer | None = None
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
@@ -67,19 +66,18 @@ class LoopPoller(Poller[Any]):
 
     def register(self, connection: ClientConnection) -> None:
         """Check a connection's keepalive from now on."""
-        self._live.add(connection)
+        self._registered.add(connection)
         if self._keeper is None:
             self._keeper = self._loop.scheduler.call_later(keepalive.period(), self._check)
 
     def unregister(self, connection: ClientConnection) -> None:
         """Undo `register`."""
-        self._live.discard(connection)
-        if not self._live and self._keeper is not None:
+        self._registered.discard(connection)
+        if not self._registered and self._keeper is not None:
             # A gateway whose clients have left wakes for nothing.
             self._keeper.cancel()
             self._keeper = None
 
     def _check(self) -> None:
         self._keeper = self._loop.scheduler.call_later(keepalive.period(), self._check)
-        for connection in tuple(self._live):
-            connection.check_keepalive()
+        self._check_keepalives()

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from bridge.errors import RecordingError, UsageError
 
-__all__ = ["UNREADABLE", "Damage", "Segment", "SegmentFile", "find_segments", "load_segment"]
+__all__ = ["UNREADABLE", "Damage", "Segment", "SegmentFile", "delete_segment", "find_segments", "load_segment"]
 
 # The name of a recording comes from its files and not from its header. Exports make file names of it, and this pattern
 # has no separators of paths.
@@ -155,14 +155,15 @@ class Segment:
             for path in (draft, _sums_of(target)):
                 path.unlink(missing_ok=True)
             raise
-        self.delete()
+        delete_segment(self.path)
         self.path, self.size = target, len(data) + len(sums)
 
-    def delete(self) -> None:
-        """Delete its files."""
-        for path in (self.path, _sums_of(self.path)):
-            with contextlib.suppress(OSError):
-                path.unlink()
+
+def delete_segment(path: Path) -> None:
+    """Delete the files of a segment."""
+    for each in (path, _sums_of(path)):
+        with contextlib.suppress(OSError):
+            each.unlink()
 
 
 def _parquet_of(path: Path) -> bytes:

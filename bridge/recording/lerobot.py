@@ -239,8 +239,7 @@ def _tasks_of(task: str) -> pa.Table:
         for name, kind, plain in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
     ]
     told = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
-    table = pa.table({"task_index": [0], "task": [task]})
-    return table.replace_schema_metadata({"pandas": json.dumps(told)})
+    return pa.table({"task_index": [0], "task": [task]}).replace_schema_metadata({"pandas": json.dumps(told)})
 
 
 def _statistics(column: Array) -> dict[str, list[Any]]:

@@ -186,8 +186,7 @@ class RecordedStream:
 
     def lane_number(self, lane: int) -> int:
         """Return the number of a lane in its world, which may have several streams."""
-        own = self.header.get("lane", lane)
-        return int(own) if self.kind == "env" else lane
+        return int(self.header.get("lane", lane)) if self.kind == "env" else lane
 
     def column(self, name: str) -> Array:
         """Return a column of numbers of all rows; zeros where there is none, and -1 for nobody in `by`."""

@@ -77,8 +77,7 @@ class Verification:
     def __str__(self) -> str:
         if self.ok:
             return f"{self.episode}: verified, {self.rows} rows are the same"
-        parts = [part for part in (self.difference, self.versions) if part]
-        return f"{self.episode}: {'; '.join(parts)}"
+        return f"{self.episode}: {'; '.join(filter(None, (self.difference, self.versions)))}"
 
 
 class Replay:

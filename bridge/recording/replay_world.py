@@ -133,10 +133,9 @@ def _show(path: Path, factory: Callable[..., Any] | None, entry_point: str, spec
     try:
         episode = open_episode(path)
         recorded = episode.stream.header.get("entry_point")
-        # A folder may have episodes of other environments than the server's.
-        make = factory if recorded == entry_point else None
-        # The folder is the server's own, and this process is for nothing else.
-        return begun(episode, make, "rgb_array", loop=False, allow_calls=True)
+        # A folder may have episodes of other environments than the server's. It is the server's own, and this process
+        # is for nothing else: so calls are allowed.
+        return begun(episode, factory if recorded == entry_point else None, "rgb_array", loop=False, allow_calls=True)
     except (RecordingError, SettingError) as error:
         raise RequestError(Code.FAILED_PRECONDITION, f"this episode cannot be shown: {error}") from error
 

@@ -24,7 +24,7 @@ from bridge.errors import SettingError
 from bridge.facade.record import Recording
 from bridge.forks import forget_in_child
 from bridge.logs import SafeLog
-from bridge.recording.files import Segment
+from bridge.recording.files import Segment, delete_segment
 from bridge.recording.rows import FLAT, Encoder
 
 __all__ = ["BATCH_BYTES", "Journal"]
@@ -238,7 +238,9 @@ class _Files:
         self._segment_bytes = _SEGMENT_BYTES if most is None else max(1, min(_SEGMENT_BYTES, most // 4))
         self._open: dict[Encoder, Segment] = {}
         self._parts: dict[int, int] = {}
-        self._ended: deque[Segment] = deque()
+        # With a limit there may be as many as there were worlds: no more than this is kept of each, and their sum.
+        self._ended: deque[tuple[str, int]] = deque()
+        self._ended_bytes = 0
         self._retry_at = 0.0
         self._problem = ""
         self._told = False
@@ -295,7 +297,8 @@ class _Files:
                 _log.error("a segment of the recording in %s cannot be sealed, and stays %s: %s", self._folder,
                            segment.path.name, error)  # fmt: skip
         if self._most is not None:  # else none is ever deleted, and there may be one for each of very many streams
-            self._ended.append(segment)
+            self._ended.append((segment.path.name, segment.size))
+            self._ended_bytes += segment.size
             self._make_room(0)  # the Parquet of a few rows is larger than their stream
 
     def _make_room(self, size: int, written: Segment | None = None) -> bool:
@@ -309,17 +312,20 @@ class _Files:
             return True
         if size > self._most:
             return False  # whatever is deleted
-        while size + sum(segment.size for segment in (*self._ended, *self._open.values())) > self._most:
+        while size + self._ended_bytes + sum(segment.size for segment in self._open.values()) > self._most:
             others = [source for source, segment in self._open.items() if segment is not written]
-            if not self._ended and not others:
+            if self._ended:
+                oldest, freed = self._ended.popleft()
+                self._ended_bytes -= freed
+            elif others:
+                oldest = self._open.pop(others[0]).path.name
+            else:
                 return False
-            oldest = self._ended.popleft() if self._ended else self._open.pop(others[0])
-            oldest.delete()
+            delete_segment(self._folder / oldest)
             # Once is enough: at the limit, each further segment deletes one.
             level = _log.warning if not self._told else _log.debug
             self._told = True
-            level("the recording reached its limit of %d bytes: its oldest file %s is deleted", self._most,
-                  oldest.path.name)  # fmt: skip
+            level("the recording reached its limit of %d bytes: its oldest file %s is deleted", self._most, oldest)
         return True
 
     def close(self) -> None:

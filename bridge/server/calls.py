@@ -279,8 +279,7 @@ class Calls:
             self.ready.appendleft((call, self._take_waiting(call)))
 
     def _take_waiting(self, call: Call) -> Request | None:
-        request = call.requests.popleft()
-        if request is not None:
+        if (request := call.requests.popleft()) is not None:
             # Only now may the client send as many bytes again: so what waits is bounded.
             call.client.resume(call, len(request) + PREFIX)
             if type(request) is bytes:
@@ -486,7 +485,7 @@ class Calls:
         client = call.client
         try:
             call.session.close()
-        except Exception:
+        except (Exception, KeyboardInterrupt, SystemExit):
             _log.exception("connection=%s was not closed as it should", call.name)
         _log.info("connection=%s peer=%s closed", call.name, client.peer)
         # Also where the session failed to close: else each such call would take a place for ever.

@@ -169,7 +169,7 @@ class EventLoop:
                     self.serve()
             # No callback of this package is known to raise. Those of observers, and of worlds with a pacer of their
             # own, are a user's: one that fails must not end the worlds of all others.
-            except Exception:
+            except (Exception, SystemExit):
                 _log.exception("a callback of the event loop failed")
             key = found = None  # they refer to connections, which may have been closed
         # Taken by the thread that returns for it: the next one to run the loop begins without it.

@@ -298,8 +298,7 @@ class GrpcProtocol(ConnectionProtocol):
 
     def _open_side_call(self, stream: Stream, path: str) -> None:
         """Open a call of gRPC's own services. Raises RequestError."""
-        side = self._services.open(path)
-        if side is None:
+        if (side := self._services.open(path)) is None:
             raise RequestError(Code.UNIMPLEMENTED, f"there is no method {path!r:.200}; expected {_PATH}")
         if self._side_calls >= _MAX_SIDE_CALLS:
             text = f"this connection has {_MAX_SIDE_CALLS} calls of gRPC's own services already; end one"
@@ -341,8 +340,7 @@ class GrpcProtocol(ConnectionProtocol):
     def _forget(self, stream: Stream) -> None:
         """Note that a stream is over."""
         self._encodings.pop(stream, None)
-        deadline = self._deadlines.pop(stream, None)
-        if deadline is not None:
+        if (deadline := self._deadlines.pop(stream, None)) is not None:
             deadline.cancel()
         if isinstance(stream.owner, SideCall):
             stream.owner = None

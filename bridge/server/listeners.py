@@ -27,8 +27,7 @@ def listen_unix(path: str) -> tuple[socket.socket, Callable[[], None]]:
     Raises:
         SettingError: A server listens there, the path is too long or not ours, or the platform has no Unix sockets.
     """
-    family = getattr(socket, "AF_UNIX", None)
-    if family is None:
+    if (family := getattr(socket, "AF_UNIX", None)) is None:
         raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; leave it out")
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

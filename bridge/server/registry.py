@@ -286,8 +286,7 @@ class Registry:
 
     def joined(self, world: World, owner: object) -> None:
         """Note whether a world's creator joined it."""
-        entry = self._entries.get(world.name)
-        if entry is None:
+        if (entry := self._entries.get(world.name)) is None:
             return
         entry.idle_since = None
         if entry.owner is owner:
@@ -397,7 +396,7 @@ class Registry:
         for observer in self._observers:
             try:
                 observer.close()
-            except Exception:  # a user's own: the others are closed all the same
+            except (Exception, KeyboardInterrupt, SystemExit):  # a user's own: the others are closed all the same
                 _log.exception("the observer %r did not close", observer)
 
     def properties(self) -> PropertyTree:

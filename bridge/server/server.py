@@ -241,6 +241,7 @@ class Server:
     def after_fork(self) -> None:
         """In a forked process: leave the server to the parent process."""
         forget_lock_in_child()
+        self._serving.after_fork()
         atexit.unregister(self.stop)
         self._shutdown.after_fork()
         leak(self._connections)

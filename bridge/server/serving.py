@@ -8,10 +8,12 @@ and queues the calls of environments, which the serving thread makes when it is 
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from bridge.logs import SafeLog
@@ -25,6 +27,7 @@ T = TypeVar("T")
 _log = SafeLog(__name__)
 MOMENT = 0.04
 """Seconds that an environment's call may hold up the event loop."""
+_FORKED = b"a process that an environment forked has returned from the environment's call: it ends\n"
 environments_lock = threading.RLock()
 """Held around every call of an environment of this process, whichever of its servers publishes it."""
 
@@ -46,7 +49,7 @@ class ServingThread:
     def __init__(self, loop: EventLoop, taken_over: Callable[[], None] = lambda: None) -> None:
         self._loop = loop
         self._taken_over = taken_over
-        self._owner = threading.Lock()
+        self._owner: Any = threading.Lock()
         """Held by the thread that runs the loop."""
         self._serving: int | None = None
         self._deputy: threading.Thread | None = None
@@ -146,6 +149,14 @@ class ServingThread:
             if self._deputy_ran:
                 self._deputy_ran = False
                 self._loop.interrupt()  # there may be jobs, or the loop is over
+
+    def after_fork(self) -> None:
+        """In a process that an environment's call has forked: end it where it returns from that call.
+
+        It would else go on with the server's sockets, and take the requests of the parent's clients.
+        """
+        if self.in_call:
+            self._owner = SimpleNamespace(acquire=lambda **_: (os.write(2, _FORKED), os._exit(1)))
 
     def close(self) -> None:
         """Do nothing: an environment that is closed leaves the thread to the others."""

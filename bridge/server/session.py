@@ -220,7 +220,7 @@ class Session:
                 if state != pb.RUNNING:
                     self._end_sequence(agent, world, state)
             values = agent.values(wanted)
-        except Exception as error:  # D-1
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # D-1
             return [self._refused("step", error).SerializeToString()]
         # The codec's constant bytes hold no info, whose size varies: it is written last, by itself.
         info: Any = values.pop() if codec.has_info else None
@@ -321,7 +321,8 @@ class Session:
             if not self._may_act:
                 self._refuse_acting(kind, request)
             await self._SERVE[kind](self, request, response)
-        except Exception as error:  # D-1: whatever went wrong, this request is answered, and with the cause
+        # D-1: whatever went wrong, this request is answered, and with the cause; also the sys.exit() of an observer.
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             return self._refused(str(kind), error)
         return response
 
@@ -330,7 +331,7 @@ class Session:
         agent = self._agent
         refuse_acting(kind, request, lambda asked: agent is not None and agent.properties().runs_environment(asked))
 
-    def _refused(self, kind: str, problem: Exception) -> pb.EnvironmentResponse:
+    def _refused(self, kind: str, problem: BaseException) -> pb.EnvironmentResponse:
         """Return the answer to a request of this kind that raised."""
         self.answer_lost()
         if isinstance(problem, RequestError):
@@ -447,8 +448,7 @@ class Session:
     def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
         read: dict[int, Array] = {}
         for uid, tensor in actions.items():
-            spec = agent.actions.get(uid)
-            if spec is None:
+            if (spec := agent.actions.get(uid)) is None:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in agent.actions.items()) or "none"
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown action UID {uid}; there are {known}")  # D-11
             array = spec.read(tensor)

@@ -69,8 +69,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     """Return the files of the page: content and media type by path."""
     found: dict[str, tuple[bytes, str]] = {}
     for file in (importlib.resources.files("bridge") / "web").iterdir():
-        kind = _KINDS.get(file.name[file.name.rfind(".") :])
-        if kind is not None:
+        if (kind := _KINDS.get(file.name[file.name.rfind(".") :])) is not None:
             found[f"/{file.name}"] = file.read_bytes(), kind
     found["/"] = found["/index.html"]
     return found

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import ssl
 import tempfile
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from bridge.errors import SettingError
@@ -89,10 +89,9 @@ def _load_authorities(context: ssl.SSLContext, name: str, pem: bytes) -> None:
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:  # readable by this user alone; `ssl` reads files only
-        paths = os.path.join(folder, "certificate"), os.path.join(folder, "key")
+        paths = Path(folder, "certificate"), Path(folder, "key")
         for path, data in zip(paths, (certificate, key), strict=True):
-            with open(path, "wb") as file:
-                file.write(data)
+            path.write_bytes(data)
         try:
             # An encrypted key would ask for its password on the terminal, and wait.
             context.load_cert_chain(*paths, password=lambda: b"")

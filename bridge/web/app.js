@@ -1,7 +1,7 @@
 // The page: it starts here. The loop below keeps the connection to the server and what it says of its worlds.
 
-import {Stream, UNAUTHENTICATED} from "./client.js";
-import {$, pause} from "./dom.js";
+import {Refused, Stream, UNAUTHENTICATED, UNAVAILABLE} from "./client.js";
+import {$, local, pause} from "./dom.js";
 import {draw} from "./draw.js";
 import {figures, stall} from "./figures.js";
 import {startInput} from "./input.js";
@@ -15,15 +15,18 @@ import {askForToken, say, tell} from "./words.js";
 import {nothing, select} from "./worlds.js";
 
 const PATIENCE = 4000; // milliseconds
+const SILENCE = 15_000; // milliseconds without an answer after which a new connection is tried
 const SEAT_WAITS = 30_000; // milliseconds: the server's `seat_timeout`
 
 // Ask what there is, and say where the answer takes long: the connection may be dead without a word.
 async function ask(stream) {
   const late = setTimeout(() => say("", "the server does not answer"), PATIENCE);
+  const lost = setTimeout(() => stream.close(new Refused(UNAVAILABLE, "the connection was lost")), SILENCE);
   try {
     state.server = JSON.parse(await stream.property("server.web"));
   } finally {
     clearTimeout(late);
+    clearTimeout(lost);
   }
 }
 
@@ -40,8 +43,9 @@ async function lobby() {
         await pause(match.pace);
         const before = performance.now();
         await ask(stream);
+        state.trip = performance.now() - before;
         say("good", state.server.draining ? "connected; the server is about to stop" : "connected");
-        if (!state.playing) $("trip").textContent = `${(performance.now() - before).toFixed(1)} ms`;
+        if (!state.playing) $("trip").textContent = `${state.trip.toFixed(1)} ms`;
         if (isLost()) continue;
         if (state.selected !== null && !worldOf(state.selected) && !state.playing && state.selected !== recordings.expected) nothing();
         if (state.watching || state.playing?.own) continue;
@@ -116,14 +120,16 @@ function leave() {
   draw();
 }
 
-$("name").value = localStorage.getItem("name") ?? "";
-$("name").onchange = () => localStorage.setItem("name", ($("name").value = displayName($("name").value)));
+$("name").value = local.getItem("name") ?? "";
+$("name").onchange = () => local.setItem("name", ($("name").value = displayName($("name").value)));
 $("play").onclick = () => (state.playing ? stop() : $("play").textContent === "Take over" ? takeOver() : play());
 $("seat").onchange = $("env").onchange = draw;
 $("begin").onclick = () => play();
 $("lanes").onchange = () => state.selected !== null && watch(state.selected);
 startInput();
 startInvitations();
+// An invitation or a token that is opened in this tab: the browser only changes the fragment.
+window.addEventListener("hashchange", () => location.hash.includes("=") && location.reload());
 setInterval(figures, 1000);
 setInterval(stall, 250);
 lobby();

@@ -13,6 +13,7 @@ export class Refused extends Error {
 }
 
 export const UNAUTHENTICATED = 16;
+export const UNAVAILABLE = 14;
 
 export class Stream {
   #socket;
@@ -35,7 +36,7 @@ export class Stream {
         // 4000 and more: a status code of the server, in words; else the connection was lost.
         const error = code >= 4000 && code < 5000
           ? new Refused(code - 4000, reason)
-          : new Refused(14, reason || "the connection was lost");
+          : new Refused(UNAVAILABLE, reason || "the connection was lost");
         this.#end(error);
         reject(error);
       };
@@ -64,7 +65,7 @@ export class Stream {
     if (this.#ended) throw this.#ended;
     return new Promise((resolve, reject) => {
       this.#waiting.push({resolve, reject});
-      this.#socket.send(new Uint8Array(bytes));
+      if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(new Uint8Array(bytes)); // else its end answers
     });
   }
 
@@ -80,8 +81,8 @@ export class Stream {
     this.close();
   }
 
-  close() {
-    this.#end(new Refused(1, "closed here"));
+  close(error = new Refused(1, "closed here")) {
+    this.#end(error);
     this.#socket.close(1000);
   }
 }

@@ -6,6 +6,20 @@ export const $ = (id) => document.getElementById(id);
 /** @returns {Promise<void>} after some milliseconds */
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
+// The browser's storage; where it is blocked, as with cookies, one that lasts as long as the page.
+/** @returns {Pick<Storage, "getItem" | "setItem" | "removeItem">} */
+function storage(kind) {
+  try {
+    return /** @type {any} */ (window)[kind];
+  } catch {
+    const kept = new Map();
+    return {getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => void kept.set(key, value), removeItem: (key) => void kept.delete(key)};
+  }
+}
+
+export const local = storage("localStorage");
+export const session = storage("sessionStorage");
+
 // Replace what is in an element, and leave the focus on the button of the same data attribute.
 export function replaceKeepingFocus(list, attribute, made) {
   const focused = document.activeElement instanceof HTMLElement ? document.activeElement.dataset[attribute] : undefined;

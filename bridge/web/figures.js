@@ -5,6 +5,8 @@ import {$} from "./dom.js";
 import {state, worldOf} from "./state.js";
 import {announce} from "./words.js";
 
+const STALLED = "No new picture comes.";
+
 // Each seat's return, where several act: of the last episode, and the mean.
 function seatReturns() {
   const found = Object.entries(worldOf(state.selected)?.returns ?? {});
@@ -47,7 +49,8 @@ export function stall() {
   const last = state.frames.arrived.at(-1) ?? Infinity;
   const seconds = (performance.now() - last) / 1000;
   const stalls = Boolean(runs) && seconds >= Math.max(1, 2 / world.fps);
-  if (stalls && $("stall").hidden) announce("No new picture comes.");
+  if (stalls && $("stall").hidden) announce(STALLED);
+  if (!stalls && $("announcement").textContent === STALLED) announce("");
   $("stall").hidden = !stalls;
   if (stalls) $("stall").textContent = `No picture for ${Math.floor(seconds)} s: the world stands still, or the connection does`;
 }

@@ -1,6 +1,6 @@
 // Help on the keys, the choice of buttons for actions, and fullscreen.
 
-import {$} from "./dom.js";
+import {$, local} from "./dom.js";
 import {signOf} from "./keys.js";
 
 const OWN_KEYS = [["?", "this help"], ["Esc", "stop playing, or leave fullscreen"]];
@@ -27,7 +27,7 @@ export function openHelp(keyboard) {
 // Fingers always get the buttons. Who uses a switch or a screen reader at a computer with a mouse asks for them.
 function showButtons(shown) {
   $("pad").classList.toggle("shown", shown);
-  localStorage.setItem("buttons", shown ? "1" : "");
+  local.setItem("buttons", shown ? "1" : "");
 }
 
 // The whole stage, not the picture alone: its buttons and messages must stay in reach.
@@ -38,7 +38,7 @@ function toggleFullscreen() {
 
 // open(): opens the help for what is played now.
 export function startHelp(open) {
-  $("pad-shown").checked = localStorage.getItem("buttons") === "1";
+  $("pad-shown").checked = local.getItem("buttons") === "1";
   showButtons($("pad-shown").checked);
   $("pad-shown").onchange = () => showButtons($("pad-shown").checked);
   $("help-open").onclick = open;

@@ -1,6 +1,6 @@
 // Keys and buttons: which are held, and which were chosen.
 
-import {$, works} from "./dom.js";
+import {$, local, works} from "./dom.js";
 import {draw} from "./draw.js";
 import {openHelp, startHelp} from "./help.js";
 import {nameOf} from "./keys.js";
@@ -16,7 +16,7 @@ let choosing = null; // the place in the legend of what gets the next key that i
 // Chosen keys stay in this browser, for all worlds with the same controls.
 export function recall(keyboard) {
   choosing = null; // it was of another world
-  const stored = localStorage.getItem(keyboard.storedAs);
+  const stored = local.getItem(keyboard.storedAs);
   if (stored) keyboard.restore(JSON.parse(stored));
   if (!keyboard.names.length) announce(keyboard.controls.why ?? "");
 }
@@ -32,7 +32,7 @@ function choose(event) {
   if (["control", "alt", "meta"].includes(name)) return; // keys pressed with them are the browser's
   event.preventDefault();
   if (name !== "escape" && name !== "tab") keyboard.assign(choosing, name);
-  localStorage.setItem(keyboard.storedAs, JSON.stringify(keyboard.chosen));
+  local.setItem(keyboard.storedAs, JSON.stringify(keyboard.chosen));
   choosing = null;
   announce("");
   $("stage").focus(); // the next Space or Enter is for the world
@@ -74,6 +74,16 @@ export function hold(name, down, strength = 1) {
   }
 }
 
+const down = new Map(); // the key that each place of the keyboard holds: with Shift, its release has another name
+
+// The key of the world that was pressed. Where a layout has no Latin letters, or digits with Shift alone: the one in that place.
+function named(event) {
+  const {keyboard} = state.playing;
+  const name = keyboard.meant(nameOf(event));
+  const place = /^(?:Key|Digit)(.)$/.exec(event.code)?.[1].toLowerCase();
+  return place && !keyboard.uses(name) && !/^[a-z]$/i.test(event.key) && keyboard.uses(place) ? place : name;
+}
+
 function isTyping(event) {
   return works(event) || document.querySelector("dialog[open]") !== null;
 }
@@ -101,15 +111,22 @@ export function startInput() {
     if (choosing !== null && state.playing && !isTyping(event)) return choose(event);
     if (event.key === "?" && !isTyping(event) && !state.playing?.keyboard.uses("?")) return help();
     if (!state.playing || isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-    const name = state.playing.keyboard.meant(nameOf(event));
+    const name = named(event);
     if (name === "escape") stop();
     else if (state.playing.keyboard.uses(name)) {
       event.preventDefault();
+      if (event.code) down.set(event.code, name); // a keyboard on the screen may have none
       hold(name, true);
     }
   });
-  document.addEventListener("keyup", (event) => state.playing && hold(state.playing.keyboard.meant(nameOf(event)), false));
+  document.addEventListener("keyup", (event) => {
+    if (state.playing) hold(down.get(event.code) ?? named(event), false);
+    down.delete(event.code);
+  });
   window.addEventListener("blur", release);
+  for (const dialog of document.querySelectorAll("dialog")) {
+    dialog.addEventListener("close", () => state.playing && $("stage").focus()); // not the button that opened it: Enter is for the world
+  }
   startHelp(help);
   startSticks();
 }

@@ -1,12 +1,13 @@
 // The view of a world without pictures: observations that are images, and the numbers of others.
 
+import {state} from "./state.js";
 import {values} from "./wire.js";
 
 const UINT8 = 6;
 const MOST = 64; // numbers that are drawn one by one
 
-export const NO_PICTURES = "This world draws no pictures. Start its server with --web, or with " +
-  "--env-kwargs render_mode=rgb_array, to see it.";
+const NO_PICTURES = "This world draws no pictures.";
+const ASK_FOR_PICTURES = " Start its server with --web, or with --env-kwargs render_mode=rgb_array, to see it.";
 
 // True if an error says that the environment does not render.
 export function drawsNothing(error) {
@@ -82,8 +83,9 @@ export class Observations {
     this.image = this.#specs.find(([, spec]) => isImage(spec))?.[1] ?? null;
     const note = document.createElement("p");
     note.className = "note";
-    note.textContent = this.image ? `${NO_PICTURES} Its observations are shown.`
-      : this.#specs.length ? `${NO_PICTURES} Here are the numbers that the agent sees.` : `${NO_PICTURES} It tells nothing else to those who watch.`;
+    const why = NO_PICTURES + (state.server.servers ? ASK_FOR_PICTURES : ""); // a server with a page of its own has asked for them
+    note.textContent = this.image ? `${why} Its observations are shown.`
+      : this.#specs.length ? `${why} Here are the numbers that the agent sees.` : `${why} It tells nothing else to those who watch.`;
     const box = document.createElement("div");
     box.className = "numbers";
     panel.className = this.image ? "bare" : "";

@@ -22,6 +22,7 @@ const SOON = 15; // seconds before a seat is given back at which the page begins
 // In a turn-based world: milliseconds after which a key that stays down repeats, the rate, and how many presses wait.
 const REPEAT_AFTER = 500;
 const REPEATS = 4;
+const QUIET = 5000; // milliseconds from one end of an episode that is read aloud to the next
 const OTHERS_TURN = 300; // milliseconds for which a person sees the own move before the next one
 
 // Taking over: while keys are held their action stands in for the agent's.
@@ -29,6 +30,7 @@ const OTHERS_TURN = 300; // milliseconds for which a person sees the own move be
 export async function takeOver(chosen) {
   if (state.joining) return; // a double click
   tell(null);
+  announce("");
   const stream = (state.joining = new Stream(state.token));
   const world = worldOf(state.selected);
   try {
@@ -98,6 +100,7 @@ function actionTensor(flat, spec) {
 export async function play(chosen) {
   if (state.joining) return; // a double click
   tell(null);
+  announce("");
   const stream = (state.joining = new Stream(state.token));
   const world = worldOf(state.selected);
   const home = serverOf(world);
@@ -148,7 +151,8 @@ export async function play(chosen) {
     else if (error.code !== 1) {
       const unreachable = error.code === 14;
       if (!unreachable) want(null);
-      tell(error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
+      const taken = error.code === FULL && !own && !env && !home.match; // by somebody who was quicker
+      tell(taken ? "Somebody else has the seat already." : error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
     }
   } finally {
     stream.leave();
@@ -202,7 +206,7 @@ async function steps(play, joined, fps) {
   const names = ["reward", mask, "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
   const seen = play.own && !("frame" in uids) ? new Observations(joined, $("canvas"), $("panel")) : null;
   const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
-  let total = 0, running = false, episode = 0, due = performance.now();
+  let total = 0, running = false, episode = 0, due = performance.now(), quietUntil = 0;
   while (state.playing === play) {
     const action = running && play.presses ? await nextPress(play) : play.keyboard.action(play.keyboard.take());
     if (state.playing !== play) return;
@@ -228,7 +232,8 @@ async function steps(play, joined, fps) {
     if (answer.state !== RUNNING) {
       if (play.seat) return;
       episode += 1;
-      announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`);
+      announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`, now > quietUntil); // some end several times a second
+      if (now > quietUntil) quietUntil = now + QUIET;
       total = 0;
       play.presses?.splice(0);
     }

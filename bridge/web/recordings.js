@@ -192,6 +192,7 @@ export class Recordings {
   }
 
   async #show(episode) {
+    this.#listing?.close(); // a list that is read anew would say that nothing was chosen
     $("recordings-hint").textContent = "Preparing the replay…";
     for (const button of $("recordings-list").querySelectorAll("button")) button.disabled = true;
     const stream = new Stream(this.#page.token());

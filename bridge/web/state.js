@@ -1,15 +1,17 @@
 // The one state of the page, and what is asked of it. It draws nothing (draw.js does), and asks no server.
 
+import {session} from "./dom.js";
+
 // The token and an invitation come in the fragment, which no server sees, and the token stays in this tab.
 const fragment = new URLSearchParams(location.hash.slice(1));
 if (fragment.size) history.replaceState(null, "", location.pathname + location.search);
-if (fragment.has("token")) sessionStorage.setItem("token", fragment.get("token"));
+if (fragment.has("token")) session.setItem("token", fragment.get("token"));
 const invitation = fragment.has("world") || fragment.has("seat") ? {world: fragment.get("world"), seat: fragment.get("seat")} : null;
 
 // The seat that this tab had before it was reloaded; an invitation is newer.
 function storedSeat() {
-  if (invitation) sessionStorage.removeItem("seat");
-  return JSON.parse(sessionStorage.getItem("seat") ?? "null");
+  if (invitation) session.removeItem("seat");
+  return JSON.parse(session.getItem("seat") ?? "null");
 }
 
 // Before the server has said anything.
@@ -17,7 +19,7 @@ function storedSeat() {
 const nothing = {worlds: [], realtime: false};
 
 export const state = {
-  token: sessionStorage.getItem("token") ?? "",
+  token: session.getItem("token") ?? "",
   invitation, // {world, seat} of the link that was opened, until the person has chosen
   server: nothing, // what the server said last of its worlds
   connected: false,
@@ -35,6 +37,7 @@ export const state = {
   wanted: storedSeat(), // {world, seat, takesOver}: taken again after a lost connection or a reload; null: nothing
   comingBackUntil: 0, // while somebody comes back, a seat that is taken may still be the own one
   frames: {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []},
+  trip: 0, // milliseconds of the last round trip that waited for no world
   latencies: [], // milliseconds from keys to their pictures
   waitingKeys: [], // {at, frame}: keys whose effect is not painted yet
   returns: [], // of the episodes that ended while the page looked on
@@ -44,13 +47,13 @@ export const state = {
 // Remember through a lost connection and a reload which seat the person has; null: none any more.
 export function want(seat) {
   state.wanted = seat;
-  seat ? sessionStorage.setItem("seat", JSON.stringify(seat)) : sessionStorage.removeItem("seat");
+  seat ? session.setItem("seat", JSON.stringify(seat)) : session.removeItem("seat");
 }
 
 // The secret by which this tab gets its seat back.
 export function seatKey() {
-  if (!sessionStorage.getItem("seat key")) sessionStorage.setItem("seat key", crypto.getRandomValues(new Uint32Array(4)).join("-"));
-  return sessionStorage.getItem("seat key");
+  if (!session.getItem("seat key")) session.setItem("seat key", crypto.getRandomValues(new Uint32Array(4)).join("-"));
+  return session.getItem("seat key");
 }
 
 // How pictures of a world, or of new worlds of a server, come.

@@ -46,9 +46,9 @@ function poll() {
   if (!state.playing?.keyboard) return PRESSED.clear();
   const {keyboard} = state.playing;
   const least = keyboard.controls.kind === "box" ? DEAD : HALF;
-  for (const pad of pads) {
-    for (const [name, strength] of strengths(pad, keyboard)) press(PRESSED, name, strength, least);
-  }
+  const found = pads.map((pad) => strengths(pad, keyboard));
+  // Of several gamepads each can press; without any, such as after one was unplugged, nothing is pressed.
+  for (const name of keyboard.names) press(PRESSED, name, Math.max(0, ...found.map((each) => each.get(name) ?? 0)), least);
 }
 
 // While a button is down, the distance of the mouse from the middle of the picture is how far the stick is pushed.

@@ -1,7 +1,7 @@
 // Looking at a world: its pictures, its observations where it draws none, or a lobby.
 
 import {Stream} from "./client.js";
-import {$, pause} from "./dom.js";
+import {$, local, pause} from "./dom.js";
 import {draw} from "./draw.js";
 import {recall} from "./input.js";
 import {Lobby} from "./lobby.js";
@@ -20,6 +20,7 @@ function lanesWanted() {
     const [first, last = first] = part.split("-").map(Number);
     return Number.isInteger(first) && last >= first && last - first < 64 ? Array.from({length: last - first + 1}, (_, i) => first + i) : [];
   });
+  if (!lanes.length) tell("Expected numbers of lanes, such as 0-15 or 1,4: all are shown.");
   return lanes.length ? lanes : null;
 }
 
@@ -116,7 +117,7 @@ async function visit(name) {
     token: state.token, badge, announce, tell,
     panel: $("panel"),
     name: () => myName().replaceAll(" ", "-"),
-    rename: (text) => text && localStorage.setItem("name", text),
+    rename: (text) => text && local.setItem("name", text),
     result: (total) => {
       state.returns.push(total);
       $("last-return").textContent = total.toFixed(2);
@@ -185,7 +186,8 @@ async function paint() {
   bitmap.close();
   const now = performance.now();
   canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
-  $("age").textContent = `${(picture.age * 1000 + now - picture.at).toFixed(0)} ms`;
+  // Its way here took about half of a round trip.
+  $("age").textContent = `${(picture.age * 1000 + state.trip / 2 + now - picture.at).toFixed(0)} ms`;
   while (state.waitingKeys.length && state.waitingKeys[0].frame <= picture.steps) {
     state.latencies.push(now - state.waitingKeys.shift().at);
     if (state.latencies.length > 120) state.latencies.shift();

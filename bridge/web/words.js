@@ -1,6 +1,6 @@
 // The texts of the page: its status, problems and announcements.
 
-import {$} from "./dom.js";
+import {$, local, session} from "./dom.js";
 import {draw} from "./draw.js";
 import {state} from "./state.js";
 
@@ -19,17 +19,19 @@ export function tell(text, lasts = false) {
   if (text && !lasts) told = setTimeout(() => tell(null), 8000);
 }
 
-export function announce(text) {
+// aloud: whether a screen reader says it too.
+export function announce(text, aloud = true) {
+  $("announcement").setAttribute("aria-live", aloud ? "polite" : "off");
   $("announcement").textContent = text;
 }
 
 export async function askForToken(problem) {
-  $("token-problem").textContent = problem;
+  $("token-problem").textContent = problem.split(";")[0]; // the rest is for programs
   const dialog = $("ask-token");
   if (!dialog.open) dialog.showModal();
   await new Promise((resolve) => dialog.addEventListener("close", resolve, {once: true}));
   state.token = $("token").value.trim();
-  sessionStorage.setItem("token", state.token);
+  session.setItem("token", state.token);
 }
 
 export function badge(text, live) {
@@ -38,7 +40,7 @@ export function badge(text, live) {
 }
 
 export function myName() {
-  let name = localStorage.getItem("name");
-  if (!name) localStorage.setItem("name", (name = `person ${Math.floor(Math.random() * 9000 + 1000)}`));
+  let name = local.getItem("name");
+  if (!name) local.setItem("name", (name = `person ${Math.floor(Math.random() * 9000 + 1000)}`));
   return name;
 }

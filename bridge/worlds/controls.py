@@ -78,12 +78,14 @@ _MOST_NUMBERS = 16
 def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[frozenset[str], int]:
     """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four.
 
-    An action whose name is no direction also has a letter of its name, the first that is free.
+    Beyond ten actions without names, the others have letters. An action whose name is no direction also has a letter of
+    its name, the first that is free.
     """
     if not isinstance(space, spaces.Discrete):
         return {}
     first, count = int(space.start), int(space.n)
-    keys = {frozenset({str(digit)}): first + digit for digit in range(min(10, count))}
+    signs = "0123456789" if meanings is not None else "0123456789bcefghijklmnopqrtuvxyz"  # w, a, s, d are arrows
+    keys = {frozenset({sign}): first + index for index, sign in enumerate(signs[:count])}
     if meanings is not None:
         others = list[int]()
         for action, meaning in enumerate(meanings):
@@ -98,9 +100,7 @@ def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[f
                 keys[frozenset({letter})] = first + action
     elif count <= 4:
         order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
-        for action, key in zip(range(count), order, strict=False):
-            if key:
-                keys[frozenset({key})] = first + action
+        keys |= {frozenset({key}): first + action for action, key in enumerate(order[:count]) if key}
     return keys
 
 

@@ -74,5 +74,4 @@ def connect(
     near = local or is_loopback(address.host)
     # A server that has dialed in has made one connection, for all that goes there.
     shared = not address.websocket and (together or address.dialed or (shared and near))
-    connection = connection_to(address, poller, max_message_bytes, shared=shared)
-    return ClientCall(connection, address.url, deliver)
+    return ClientCall(connection_to(address, poller, max_message_bytes, shared=shared), address.url, deliver)

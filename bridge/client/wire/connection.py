@@ -111,15 +111,15 @@ class ClientCall:
             )
         if connection.inherited:
             raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
-        # A server, or a proxy such as nginx (`http2_max_concurrent_streams`), may refuse a stream by REFUSED_STREAM:
-        # nothing was done for it, so the same requests can go over a further connection. Once header fields came, a
-        # world may exist already.
-        if self.unconfirmed is not None:
-            if self.stream is not None and self.stream.headers_received:
-                self.unconfirmed = None
-            else:
-                self.unconfirmed.append(request)
         with connection.poller.lock:
+            # A server, or a proxy such as nginx (`http2_max_concurrent_streams`), may refuse a stream by
+            # REFUSED_STREAM: nothing was done for it, so the same requests can go over a further connection. Once
+            # header fields came, a world may exist already.
+            if self.unconfirmed is not None:
+                if self.stream is not None and self.stream.headers_received:
+                    self.unconfirmed = None
+                else:
+                    self.unconfirmed.append(request)
             if not self.ended:  # else how it ended was delivered
                 connection.protocol.pack(self, request)
                 deferred = connection.poller.deferred

@@ -11,7 +11,7 @@ from bridge.transport import keepalive
 from bridge.transport.address import Address, shown_token
 from bridge.transport.compression import Inflater
 from bridge.transport.credentials import TOKEN_VARIABLE
-from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
+from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
     LARGE,
@@ -284,19 +284,16 @@ class GrpcClient:
                 if isinstance(event, (bytes, bytearray)):
                     self._not_serving = event == _NOT_SERVING
                 continue
-            found = event if isinstance(event, (bytes, bytearray)) else self._look_at(stream, event)
-            if isinstance(found, (bytes, bytearray)):
-                self.answered = True
-                came.append((stream.owner, found))
-            elif found is not None:
-                self.http.reset_stream(stream, ErrorCode.CANCEL)  # if it is still open
-                error = call_error(stream.owner.url, self._address, *found, answered=self.answered)
-                if _is_refused(stream, event):
-                    # Some servers, and most proxies, take fewer streams than their settings say.
-                    self._most_streams = len(self.http.streams) or self._most_streams
-                    came.append((stream.owner, CallRefused(error)))
-                else:
-                    came.append((stream.owner, error))
+            found = event
+            if type(event) is not bytes:  # as few are
+                found = self._look_at(stream, event)
+                if found is None:
+                    continue
+                if isinstance(found, tuple):
+                    came.append((stream.owner, self._end(stream, event, found)))
+                    continue
+            self.answered = True
+            came.append((stream.owner, found))
         if self._queued and self.http.settings_received:
             came += self._open_queued()
         # A proxy keeps the GOAWAY of a draining server for itself, but it passes the health service on. Then the slots
@@ -306,8 +303,20 @@ class GrpcClient:
             self._open_watch()
         return came
 
+    def _end(self, stream: Stream, event: Event, status: _CallStatus) -> RemoteError | CallRefused:
+        """End the stream of a call by what an event says; return the call's end."""
+        self.http.reset_stream(stream, ErrorCode.CANCEL)  # if it is still open
+        error = call_error(stream.owner.url, self._address, *status, answered=self.answered)
+        if not _is_refused(stream, event):
+            return error
+        # Some servers, and most proxies, take fewer streams than their settings say.
+        self._most_streams = len(self.http.streams) or self._most_streams
+        return CallRefused(error)
+
     def _look_at(self, stream: Stream, event: Event) -> bytes | bytearray | _CallStatus | None:
         """Return the answer that an event brings, or the status that it gives a call; None: the call goes on."""
+        if isinstance(event, bytearray):
+            return event
         if isinstance(event, HeadersReceived):
             return self._by_fields(stream, event)
         if isinstance(event, StreamReset):
@@ -322,9 +331,7 @@ class GrpcClient:
             if self._address.compression is not None:
                 return self._inflate(event.data)
             return Code.INTERNAL, "the server sent a compressed message, which was not asked for"
-        if isinstance(event, StreamEnded):
-            return Code.INTERNAL, "the server ended the stream without a status"
-        return None
+        return Code.INTERNAL, "the server ended the stream without a status"  # StreamEnded
 
     def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _CallStatus:
         """Return an answer that came compressed, or the status of a call whose answer cannot be read."""

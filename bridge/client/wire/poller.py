@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -62,7 +63,8 @@ class Poller(Generic[T]):
         self._check_at = 0.0
         self.deferred: set[ClientConnection] | None = None
         """Connections that hold their requests back, to send them together at the end of `corked`; None: none does."""
-        self.connections: dict[Any, Any] = {}
+        # Weak: in a fleet whose servers come and go, those that have ended would add up, at 30 KB each.
+        self.connections: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
         """Sockets that may carry further calls, by where to."""
         self.watches_health = False
         """True if connections ask to be told when their servers drain, because their calls may move elsewhere."""

@@ -38,12 +38,6 @@ __all__ = ["WebSocketClient"]
 _MAX_BODY = 200
 
 
-class _Stream:
-    """The state of the call, by the attribute that `ClientCall` asks an HTTP/2 stream for."""
-
-    headers_received = False
-
-
 class WebSocketClient:
     """Turns requests into bytes, and bytes into answers, for the one call of a connection.
 
@@ -75,6 +69,8 @@ class WebSocketClient:
         self._call: ClientCall | None = None
         self.outgoing: list[bytes | memoryview] = []
         """Bytes to send."""
+        self.answered = False
+        """True if the server is known to speak WebSocket."""
         self.replies = 0
         """How many frames were sent only because the server sent some."""
         self.draining = False
@@ -84,11 +80,6 @@ class WebSocketClient:
 
     foreign = False
     """Never asked for: a WebSocket carries one call, whoever answers."""
-
-    @property
-    def answered(self) -> bool:
-        """True if the server is known to speak WebSocket."""
-        return self._call is not None and bool(self._call.stream.headers_received)
 
     @property
     def accepts_calls(self) -> bool:
@@ -103,7 +94,6 @@ class WebSocketClient:
     def open(self, call: ClientCall) -> None:
         """Begin the one call; requests are sent once the server has agreed."""
         self._call = call
-        call.stream = _Stream()
         # A server that dialed has asked already, and was answered by the listener.
         if not isinstance(self._websocket, ClientProtocol):
             return
@@ -123,9 +113,10 @@ class WebSocketClient:
         if call is None:
             return
         self.server_version = server_version
-        # From here on `pack` sends, and `ClientCall.send` keeps no copies to send again.
-        call.stream.headers_received = True
-        for request in call.unconfirmed or ():
+        # From here on `pack` sends, and `ClientCall.send` keeps no copies.
+        self.answered = True
+        waiting, call.unconfirmed = call.unconfirmed, None
+        for request in waiting or ():
             self.pack(call, request)
         if call.finished:
             self.finish(call)

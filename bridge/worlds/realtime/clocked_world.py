@@ -410,7 +410,8 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         began = time.perf_counter()
         try:
             outcome = await self._call_environment(job)
-        except Exception as problem:  # also of what is no result of a reset or a step, or of an observer
+        # Also of what is no result of a reset or a step, or of an observer.
+        except (Exception, KeyboardInterrupt, SystemExit) as problem:
             error = answer_to(job.kind, problem).message
         spent = time.perf_counter() - began
         # A frame's result has the frame's own time, so that tests with a virtual clock do not depend on how fast it

@@ -298,7 +298,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         for listener in tuple(self._listeners):
             try:
                 listener(frame)
-            except Exception as problem:  # whatever it is, the world goes on
+            except (Exception, KeyboardInterrupt, SystemExit) as problem:  # whatever it is, the world goes on
                 _log.error("a listener of the world %r raised", self.name, exc_info=problem)
 
     # The environment
