@@ -215,6 +215,37 @@ def test_a_world_that_is_looked_at_shows_nothing_of_the_one_before(opened):
         assert page.evaluate(PIXEL) == [0, 0, 0]
 
 
+class HeldPaddle(Paddle):
+    """Its step waits until it is let go."""
+
+    entered, let_go = threading.Event(), threading.Event()
+
+    def step(self, action):
+        self.entered.set()
+        assert self.let_go.wait(60)
+        return super().step(action)
+
+
+def test_an_answer_that_comes_after_the_person_stopped_is_not_shown(opened):
+    with serve_gym(HeldPaddle, web=True) as server, Hand(server) as hand:
+        hand.open().ask(create_world=pb.CreateWorldRequest())  # nobody has reset it: there is no picture
+        page = opened(server.web_url)
+        sockets = []
+        page.on("websocket", lambda socket: sockets.append(socket))
+        page.click("#play")  # in a world of one's own
+        says(page, "#badge", "playing")
+        own = sockets[-1]
+        shows(page, f"() => ({PIXEL})()[2] > 100")
+        assert HeldPaddle.entered.wait(60)
+        page.keyboard.press("Escape")
+        says(page, "#badge", "watching")
+        assert page.evaluate(PIXEL) == [0, 0, 0]
+        with own.expect_event("close"):  # after the answer to that step
+            HeldPaddle.let_go.set()
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert page.evaluate(PIXEL) == [0, 0, 0]
+
+
 class Reading(gymnasium.Env):
     """Draws nothing; its observations have a text."""
 

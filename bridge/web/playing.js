@@ -215,6 +215,7 @@ async function steps(play, joined, fps) {
     play.changed = null;
     const sent = performance.now();
     const answer = await play.stream.ask(request.step(running ? actions : [], wanted));
+    if (state.playing !== play) return; // the page shows another world by now
     const now = performance.now();
     const read = (name) => values(answer.observations.get(uids[name]));
     $("trip").textContent = `${(now - sent).toFixed(1)} ms`;
