@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import hpack
@@ -143,9 +143,12 @@ def test_a_server_that_drains_says_that_it_takes_no_more(capsys: pytest.CaptureF
         env.step(0)
 
 
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
 @pytest.mark.parametrize("limit", ["max_connections", "max_worlds"])
-def test_a_full_server_is_neither_dead_nor_free(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with serve_gym("CartPole-v1", limits=Limits(**{limit: 1})) as server:
+def test_a_full_server_is_neither_dead_nor_free(
+    limit: str, transport: Literal["http2", "grpcio"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_gym("CartPole-v1", limits=Limits(**{limit: 1}), transport=transport) as server:
         assert main(["health", server.url, "--room"]) == 0
         assert capsys.readouterr().out == "SERVING\n"
         with make_remote(server.url):

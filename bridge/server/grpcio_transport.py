@@ -17,7 +17,7 @@ from bridge.server.calls import Call, Calls, Client
 from bridge.server.helper_thread import HelperThread
 from bridge.server.limits import Limits
 from bridge.server.listeners import listen_unix
-from bridge.transport.service import HELLO, METHOD, SERVICE
+from bridge.transport.service import HELLO, METHOD, ROOM, SERVICE
 from bridge.version import __version__
 from bridge.worlds.scheduling import Scheduler
 
@@ -53,7 +53,14 @@ class _Client(Client):
 class GrpcioTransport:
     """All calls of a server. Raises SettingError where it cannot listen as `bridge.server.server.Server` is told to."""
 
-    def __init__(self, scheduler: Scheduler, limits: Limits, security: Security, unix_path: str | None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        limits: Limits,
+        security: Security,
+        unix_path: str | None,
+        has_room: Callable[[], bool],
+    ) -> None:
         self._post = scheduler.call_soon_threadsafe
         self._gate, self._security = Gate(security.token, security.watch_token), security
         self.calls: Calls
@@ -75,7 +82,15 @@ class GrpcioTransport:
             from grpc_health.v1 import health, health_pb2_grpc
 
             self._health = health.HealthServicer()
-            self._health.set(SERVICE, 1)  # SERVING; "" is from the start
+            for name in (SERVICE, ROOM):
+                self._health.set(name, 1)  # SERVING; "" is from the start
+            check = self._health.Check
+
+            def check_room(request: Any, context: Any) -> Any:
+                self._health.set(ROOM, 1 if has_room() else 2)
+                return check(request, context)
+
+            self._health.Check = check_room
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if unix_path is not None:
             # grpcio would take the path away from a server that listens there.

@@ -182,7 +182,7 @@ class Server:
                 )
             from bridge.server.grpcio_transport import GrpcioTransport
 
-            return GrpcioTransport(self._loop.scheduler, limits, security, self._unix_path)
+            return GrpcioTransport(self._loop.scheduler, limits, security, self._unix_path, self._has_room)
         gate = Gate(security.token, security.watch_token)
 
         def speak_grpc(connection: Connection) -> ConnectionProtocol:
