@@ -318,6 +318,12 @@ def test_long_header_blocks_go_on_in_further_frames():
         ([*HEADERS, ("grpc-status", "soup")], (int(Code.UNKNOWN), "")),
         ([*HEADERS, ("grpc-status", "1" * 5000)], (int(Code.UNKNOWN), "")),
         ([(":status", "503")], (int(Code.UNAVAILABLE), "the answer has the HTTP status 503")),
+        ([(":status", "400")], (int(Code.INTERNAL), "the answer has the HTTP status 400")),
+        ([(":status", "401")], (int(Code.UNAUTHENTICATED), "the answer has the HTTP status 401")),
+        ([(":status", "403")], (int(Code.PERMISSION_DENIED), "the answer has the HTTP status 403")),
+        ([(":status", "421")], (int(Code.PERMISSION_DENIED), "the answer has the HTTP status 421")),
+        ([(":status", "429")], (int(Code.UNAVAILABLE), "the answer has the HTTP status 429")),
+        ([(":status", "500")], (int(Code.UNKNOWN), "the answer has the HTTP status 500")),
         ([(":status", "404"), ("content-type", "text/html")], (12, "the answer has the HTTP status 404")),
     ],
 )
