@@ -233,7 +233,8 @@ class Top:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(1.0)  # a signal that comes just before a wait is seen only after it
         self._asking = False
         rows = [found[index] for index in range(len(endpoints))]
         for row in rows:
