@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,9 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
 # Public clients run in this process, and some tests fork it: gRPC would start its threads anew there, which crashes.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Shells start background jobs with SIGINT ignored, and so would all programs be that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ours() -> set[threading.Thread]:
