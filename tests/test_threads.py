@@ -29,6 +29,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import deputy_runs_after
 from tests.peers import Stream
 from tests.support import sampled, server_process, until
 from tests.thread_envs import (
@@ -51,6 +52,16 @@ THREADS = ["bridge-deputy", "bridge-serving"]
 """All threads of a server in the default mode."""
 LIFE = {"__init__", "reset", "step", "render", "read", "call", "close", "__del__"}
 """The calls that every recording environment of a test gets."""
+
+
+class DozingEnv(CountingEnv):
+    """Its step takes a millisecond, in which other threads run."""
+
+    dozes = True
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.001)
+        return super().step(action)
 
 
 def server_threads() -> list[str]:
@@ -631,6 +642,23 @@ def test_what_needs_no_environment_is_answered_within_100_ms_during_a_long_step(
         while kind == "single" and time.monotonic() < began + 5.0:
             assert not gate.release.wait(0.5)
             assert_quick()
+
+
+def test_a_deputy_that_is_quicker_than_the_thread_of_the_call_gives_the_loop_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a busy machine: it has left the loop, and looks for a long call again before that thread runs."""
+    deputy_runs_after(monkeypatch, 0.0)
+    with (
+        serve_gym(lambda: DozingEnv(1000)) as server,
+        make_remote(server.url, timeout=20.0) as env,
+        make_remote(server.url) as other,
+    ):
+        env.reset(seed=0)
+        other.reset(seed=0)
+        for _ in range(50):
+            env.step(0)
+            assert other.get_attr("dozes")
 
 
 def test_requests_that_need_an_environment_are_answered_in_order_once_the_long_step_ends() -> None:

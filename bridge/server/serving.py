@@ -62,6 +62,8 @@ class ServingThread:
         self._calls = 0
         self.in_call = False
         """True if a thread is in a call of an environment."""
+        self._wanted_back = False
+        """True while the thread that was in a call waits for the loop."""
         self._dozing = False
         self._call_began = threading.Event()
         self._over = threading.Event()
@@ -143,8 +145,12 @@ class ServingThread:
         finally:
             # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
             if not self._owner.acquire(blocking=False):
+                # Beside the interrupt: where the deputy is just leaving the loop, as after an earlier one, this one is
+                # forgotten. On a busy machine it may be at the loop again before this thread runs, and would stay there.
+                self._wanted_back = True
                 self._loop.interrupt()
                 self._owner.acquire()
+                self._wanted_back = False
             self.in_call = False
             if self._deputy_ran:
                 self._deputy_ran = False
@@ -196,8 +202,8 @@ class ServingThread:
         self._deputy_runs = self._deputy_ran = True
         try:
             self._taken_over()
-            # The answers of before were flushed first. Where the call has ended meanwhile, `run` returns at once.
-            if not self._over.is_set():
+            # The answers of before were flushed first; meanwhile the call may have ended.
+            if not self._wanted_back and not self._over.is_set():
                 self._loop.run()
         # A deputy that ended here would leave the next long call to hold up everybody.
         except BaseException:
