@@ -45,7 +45,7 @@ HELPERS = {
         "what is behind the public objects of a server and a client",
         """cli.program client.slots client.wire.connect client.world.events client.wire.poller client.vector_env
         server.admission
-        server.auth server.calls server.connection server.connections server.fair_share server.grpc_server
+        server.auth server.connection server.connections server.fair_share server.grpc_server
         server.grpc_services server.connection_protocol server.serving server.web_protocol transport.address
         transport.keepalive recording.library recording.replay_world watching.takeovers""",
     ),
