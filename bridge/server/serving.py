@@ -146,7 +146,7 @@ class ServingThread:
             # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
             if not self._owner.acquire(blocking=False):
                 # Beside the interrupt: where the deputy is just leaving the loop, as after an earlier one, this one is
-                # forgotten. On a busy machine it may be at the loop again before this thread runs, and would stay there.
+                # forgotten. On a busy machine it may be at the loop again before this thread runs, and would stay.
                 self._wanted_back = True
                 self._loop.interrupt()
                 self._owner.acquire()
