@@ -581,6 +581,27 @@ def test_a_space_that_json_does_not_hold_is_named_to_the_client() -> None:
         make_remote(f"openenv://127.0.0.1:{server.port}")
 
 
+def test_a_redirection_to_what_is_no_url_is_an_error_that_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def redirect() -> None:
+            with listener.accept()[0] as peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://a..b/\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=redirect)
+        thread.start()
+        with pytest.raises(ConnectError, match="GET /schema failed: "):
+            make_remote(f"openenv://127.0.0.1:{listener.getsockname()[1]}", timeout=10.0)
+        thread.join()
+
+
+def test_urls_that_differ_in_their_tokens_alone_are_refused_without_showing_them() -> None:
+    with pytest.raises(SettingError, match="differ in more than their tokens") as caught:
+        make_vec_remote(["openenv://127.0.0.1:9?token=first", "openenv://127.0.0.1:9?token=second"])
+    assert "first" not in str(caught.value)
+
+
 def test_a_schema_that_never_ends_is_given_up_after_the_timeout() -> None:
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:

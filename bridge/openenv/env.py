@@ -115,7 +115,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                 request = urllib.request.Request(url, headers=fields)
                 with urllib.request.urlopen(request, timeout=self._timeout) as response:
                     found.put(response.read(max_bytes))
-            except (OSError, http.client.HTTPException) as error:  # the latter of a port that speaks no HTTP
+            # HTTPException: a port that speaks no HTTP; ValueError: a redirection to what is no URL.
+            except (OSError, http.client.HTTPException, ValueError) as error:
                 told = f"{error!r:.200}"
                 if isinstance(error, urllib.error.HTTPError):
                     # It holds the connection, and says in its body what is wrong, such as a space.
@@ -228,6 +229,8 @@ class OpenEnvVectorEnv(OwningVectorEnv):
         # Before the server starts, which nobody would stop where one is no URL. Errors tell the quoted ones: no tokens.
         urls = checked_urls(urls)
         whole = {shown_url(url): url for url in urls}
+        if len(whole) < len(set(urls)):
+            raise SettingError(f"expected URLs that differ in more than their tokens, got {urls!r:.200}; use one token")
         quoted = [quote(shown_url(url), safe="") for url in urls]
 
         def make(url: str) -> OpenEnvEnv:

@@ -100,8 +100,10 @@ class _Session:
             whose data is a text.
         """
         try:
-            if data.count(b",") >= _MOST_VALUES:
-                raise RequestError(Code.INVALID_ARGUMENT, f"expected at most {_MOST_VALUES} values in a message")
+            # Before it is parsed: there is one comma less than there are values, if texts have none.
+            if (count := data.count(b",")) >= _MOST_VALUES:
+                text = f"expected at most {_MOST_VALUES} values in a message, got {count} commas: send less at a time"
+                raise RequestError(Code.INVALID_ARGUMENT, text)
             with expecting("JSON", data[:80], partial(RequestError, Code.DATA_LOSS)):
                 message = json.loads(data)
             with expecting('{"type": "step", "data": {"action": …}}', message):
@@ -253,7 +255,8 @@ class OpenEnvProtocol(WebProtocol):
         self._site.check_origin(field_of(request, "Origin"), host)
         # An image of another site's page is asked for without an Origin, and a GET of /schema makes an environment.
         if field_of(request, "Sec-Fetch-Site") not in (None, "none", "same-origin"):
-            raise RequestError(Code.PERMISSION_DENIED, "a page of another site may ask for nothing here")
+            text = "expected a request of a program, or of this server's own page, got one of another site's page"
+            raise RequestError(Code.PERMISSION_DENIED, f"{text}; open this server's page, or ask from a program")
         if not self._gate.check(_token_in(field_of(request, "Authorization")), self._connection.peer):
             text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
             raise RequestError(Code.UNAUTHENTICATED, text)
