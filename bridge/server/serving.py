@@ -27,7 +27,10 @@ T = TypeVar("T")
 _log = SafeLog(__name__)
 MOMENT = 0.04
 """Seconds that an environment's call may hold up the event loop."""
-_FORKED = b"a process that an environment forked has returned from the environment's call: it ends\n"
+_FORKED = (
+    b"expected a process that an environment forks to end by os._exit() in the environment's call, got one that "
+    b"returned from it: it is ended, for the connections are its parent's\n"
+)
 environments_lock = threading.RLock()
 """Held around every call of an environment of this process, whichever of its servers publishes it."""
 
@@ -145,8 +148,8 @@ class ServingThread:
         finally:
             # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
             if not self._owner.acquire(blocking=False):
-                # Beside the interrupt: where the deputy is just leaving the loop, as after an earlier one, this one is
-                # forgotten. On a busy machine it may be at the loop again before this thread runs, and would stay.
+                # The interrupt alone is not enough: a deputy that is just leaving the loop clears it. On a busy machine
+                # it could then run the loop again before this thread gets the lock, and would not leave it.
                 self._wanted_back = True
                 self._loop.interrupt()
                 self._owner.acquire()
@@ -161,6 +164,7 @@ class ServingThread:
 
         It would else go on with the server's sockets, and take the requests of the parent's clients.
         """
+        # By the lock, which is taken there: a check of its own would cost each call time.
         if self.in_call:
             self._owner = SimpleNamespace(acquire=lambda **_: (os.write(2, _FORKED), os._exit(1)))
 

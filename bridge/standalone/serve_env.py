@@ -1342,7 +1342,7 @@ class StandaloneServer:
             self.main.call(self.find, "")  # an environment that cannot be served is to be known now
             found = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
             if not found or port not in (0, found):  # grpcio takes the rest of a division of one that is too large
-                raise RuntimeError(f"the port of {address} is taken, or none")
+                raise RuntimeError(f"the port of {address} is taken, or is no port of 1 to 65535")
             server.start()
             started(f"{address.rpartition(':')[0]}:{found}")
             self.main.work(self.destroy_idle)
