@@ -68,10 +68,11 @@ UNCHANGED: Any = object()
 
 
 class _TooDeepError(TensorError):
-    """A value is nested too deep, as each is that contains itself.
+    """A value is nested too deep, as each value is that contains itself.
 
-    It is left out higher up, of an info's own dict or one in that: each level of what contains itself twice would else
-    be filled in twice as often as the one above.
+    Only the two upper levels of an info leave it out. If each level did, and went on with its other items, a value that
+    contains itself twice would be filled in once at the first level, twice at the second, 4 times at the third, and so
+    on.
     """
 
 

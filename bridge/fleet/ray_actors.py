@@ -350,7 +350,7 @@ class Supervisor:
         """Take note that a server is gone for good: it could not be made, or was killed by somebody else."""
         with self._lock:
             self._servers.pop(server.name, None)
-            # It was to go anyway, or will be missed by nobody: fewer are wanted by now.
+            # It was to go anyway, or enough others are there: fewer are wanted by now.
             staying = sum(other.state not in ("draining", "stopping") for other in self._servers.values())
             if server.state in ("draining", "stopping") or staying >= self._memory["wanted"]:
                 return

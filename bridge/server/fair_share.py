@@ -88,8 +88,8 @@ class ProcessorAccount:
 
     def __init__(self, share: FairShare, now: float) -> None:
         self.share = share
-        # Enough for its greeting, which was measured to take 0.4 ms, with TLS 0.9, also where the machine is slower; to
-        # connect anew gives no whole burst.
+        # Enough for a greeting, which took 0.4 ms when it was measured (0.9 ms with TLS), also on a slower machine. Not
+        # a whole burst: a client could have another one by each new connection.
         self._credit = BURST / 4
         self._seen = now
         self.productive = False

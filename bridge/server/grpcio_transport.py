@@ -87,7 +87,7 @@ class GrpcioTransport:
             check = self._health.Check
 
             def check_room(request: Any, context: Any) -> Any:
-                self._health.set(ROOM, 1 if has_room() else 2)
+                self._health.set(ROOM, 1 if has_room() else 2)  # 2: NOT_SERVING
                 return check(request, context)
 
             self._health.Check = check_room

@@ -108,6 +108,7 @@ class Metrics:
                 f"cannot listen on {host}:{port} for metrics_port: {error}. port 0 takes any free one"
             ) from error
         self.port: int = self._server.server_port
+        # None is ever let in: a scrape takes a moment, so of many at a time the oldest is one that says nothing.
         self._server.verify_request = Callers(32).add  # type: ignore[method-assign,assignment]
 
     def stepped(self, seconds: float) -> None:

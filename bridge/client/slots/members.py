@@ -58,7 +58,7 @@ class SlotMembers:
     # Who is there
 
     def _new_remote(self, request: WorldRequest, info: WorldInfo | None = None, like: Remote | None = None) -> Remote:
-        """Make a remote; of its world that is known which `info` says, or which `like` knows of its own."""
+        """Make a remote. What is known of its world is `info`, or what `like` knows of its own world."""
         remote = Remote(request, self._poller, info, shared=self.shared)
         if like is not None:
             remote.session.know(like.session)

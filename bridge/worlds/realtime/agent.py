@@ -32,7 +32,7 @@ __all__ = ["WAITS", "RealtimeAgent"]
 _FRAME_DEADLINE = 10.0
 """Seconds beyond a frame's own time that a Step waits for one."""
 _MOST_HELD = 2.0
-"""Seconds that a Step waits for news at most: well within the timeouts of clients, for which it is unanswered."""
+"""Seconds that a Step waits for news at most: clients take a server for lost that does not answer for longer."""
 WAITS = ("now", "next_frame", "new_frame")
 """The events that a Step may wait for; the first is the default.
 
