@@ -67,6 +67,8 @@ def counting(fps, **timeouts):
         observations, _ = envs.reset()
         while any(seen is None for seen in observations):
             observations, *_ = envs.step(np.array([0, 0]))
+        # The first step of a run also has the rewards of frames before the first observation that came.
+        observations, *_ = envs.step(np.array([0, 0]))
         yield envs, observations
 
 
