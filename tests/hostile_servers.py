@@ -20,6 +20,7 @@ from gymnasium import spaces
 import bridge
 from bridge import serve_gym
 from bridge.encoding import values
+from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import properties_pb2
@@ -269,7 +270,8 @@ class Relay(ScriptedServer):
 
     Args:
         url: That server's.
-        change: Called with each answer, which it changes: `change(kind, response)`; of a property, `kind` is its key.
+        change: Called with each answer, which it changes: `change(kind, response)`; of a property, `kind` is its key,
+            and of a call "extension".
     """
 
     def __init__(self, url, change):
@@ -290,7 +292,7 @@ class Relay(ScriptedServer):
             for request in request_iterator:
                 requests.put(request)
                 kind, response = request.WhichOneof("payload"), next(call)
-                if kind == "extension":
+                if kind == "extension" and request.extension.type_url == PROPERTY_REQUEST_URL:
                     kind = properties_pb2.PropertyRequest.FromString(request.extension.value).read_property.key
                 self._change(kind, response)
                 yield response

@@ -11,7 +11,7 @@ from bridge.cli import main
 from bridge.encoding import values
 from bridge.errors import PeerError, RefusedError, RemoteError, TensorError
 from bridge.pb import bridge_pb2
-from tests.hostile_servers import HOSTILE, Foreign, Talks, misdescribed, misreported, observation, specs_of
+from tests.hostile_servers import HOSTILE, Foreign, Relay, Talks, misdescribed, misreported, observation, specs_of
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,26 @@ def test_a_world_that_cannot_be_is_told_as_the_servers_mistake(key, value):
         pytest.raises(PeerError, match="cannot be read"),
     ):
         bridge.make_vec_remote(relay.url, timeout=20)
+
+
+@pytest.mark.parametrize("results", [0, 3])
+def test_a_call_that_has_not_one_result_for_each_lane_is_told_as_the_servers_mistake(results):
+    def change(kind, response):
+        if kind == "extension":
+            answer = bridge_pb2.CallResponse(results=[values.to_value(1)] * results)
+            response.extension.value = answer.SerializeToString()
+
+    with serve_gym("CartPole-v1", num_envs=2) as server, Relay(server.url, change) as relay:
+        envs = bridge.make_vec_remote(relay.url, timeout=20)
+        with pytest.raises(PeerError, match=f"a result for each of 2 lanes, got {results}"):
+            envs.call("gravity")
+        envs.close()
+    with serve_gym("CartPole-v1") as server, Relay(server.url, change) as relay:
+        env = bridge.make_remote(relay.url, timeout=20)
+        env.reset()
+        with pytest.raises(PeerError, match=f"a result for each of 1 lanes, got {results}"):
+            env.call("gravity")
+        env.close()
 
 
 OUTSIDE, NO_OBSERVATION = {"episode": 1, "lane": 7}, {"episode": 1, "lane": 0, "final_obs": 1}

@@ -26,6 +26,7 @@ from bridge import Auth, Limits, Server, make_remote, make_vec_remote, serve_gym
 from bridge.errors import (
     AddressError,
     ConnectError,
+    ConnectionLostError,
     EnvironmentFailedError,
     InvalidActionError,
     PeerError,
@@ -596,6 +597,26 @@ def test_a_redirection_to_what_is_no_url_is_an_error_that_says_so() -> None:
         thread.join()
 
 
+def test_a_redirection_to_another_server_does_not_take_the_token_along() -> None:
+    heads: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as other:
+        place = b"Location: http://127.0.0.1:%d/schema\r\n" % other.getsockname()[1]
+
+        def answer() -> None:
+            for listener, status in ((first, b"302 Found"), (other, b"404 Not Found")):
+                with listener.accept()[0] as peer:
+                    heads.append(peer.recv(4096))
+                    peer.sendall(b"HTTP/1.1 %b\r\n%bContent-Length: 0\r\n\r\n" % (status, place))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConnectError, match=r"GET /schema failed: .*404"):
+            make_remote(f"openenv://127.0.0.1:{first.getsockname()[1]}", token="secret", timeout=10.0)
+        thread.join()
+    assert b"Bearer secret" in heads[0]
+    assert b"secret" not in heads[1]
+
+
 def test_urls_that_differ_in_their_tokens_alone_are_refused_without_showing_them() -> None:
     with pytest.raises(SettingError, match="differ in more than their tokens") as caught:
         make_vec_remote(["openenv://127.0.0.1:9?token=first", "openenv://127.0.0.1:9?token=second"])
@@ -624,10 +645,15 @@ def test_a_schema_that_never_ends_is_given_up_after_the_timeout() -> None:
         thread.join()
 
 
-def test_a_server_that_does_not_read_is_given_up_after_the_timeout() -> None:
-    """Its buffers do not hold a large request, which is sent for as long as it reads."""
+LINUX = pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux ends such a connection")
+
+
+@pytest.mark.parametrize("pings", [False, pytest.param(True, marks=LINUX)])
+def test_a_server_that_does_not_read_is_given_up_after_the_timeout(pings: bool) -> None:
+    """Its buffers do not hold a large request, nor the answers to pings without end."""
     schema = json.dumps(ECHO).encode()
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as opened:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
         def play() -> None:
             asked = opened.enter_context(listener.accept()[0])
@@ -639,14 +665,19 @@ def test_a_server_that_does_not_read_is_given_up_after_the_timeout() -> None:
             (request,) = protocol.events_received()
             protocol.send_response(protocol.accept(request))
             session.sendall(b"".join(protocol.data_to_send()))
+            with contextlib.suppress(OSError):
+                while pings:
+                    session.sendall((b"\x89\x7d" + bytes(125)) * 500)
 
         thread = threading.Thread(target=play)
         thread.start()
         env = make_remote(f"openenv://127.0.0.1:{listener.getsockname()[1]}", timeout=1.0)
-        with pytest.raises(RemoteTimeoutError, match="did not read the request within 1 s"):
-            env.reset(options={"level": "x" * (1 << 24)})
-        thread.join(20.0)
+        text = "no answer to reset|lost|closed" if pings else "did not read the request within 1 s"
+        with pytest.raises((ConnectionLostError, RemoteTimeoutError), match=text):
+            env.reset(options={"level": "x" * (1 if pings else 1 << 24)})
         env.close()
+        thread.join(20.0)
+        assert not thread.is_alive()
 
 
 def test_a_lost_connection_is_a_truncated_episode_and_reset_connects_again() -> None:

@@ -101,7 +101,7 @@ class PoolOwner:
         with self._conflicts:
             remote = self._asked()
             reply = self._reply(remote, call_request(name, args, kwargs), f"to the call of {name}")
-            return call_results(reply, remote.url)[0]
+            return call_results(reply, remote.url, 1)[0]
 
     def _interrupted(self) -> None:
         """Disconnect if an answer is outstanding: it would be taken for the answer to another call."""

@@ -105,14 +105,14 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
 
     def _schema(self, address: Address, max_bytes: int) -> Any:
         """Return the server's description of its actions and observations."""
-        token = shown_token(address)
-        fields = {} if token is None else {"Authorization": f"Bearer {token}"}
-        url = f"{'https' if address.tls else 'http'}://{address.target}/schema"
+        request = urllib.request.Request(f"{'https' if address.tls else 'http'}://{address.target}/schema")
+        if (token := shown_token(address)) is not None:
+            # A redirection may lead to another server, which is not to get it.
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
         found: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
 
         def fetch() -> None:
             try:
-                request = urllib.request.Request(url, headers=fields)
                 with urllib.request.urlopen(request, timeout=self._timeout) as response:
                     found.put(response.read(max_bytes))
             # HTTPException: a port that speaks no HTTP; ValueError: a redirection to what is no URL.

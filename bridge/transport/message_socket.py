@@ -104,6 +104,10 @@ class MessageSocket:
             if plain is not None:
                 plain.close()
             raise self._refused(error) from None
+        # A server that pings without end and reads nothing stops the thread of `websockets` in `send`, with the lock
+        # that each call here waits for. Linux ends such a connection.
+        if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
+            self._connection.socket.setsockopt(socket.IPPROTO_TCP, option, max(1, int(self._timeout * 1000)))
 
     def _refused(self, error: BaseException) -> BaseException:
         """Return what is raised where the handshake raised."""

@@ -157,8 +157,9 @@ class Slots:
         found: dict[int, Any] = {}
         question = self._wait_for_replies(timeout)
         for member, message in question.answers.items():
-            results = call_results(message, member.remote.url)
-            found.update(zip((member.start + lane for lane in question.lanes[member]), results, strict=True))
+            lanes = question.lanes[member]
+            results = call_results(message, member.remote.url, len(lanes))
+            found.update(zip((member.start + lane for lane in lanes), results, strict=True))
         return tuple(found[slot] for slot in question.slots)
 
     def set_attr(self, name: str, items: Sequence[Any], slots: Sequence[int] | None = None) -> None:

@@ -101,17 +101,25 @@ def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:
     return (None if is_method else results[0]), is_method
 
 
-def call_results(message: pb.EnvironmentResponse, url: str) -> list[Any]:
+def call_results(message: pb.EnvironmentResponse, url: str, count: int | None = None) -> list[Any]:
     """Return the results of a method call, one a lane.
 
+    Args:
+        message: The answer.
+        url: For the error.
+        count: The number of lanes; None: any number of results will do.
+
     Raises:
-        PeerError: They cannot be read.
+        PeerError: They cannot be read, or there are more or fewer.
     """
     try:
         response = bridge_pb2.CallResponse.FromString(message.extension.value)
-        return [values.from_value(result) for result in response.results]
+        results = [values.from_value(result) for result in response.results]
     except (TensorError, DecodeError, ValueError) as error:
         raise PeerError(url, f"the result of a call cannot be read: {error}") from error
+    if count is not None and len(results) != count:
+        raise PeerError(url, f"expected a call to have a result for each of {count} lanes, got {len(results)}")
+    return results
 
 
 def refusal(url: str, status: pb.Status) -> RefusedError:
