@@ -215,8 +215,6 @@ def secret_url(url: str) -> str:
 class _SecretUrl(str):
     """A URL with a token."""
 
-    __slots__ = ()
-
     def __repr__(self) -> str:
         return repr(shown_url(self))
 
@@ -239,11 +237,8 @@ def shown_token(address: Address) -> str | None:
         return None if token is None else token.reveal()
     if held.from_environment:  # it was given for any server there is
         return None
-    warnings.warn(
-        f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    text = f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://"
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
     return token.reveal()
 
 
