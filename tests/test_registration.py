@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import bridge
 from bridge import RemoteEnv, Server, make_remote, make_vec_remote, serve_gym
+from bridge.errors import RefusedError, SettingError
 from bridge.registration import REMOTE_ID, register_remote
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
@@ -158,6 +159,15 @@ def test_make_vec_puts_remote_environments_into_gymnasiums_own_vectors(server: S
         assert_identical(envs.step(actions), local.step(actions))
     envs.close()
     local.close()
+
+
+def test_no_pattern_lets_clients_have_a_server_connect_elsewhere() -> None:
+    """`kwargs.url` of `bridge/Remote-v0` may be any place, to which the server would show its BRIDGE_TOKEN."""
+    with serve_gym(["*"]) as zoo, pytest.raises(RefusedError, match="is not served here"):
+        make_remote(zoo.url, env_id=REMOTE_ID)
+    with pytest.raises(SettingError, match="no registered environment matches 'bridge/\\*'"):
+        serve_gym(["bridge/*"])
+    serve_gym([REMOTE_ID], start=False).stop()  # who names it means it
 
 
 def test_a_spec_names_the_remotes_environment_and_makes_it_again() -> None:

@@ -281,7 +281,7 @@ class ClientCredentials:
             read_pem("certificate", tls.certificate),
             read_pem("key", tls.key),
             tls.server_name,
-            token is None and token_file is None,
+            token is None and token_file is None and bool(os.environ.get(TOKEN_VARIABLE)),
         )
 
     def with_token_of(self, other: ClientCredentials, url: str) -> ClientCredentials:

@@ -8,9 +8,8 @@ from urllib.parse import unquote
 
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
-from bridge.transport.address import Address, shown_token
+from bridge.transport.address import Address, shown_token, withheld
 from bridge.transport.compression import Inflater
-from bridge.transport.credentials import TOKEN_VARIABLE
 from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
@@ -86,9 +85,7 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
         return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
     if code == Code.UNIMPLEMENTED:
         return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
-    if code == Code.UNAUTHENTICATED and address.credentials.from_environment and shown_token(address) is None:
-        secure = f"{scheme.removesuffix('s')}s://"
-        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use {secure}, or pass token=)"
+    details += withheld(address) if code == Code.UNAUTHENTICATED else ""
     return RefusedError(url, f"the stream was ended: {details}", int(code))
 
 
@@ -322,8 +319,7 @@ class GrpcClient:
         if isinstance(event, StreamReset):
             return self._by_reset(event)
         if isinstance(event, TooLarge):
-            limit = self._max_message_bytes
-            text = f"an answer of {event.size} bytes is larger than max_message_bytes={limit}"
+            text = f"an answer of {event.size} bytes is larger than max_message_bytes={self._max_message_bytes}"
             return Code.RESOURCE_EXHAUSTED, text
         if isinstance(event, MalformedMessage):
             return Code.INTERNAL, event.reason
