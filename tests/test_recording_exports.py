@@ -352,7 +352,7 @@ def test_spaces_that_minari_cannot_write_are_refused_by_name_and_leave_nothing(t
         play(server.url, 1)
     episodes = read_folder(tmp_path / "runs").episodes()
     for _ in range(2):  # not "already exists" either
-        with pytest.raises(SettingError, match="does not take the dataset 'test/space-v0': (?!.*already exists)"):
+        with pytest.raises(SettingError, match=r"does not take the dataset 'test/space-v0': (?!.*already exists)"):
             export_minari(episodes, "test/space-v0", data_format="hdf5")
 
 
