@@ -211,7 +211,9 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         """
         # As `with self._conflicts`, in two calls less in each step. The turn is not taken: the keepalive thread works
         # on this pool only where Steps are in flight, and `_step_ahead` takes it.
-        if not self._conflicts.lock.acquire(blocking=False):
+        try:
+            del self._conflicts.free[0]
+        except IndexError:
             self._conflicts.refuse()
         try:
             remote = self._remote
@@ -232,7 +234,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                     self._interrupted()
             raise
         finally:
-            self._conflicts.lock.release()
+            self._conflicts.free.append(True)
 
     def _step_ahead(self, world: JoinedWorld, action: Any) -> Transition:
         """Apply an action, and return the newest that Steps in flight have brought."""

@@ -318,8 +318,7 @@ class GrpcClient:
         if isinstance(event, StreamReset):
             return self._by_reset(event)
         if isinstance(event, TooLarge):
-            limit = self._max_message_bytes
-            text = f"an answer of {event.size} bytes is larger than max_message_bytes={limit}"
+            text = f"an answer of {event.size} bytes is larger than max_message_bytes={self._max_message_bytes}"
             return Code.RESOURCE_EXHAUSTED, text
         if isinstance(event, MalformedMessage):
             return Code.INTERNAL, event.reason
