@@ -148,6 +148,16 @@ def test_a_refused_join_is_a_loss_of_what_was_not_established() -> None:
     assert session.state.value == "joining"
 
 
+def test_a_server_of_ours_that_refuses_a_property_cannot_be_used() -> None:
+    session = ClientSession(WorldRequest.of("grpc://virtual:1?world=w", max_message_bytes=1 << 20))
+    session.server_version = "1.0"
+    session.connect(NOW)
+    assert session.receive(answer(join_world=pb.JoinWorldResponse()), NOW) is None
+    event = session.receive(refusal(), NOW)
+    assert isinstance(event, Lost)
+    assert isinstance(event.error, RefusedError)
+
+
 def test_answers_of_an_abandoned_episode_mean_nothing(pair: Pair) -> None:
     pair.join()
     client = pair.client
