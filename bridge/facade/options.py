@@ -18,7 +18,7 @@ from bridge.transport.credentials import TLS, TokenLike
 from bridge.watching.agents import Gallery
 from bridge.watching.render_mode import drawing_kwargs
 from bridge.worlds.controls import checked_play_fps
-from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.observers import Observer
 from bridge.worlds.realtime.clocked_world import RealTime
 
@@ -139,6 +139,8 @@ class ServerOptions:
 
     def isolated(self, *, always: bool = False) -> Isolation | None:
         """Return the limits of worlds' processes; None: worlds live in the server's. `always`: as for `Isolation`."""
+        if self.isolation is not None:
+            start_method()  # it raises where a world's process imports a main module without a guard
         return Isolation.of(self.isolation, self.bounds.call_timeout, self.bounds.max_world_bytes, always=always)
 
     def play_fps(self) -> float | None:
