@@ -65,8 +65,9 @@ class ServerOptions:
 
     Args:
         env_kwargs: Keyword arguments for the environment's constructor; those that a client sends override them.
-        host: The address to listen on. Beyond loopback, a server that is given neither a token nor
-            `TLS(client_ca=…)` makes a token, which its URL carries.
+        host: The address to listen on: `0.0.0.0` for every IPv4 address of this machine, `::` for IPv6 too. Beyond
+            loopback, a server that is given neither a token nor `TLS(client_ca=…)` makes a token, which its URL
+            carries.
         port: The port to listen on; 0: any free port.
         unix_path: Also listen on a Unix socket at this path, for clients on this machine: a little faster than TCP, and
             open to this user only. Its URL is `unix://` followed by the path.
