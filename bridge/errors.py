@@ -106,10 +106,10 @@ class UsageError(BridgeError):
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as messages show it: without its token."""
-    if "token=" not in url:
+    """Return a URL as messages show it: without its token, also that of a page's link, behind `#`."""
+    if "token=" not in url.lower():
         return url
-    return re.sub(r"[?]token=[^&#]*(?:&|(?=#)|$)", "?", re.sub(r"&token=[^&#]*", "", url)).rstrip("?")
+    return re.sub(r"(?i)[?]token=[^&#]*(?:&|(?=#)|$)", "?", re.sub(r"(?i)[&#]token=[^&#]*", "", url)).rstrip("?")
 
 
 class AddressError(UsageError, ValueError):

@@ -244,14 +244,19 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
             make_remote(server.url, timeout=20)
 
 
-def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    as_another_machine(monkeypatch, "transport.address")
-    with (
-        serve_gym("CartPole-v1") as server,
-        pytest.raises(errors.RefusedError, match=rf"{TOKEN_VARIABLE} is not sent unencrypted .*use grpcs://"),
-    ):
-        make_remote(server.url, timeout=20)
+@pytest.mark.parametrize("scheme", ["grpc", "ws"])
+def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    with serve_gym("CartPole-v1", token=SECRET, web=True) as server:
+        url = server.url.replace("grpc", scheme)
+        with pytest.raises(errors.RefusedError, match=f"set the environment variable {TOKEN_VARIABLE}$"):
+            make_remote(url, timeout=20)
+        monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+        as_another_machine(monkeypatch, "transport.address")
+        told = rf"{TOKEN_VARIABLE} is not sent unencrypted .*{scheme}s://"
+        with pytest.raises(errors.RefusedError, match=told):
+            make_remote(url, timeout=20)
 
 
 def test_no_form_of_it_shows_the_token_and_a_pickled_one_still_works() -> None:

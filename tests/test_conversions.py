@@ -477,7 +477,8 @@ def test_an_async_lane_that_raises_or_crashes_in_a_method_is_made_anew_at_the_ne
 # Spaces of classes of one's own
 
 
-def test_the_reader_of_the_documentation_makes_minigrids_mission_space(monkeypatch):
+@pytest.mark.parametrize("env_id", ["MiniGrid-Fetch-5x5-N2-v0", "MiniGrid-LavaCrossingS9N1-v0"])
+def test_the_reader_of_the_documentation_makes_minigrids_mission_space(env_id, monkeypatch):
     from minigrid.core.mission import MissionSpace
 
     page = (Path(__file__).resolve().parent.parent / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -485,7 +486,6 @@ def test_the_reader_of_the_documentation_makes_minigrids_mission_space(monkeypat
     without_readers(monkeypatch)
     scope = {}
     exec(compile(code, "limits.md", "exec"), scope)
-    env_id = "MiniGrid-Fetch-5x5-N2-v0"
     local = gymnasium.make(env_id)
     with serve_gym(env_id) as server, make_remote(server.url) as remote:
         mission = remote.observation_space["mission"]

@@ -28,6 +28,8 @@ from bridge.cli import main
 from bridge.dial import DialListener
 from bridge.errors import AddressError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
+from bridge.transport.credentials import TOKEN_VARIABLE
+from tests.inside import as_another_machine
 from tests.support import server_process, until
 from tests.websocket_tools import KEY
 
@@ -161,6 +163,28 @@ def test_with_tls_and_a_token_the_trainer_is_known_and_strangers_are_refused(
             for _ in range(30):
                 envs.step(envs.action_space.sample())
             envs.close()
+
+
+def test_the_environments_token_is_not_dialed_in_the_clear_nor_one_that_was_made_for_the_port(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening(token="secret") as listener:
+        url = f"grpc://127.0.0.1:{listener.port}"
+        with pytest.warns(RuntimeWarning, match="without TLS"), serve_gym("CartPole-v1", host="0.0.0.0", dial=url):
+            until(lambda: "a token is required" in caplog.text)
+        assert "the token is wrong" not in caplog.text
+        monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+        with serve_gym("CartPole-v1", dial=url, dial_name="near"):
+            until(lambda: names(listener) == ["near"])
+        as_another_machine(monkeypatch, "transport.address")
+        caplog.clear()
+        with serve_gym("CartPole-v1", dial=url):
+            until(lambda: f"{TOKEN_VARIABLE} is not sent unencrypted to another machine" in caplog.text)
+        with (
+            pytest.warns(RuntimeWarning, match="the token travels unencrypted"),
+            serve_gym("CartPole-v1", dial=f"{url}?token=secret", dial_name="told"),
+        ):
+            until(lambda: names(listener) == ["told"])
 
 
 def test_a_websocket_carries_one_session_and_a_further_one_waits_for_the_next() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import selectors
 import socket
 import threading
 import time
@@ -124,6 +125,36 @@ def test_a_process_without_a_file_left_tries_again_later(monkeypatch: pytest.Mon
                 envs.step(actions)
                 assert time.monotonic() < deadline
             assert envs.step(actions)[0][0] is not None
+            with pytest.raises(errors.ConnectError, match="Too many open files"):
+                make_remote(f"grpc://name.example:{proxy.port}")
+        while any(row is None for row in envs.step(actions)[0]):
+            assert time.monotonic() < deadline
+        envs.close()
+        proxy.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "name.example"])
+def test_a_process_without_a_file_left_for_a_selector_tries_again_later(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    refused = threading.Event()
+
+    def refuse() -> Any:
+        refused.set()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with serve_gym(lambda: CountingEnv(1_000_000)) as server:
+        proxy = Proxy(server.port)
+        Resolver(monkeypatch, {"name.example": [proxy.port]})
+        envs = make_vec_remote(f"grpc://{host}:{proxy.port}", num_envs=2, timeout=20)
+        envs.reset()
+        deadline, actions = time.monotonic() + 20.0, np.zeros(2, np.int64)
+        with monkeypatch.context() as patch:
+            patch.setattr(selectors, "DefaultSelector", refuse)
+            proxy.cut()
+            while not refused.is_set():
+                envs.step(actions)
+                assert time.monotonic() < deadline
         while any(row is None for row in envs.step(actions)[0]):
             assert time.monotonic() < deadline
         envs.close()

@@ -38,3 +38,22 @@ def test_a_thread_that_could_not_be_started_is_started_the_next_time(
         assert env.reset(seed=0)[0].shape == (4,)
         assert any(thread.name == "bridge-keepalive" for thread in threading.enumerate())
         env.close()
+
+
+def test_a_name_is_looked_up_again_after_a_look_up_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupt(thread: threading.Thread) -> None:
+        if thread.name == "bridge-resolver":
+            raise KeyboardInterrupt
+        start(thread)
+
+    with serve_gym("CartPole-v1") as server:
+        url = f"grpc://localhost:{server.port}"
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                make_remote(url)
+        env = make_remote(url, timeout=20)
+        assert env.reset(seed=0)[0].shape == (4,)
+        env.close()

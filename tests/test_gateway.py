@@ -28,7 +28,8 @@ from bridge.perlert import serve_perlert
 from bridge.testing import CountingEnv, Inspector
 from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
 from bridge.wrappers import BlockingReset
-from tests.peers import METHOD, SERVICE, Stream
+from tests.peers import HELLO, METHOD, SERVICE, Stream
+from tests.public_server import PublicServer
 from tests.scripted_server import ScriptedServer
 from tests.support import assert_identical, server_process, until
 from tests.web_envs import Paddle, Paddles
@@ -52,6 +53,10 @@ def place(server):
 
 def through(gateway, server, world=""):
     return f"{gateway.url}?world={place(server)}/{world}"
+
+
+def spectating(server):
+    return pb.JoinWorldRequest(world_name=f"{place(server)}/", settings={"role": pack_tensor("spectator")})
 
 
 class Saying(ScriptedServer):
@@ -358,6 +363,12 @@ def test_a_token_for_looking_on_does_that_alone():
         with pytest.raises(errors.RefusedError, match="this token is for watching"):
             make_remote(gateway.url, token="for-watchers")
         with Inspector(gateway.url, 20.0, ClientCredentials.of(token="for-watchers")) as inspector:
+            assert "server.web" in [property.spec.name for property in inspector.list_properties()]  # the gateway's own
+            inspector.ask("join_world", spectating(server))
+            # The page reads the first of them.
+            for key in ("world.name", "world.timing", "world.wrappers"):
+                inspector.read_property(key)
+            assert next(inspector.list_properties("world")).spec.name.startswith("world.")
             for key in ("world.attributes.place", "world.controls", "world.frame"):
                 with pytest.raises(errors.RefusedError, match="this token is for watching"):
                     inspector.read_property(key)
@@ -365,6 +376,21 @@ def test_a_token_for_looking_on_does_that_alone():
                 inspector.ask("destroy_world", pb.DestroyWorldRequest(world_name=f"{place(server)}/"))
         seen.close()
         env.close()
+
+
+def test_a_token_for_looking_on_does_not_play_on_a_server_that_knows_no_spectators():
+    """Those of other packages may ignore the settings of JoinWorld, as the example of dm_env_rpc does."""
+    tokens = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
+    server = PublicServer(kind="discrete", faults={"join_ignores_settings"})
+    with gateway_to(server, **tokens) as gateway:
+        with Inspector(gateway.url, 20.0, ClientCredentials.of(token="for-watchers")) as inspector:
+            for _ in range(2):
+                with pytest.raises(errors.RefusedError, match="knows no spectators") as caught:
+                    inspector.ask("join_world", spectating(server))
+                assert caught.value.code == Code.PERMISSION_DENIED
+        assert server.requests["join_world"] == 0
+        with Inspector(gateway.url, 20.0, ClientCredentials.of(token="for-players")) as inspector:
+            inspector.ask("join_world", pb.JoinWorldRequest(world_name=f"{place(server)}/"))
 
 
 def test_beyond_loopback_a_gateway_makes_a_token():
@@ -583,7 +609,7 @@ def test_the_command_says_what_is_wrong_with_its_urls(capsys):
 
 
 class Reading(Saying):
-    """Keeps the bytes of its requests."""
+    """Keeps the bytes of its requests; says that it is of this package, which knows spectators."""
 
     def __init__(self):
         super().__init__("{}")
@@ -592,6 +618,10 @@ class Reading(Saying):
     def read(self, data):
         self.came.append(data)
         return super().read(data)
+
+    def Process(self, request_iterator, context):  # noqa: N802
+        context.send_initial_metadata(((HELLO, "1.0"),))
+        yield from super().Process(request_iterator, context)
 
 
 def test_a_step_is_handed_on_without_a_request_before_it_in_the_same_message():

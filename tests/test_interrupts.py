@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 import sys
 import threading
@@ -224,11 +225,12 @@ def interrupted_at(number: int, call: Callable[[], Any], where: str = "call") ->
     return False
 
 
-def test_wherever_a_step_is_interrupted_the_next_one_gets_its_own_answer(url: str) -> None:
+@pytest.mark.parametrize("where", ["call", "c_return"])
+def test_wherever_a_step_is_interrupted_the_next_one_gets_its_own_answer(url: str, where: str) -> None:
     env = make_remote(url)
     env.reset()
     number = 1
-    while interrupted_at(number, lambda: env.step(1)):
+    while interrupted_at(number, lambda: env.step(1), where):
         number += 1
         with contextlib.suppress(ResetNeededError):
             assert env.step(number)[0] == number
@@ -236,6 +238,50 @@ def test_wherever_a_step_is_interrupted_the_next_one_gets_its_own_answer(url: st
         assert env.step(number)[0] == number
     assert number > 10
     env.close()
+
+
+# It may be interrupted right after a socket was made, or where Python can only print the error.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("where", ["call", "c_return"])
+@pytest.mark.parametrize("slots", [None, 2])
+def test_wherever_a_reset_that_connects_is_interrupted_the_next_one_connects(
+    url: str, gate: threading.Event, where: str, slots: int | None
+) -> None:
+    gate.set()
+    known: Any = make_remote(url, timeout=20) if slots is None else make_vec_remote(url, num_envs=slots, timeout=20)
+    number, interrupted = 0, True
+    while interrupted:
+        number += 11
+        env = copy.deepcopy(known)  # it connects in its first reset
+        if slots is not None:
+            env = BlockingReset(env)
+        interrupted = interrupted_at(number, env.reset, where)
+        env.reset()
+        action = number % 500 if slots is None else np.array([number, 2 * number]) % 1000
+        assert np.array_equal(env.step(action)[0], action)
+        env.close()
+    assert number > 100
+    known.close()
+
+
+@pytest.mark.parametrize("where", ["call", "c_return"])
+def test_wherever_a_reset_of_slots_is_interrupted_the_next_one_is_answered(
+    url: str, gate: threading.Event, where: str
+) -> None:
+    gate.set()
+    envs = BlockingReset(make_vec_remote(url, num_envs=2, timeout=20))
+    envs.reset()
+    number = 1
+    while interrupted_at(number, envs.reset, where):
+        number += 1
+        try:
+            envs.reset()
+        except AlreadyPendingError:  # it was interrupted before it waited
+            envs.reset_wait()
+        actions = np.array([number, 2 * number])
+        assert envs.step(actions)[0].tolist() == actions.tolist()
+    assert number > 50
+    envs.close()
 
 
 @pytest.mark.parametrize("where", ["call", "c_return"])

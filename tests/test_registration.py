@@ -16,6 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import bridge
 from bridge import RemoteEnv, Server, make_remote, make_vec_remote, serve_gym
+from bridge.errors import RefusedError, SettingError
 from bridge.registration import REMOTE_ID, register_remote
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
@@ -160,6 +161,15 @@ def test_make_vec_puts_remote_environments_into_gymnasiums_own_vectors(server: S
     local.close()
 
 
+def test_no_pattern_lets_clients_have_a_server_connect_elsewhere() -> None:
+    """`kwargs.url` of `bridge/Remote-v0` may be any place, to which the server would show its BRIDGE_TOKEN."""
+    with serve_gym(["*"]) as zoo, pytest.raises(RefusedError, match="is not served here"):
+        make_remote(zoo.url, env_id=REMOTE_ID)
+    with pytest.raises(SettingError, match="no registered environment matches 'bridge/\\*'"):
+        serve_gym(["bridge/*"])
+    serve_gym([REMOTE_ID], start=False).stop()  # who names it means it
+
+
 def test_a_spec_names_the_remotes_environment_and_makes_it_again() -> None:
     with serve_gym(["CartPole-v1", "FrozenLake-v1"]) as zoo:
         made: list[Any] = [
@@ -186,6 +196,23 @@ def test_a_spec_names_the_remotes_environment_and_makes_it_again() -> None:
         assert env.spec is not None
         assert env.spec.id == REMOTE_ID  # it has no id of its own
         env.close()
+
+
+def test_the_json_of_a_spec_which_data_sets_hold_has_no_token_and_makes_another_where_one_is_given() -> None:
+    with serve_gym("CartPole-v1", token="a-secret") as server:
+        url = f"{server.url}?token=a-secret"
+        for env in (
+            make_remote(url),
+            make_remote(server.url, token="a-secret"),
+            make_vec_remote([url, url]),
+            gymnasium.wrappers.RecordEpisodeStatistics(make_remote(url)),
+        ):
+            text = env.spec.to_json()
+            assert "a-secret" not in text
+            again = gymnasium.make_vec if hasattr(env, "num_envs") else gymnasium.make
+            again(EnvSpec.from_json(text), token="a-secret").close()
+            again(env.spec).close()
+            env.close()
 
 
 def test_the_spec_of_make_remote_makes_a_second_one(server: Server) -> None:

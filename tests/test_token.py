@@ -22,5 +22,6 @@ def test_the_environments_token_is_not_sent_in_the_clear_to_another_machine(monk
     assert sent("grpcs://gpu-box:1") == SECRET
     assert sent("grpc://localhost:1") == SECRET
     assert sent("unix:///run/s") == SECRET
+    assert sent("dialed://localhost:1") is None  # a name that the server gave itself
     with pytest.warns(RuntimeWarning, match="travels unencrypted to gpu-box"):
         assert sent("grpc://gpu-box:1", token=SECRET) == SECRET

@@ -228,6 +228,19 @@ def test_the_servers_token_never_reaches_the_browser_and_the_gateway_asks_for_it
         assert not any(secret.encode() in (data if isinstance(data, bytes) else data.encode()) for data in came)
 
 
+def test_who_may_only_watch_sees_pictures_through_the_gateway(opened):  # noqa: F811
+    tokens = {"token": "gateway", "auth": Auth(watch_token="guests")}
+    with (
+        serve_gym(Paddle, fps=30, web=True) as server,
+        serve_gateway(server.url, **tokens) as gateway,
+        make_remote(f"{server.url}?world=") as env,
+    ):
+        env.reset()
+        page = opened(f"{gateway.web_url}#token=guests")
+        says(page, "#badge", "watching")
+        shows(page, f"() => ({DRAWN})() > 3")
+
+
 class Guess(gymnasium.Env):
     """An episode of forty steps, whose reward is the action."""
 

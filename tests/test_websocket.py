@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import gzip
 import logging
 import re
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
@@ -21,6 +23,7 @@ from websockets.frames import Opcode
 from websockets.sync.client import connect as public_connect
 from websockets.utils import accept_key
 
+import bridge
 from bridge import TLS, Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -751,3 +754,28 @@ def test_head_is_answered_without_a_body_and_every_file_of_the_page_has_its_type
             assert f"Content-Length: {size}" in hand.head()[1]
             assert hand.body() == b""
     assert list(kinds.values()) == ["text/html", "text/html", "text/javascript", "text/css", "image/svg+xml"]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "packed"), [("gzip, deflate, br, zstd", True), ("br,gzip", True), ("br", False), ("gzip;q=0", False)]
+)
+def test_files_of_the_page_are_compressed_for_those_who_take_it(server, accepted, packed):
+    bodies = []
+    for more in ("", f"Accept-Encoding: {accepted}\r\n"):
+        with Hand(server) as hand:
+            hand.send(f"GET /app.js HTTP/1.1\r\nHost: localhost\r\n{more}\r\n".encode())
+            head = hand.head()[1]
+            bodies.append(hand.body())
+    plain, sent = bodies
+    assert ("Content-Encoding: gzip" in head) is packed
+    assert (gzip.decompress(sent) if packed else sent) == plain
+    assert (len(sent) < len(plain) / 2) is packed
+
+
+def test_the_page_names_all_of_its_scripts_so_that_a_browser_asks_for_them_at_once(server):
+    with Hand(server) as hand:
+        hand.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        hand.head()
+        page = hand.body().decode()
+    scripts = {path.name for path in (Path(bridge.__file__).parent / "web").glob("*.js")}
+    assert scripts == set(re.findall(r'<link rel="modulepreload" href="([a-z]+\.js)">', page))

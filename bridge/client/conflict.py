@@ -31,28 +31,31 @@ class ConflictDetector:
         self._what = what
         self._turn = turn or threading.Lock()
         self._interrupted = interrupted
-        self.lock = threading.Lock()
-        """Held inside of the block; what runs in each step acquires it without the cost of two calls."""
+        self.free = [True]
+        """Empty inside of the block; `del free[0]` enters it, and cannot be interrupted between that and a `try:`. A
+        lock is acquired by a call, and after calls Python looks for signals: it would be held for good."""
 
     def refuse(self) -> NoReturn:
-        """Raise that another thread holds the lock."""
+        """Raise that another thread is inside of the block."""
         raise ConcurrentUseError(
             f"another thread is using this {self._what}; give each thread an environment of its own, or hold a lock"
-        )
+        ) from None
 
     def __enter__(self) -> None:
-        # Noted in the same step of Python: an interrupt between two would leave a lock held for good.
         held: list[bool] = []
         try:
-            held += map(self.lock.acquire, (False,))
+            del self.free[0]
+        except IndexError:
             # A second caller is refused: if it waited, its step would go into the other's episode.
-            if not held[0]:
-                self.refuse()
-            # The keepalive thread has it for a moment between calls: that is no conflict, and is waited for.
+            self.refuse()
+        try:
+            # The keepalive thread has it for a moment between calls: that is no conflict, and is waited for. Noted in
+            # the same step of Python: an interrupt between two would leave it held for good.
             held += map(self._turn.acquire, (True,))
         except BaseException:
-            for _, lock in zip(filter(None, held), (self.lock, self._turn), strict=False):
-                lock.release()
+            if held:
+                self._turn.release()
+            self.free.append(True)
             raise
 
     def __exit__(
@@ -65,4 +68,4 @@ class ConflictDetector:
             try:
                 self._turn.release()
             finally:
-                self.lock.release()
+                self.free.append(True)

@@ -17,10 +17,8 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """
     frame, level = inspect.currentframe(), 1
     # Counted anew each time: how deep the user's line is depends on the wrappers around the environment.
-    while frame is not None and frame.f_back is not None and _package(frame.f_globals) in _PASSED_THROUGH:
+    while frame is not None and frame.f_back is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _PASSED_THROUGH:
+            break
         frame, level = frame.f_back, level + 1
     warnings.warn(text, category, stacklevel=level)
-
-
-def _package(names: dict[str, object]) -> str:
-    return str(names.get("__name__")).partition(".")[0]

@@ -18,7 +18,7 @@ from bridge.dial.handshake import PATH, PROTOCOL, pack_head, problem_of_name, re
 from bridge.errors import AddressError, BridgeError, SettingError
 from bridge.extras import install_command, is_installed
 from bridge.logs import SafeLog
-from bridge.transport.address import parse_address, shown_token
+from bridge.transport.address import parse_address, shown_token, withheld
 from bridge.transport.credentials import ClientCredentials
 from bridge.transport.service import HELLO
 from bridge.transport.sockets import prepare
@@ -96,6 +96,7 @@ class Dialing:
                 failed = self._serve_once()
             except (OSError, ValueError, BridgeError) as error:  # ValueError: the URL of the proxy is none
                 failed, text = True, explain(error) if isinstance(error, ssl.SSLError) else str(error)
+                text += withheld(self._address)
                 if self._stopped.is_set():
                     return
                 if text != self._said:  # one line where the trainer is away for hours

@@ -73,7 +73,8 @@ def serve_gym(
             use it: `/ws`, `/schema`, `/reset`, `/step` and `/state`. `png`: pictures travel as PNGs.
         dial: Also dial a trainer that waits for servers with `listen://`, where no port can be opened beside the
             environment: its `grpc://HOST:PORT`, with TLS `grpcs://HOST:PORT`, or `wss://HOST:PORT` where nothing but
-            HTTPS gets out. The token that it expects is that of the URL's `?token=…`, or `token`.
+            HTTPS gets out. The token that it expects is that of the URL's `?token=…`, or `token`, or that of
+            `BRIDGE_TOKEN`, which is not sent unencrypted to another machine.
         dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
         dial_name: The name by which the trainer knows this server; None: of machine, process and port.
         world: Makes the worlds, for a pacer of your own: a class such as a subclass of `bridge.worlds.single.EnvWorld`,
@@ -126,7 +127,9 @@ def serve_gym(
     server = options.server(source, security, openenv=speaks)
     if dial is not None:
         try:
-            server.dial(dial, token=security.token, tls=None if dial_ca is None else TLS(ca=dial_ca), name=dial_name)
+            # Neither the environment's token, which `dial` reads with its own rules, nor one made for the port.
+            token = security.token if options.token or options.token_file else None
+            server.dial(dial, token=token, tls=None if dial_ca is None else TLS(ca=dial_ca), name=dial_name)
         except BaseException:
             # The caller gets no server that they could stop.
             server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bridge.client.wire.connection import ClientCall, ClientConnection
+from bridge.client.world.extensions import property_request
 from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RequestError, SettingError
 from bridge.gateway.loop_poller import LoopPoller
 from bridge.server.calls import Request
@@ -23,13 +24,17 @@ class Relay:
         address: Where it is, and what is shown to it.
         poller: Looks after the socket.
         max_message_bytes: The largest request or answer.
+        may_act: Whether the client may do more than watch.
     """
 
-    def __init__(self, name: str, address: Address, poller: LoopPoller, max_message_bytes: int) -> None:
+    def __init__(
+        self, name: str, address: Address, poller: LoopPoller, max_message_bytes: int, *, may_act: bool = True
+    ) -> None:
         self._name = name
         self._address = address
         self._poller = poller
         self._max_message_bytes = max_message_bytes
+        self._may_act = may_act
         self._call: ClientCall | None = None
         self._pending: PendingResult[bytes] | None = None
         self._error: RequestError | None = None
@@ -46,8 +51,15 @@ class Relay:
         """Have a request answered by the other server.
 
         Raises:
-            RequestError: UNAVAILABLE: it cannot be reached, or the connection was lost; CANCELLED: the client is gone.
+            RequestError: UNAVAILABLE: it cannot be reached, or the connection was lost; CANCELLED: the client is gone;
+                PERMISSION_DENIED: the client may only watch, and the server knows no spectators.
         """
+        if not self._may_act and self._call is None:
+            # A server of another package may ignore the setting `role`, and take a spectator for a player.
+            await self.ask(property_request("server.version").SerializeToString())
+            if self._call is not None and self._call.server_version is None:
+                text = f"this token is for watching, and {self._name}, of another package, knows no spectators"
+                self._error = RequestError(Code.PERMISSION_DENIED, text)
         return [await self.ask(data)]
 
     async def ask(self, data: Request) -> bytes:

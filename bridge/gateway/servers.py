@@ -101,12 +101,11 @@ class EnvServer:
     def open(self, version: str, may_act: bool) -> Relay:
         """Begin a call to the server, for a client that says of its version what the gateway's own client says.
 
-        The gateway has looked at what the client may do.
+        The gateway has looked at what the client may do, and the call at what the server knows of that.
         """
-        del may_act
         # The server publishes other observations to clients of other packages.
         address = dataclasses.replace(self._request.address, client_version=version)
-        return Relay(self.name, address, self._poller, self._max_message_bytes)
+        return Relay(self.name, address, self._poller, self._max_message_bytes, may_act=may_act)
 
     def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
         """Return CreateWorld requests with the settings of the server's URL: at first for a world that draws."""

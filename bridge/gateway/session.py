@@ -23,8 +23,12 @@ __all__ = ["GatewaySession", "Servers"]
 # Requests that change what the list of worlds shows, beside those with a name; so does a property that is written.
 _CHANGING = ("leave_world", "reset")
 _NAMED = ("join_world", "reset_world", "destroy_world")
-# Properties that no code of an environment is run for: those that a client reads when it joins. Spectators may too.
-_KNOWN = (*WORLD_PROPERTIES, "fps")
+# Properties below `world` that no code of an environment is run for: spectators may read them, as at the server itself.
+_KNOWN = (
+    *WORLD_PROPERTIES,
+    *("name", "agent", "agents", "missing_agent", "players", "role", "seat", "wait", "ready", "match"),
+    *("fps", "realtime", "timing", "wrappers", "recording", "replay"),
+)
 
 
 class Servers(Protocol):
@@ -197,6 +201,6 @@ class GatewaySession:
 
 
 def _runs_environment(asked: properties_pb2.PropertyRequest) -> bool:
-    """True if reading a property may run code of an environment, as far as a gateway can know."""
-    key = asked.read_property.key
-    return not key.startswith(("server.", "connection.")) and key.removeprefix("world.") not in _KNOWN
+    """True if reading or listing a property may run code of an environment, as far as a gateway can know."""
+    group, _, name = (asked.read_property.key or asked.list_property.key).partition(".")
+    return group not in ("", "server", "connection") and bool(name) and name not in _KNOWN

@@ -259,7 +259,7 @@ class OpenEnvProtocol(WebProtocol):
             raise RequestError(Code.PERMISSION_DENIED, f"{text}; open this server's page, or ask from a program")
         if not self._gate.check(_token_in(field_of(request, "Authorization")), self._connection.peer):
             text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
-            raise RequestError(Code.UNAUTHENTICATED, text)
+            raise RequestError(Code.PERMISSION_DENIED, text)
         call = self._handler.open(self._connection, __version__, may_act=True)
         session = _Session(call.session.handle, pictures=self._site.openenv.pictures)  # type: ignore[union-attr]
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bridge.callers import Callers
-from bridge.errors import SettingError
+from bridge.errors import RequestError, SettingError
 from bridge.keywords import check_counts
 from bridge.policies import wire
 from bridge.policies.rows import check_policy, join, layout, row_count, take
-from bridge.server.auth import Security
+from bridge.server.auth import Gate, Security
 from bridge.server.listeners import listen_tcp
 from bridge.signals import wait_or_stop
 from bridge.transport.credentials import TLS, TokenLike
@@ -135,7 +135,7 @@ class PolicyServer:
         if not 0 <= port <= 65535:  # the C library would take the rest of a division for it
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
         security = Security.of(token, token_file, tls).for_host(host, insecure=insecure)
-        self._function, self._token, self._chunked = function, security.token, chunked
+        self._function, self._gate, self._chunked = function, Gate(security.token), chunked
         self.token = None if security.token is None else str(security.token.reveal())
         """The token that clients have to show; None: none."""
         self._max_batch, self._max_wait, self._max_connections = max_batch, max_wait, max_connections
@@ -202,9 +202,13 @@ class PolicyServer:
     def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
         if request.path == "/healthz":  # as openpi's own server; load balancers have no token
             return connection.respond(200, "OK\n")
-        kind, _, shown = request.headers.get("Authorization", "").partition(" ")
-        if self._token is not None and not (kind in ("Bearer", "Api-Key") and self._token.matches(shown)):
-            return connection.respond(401, "expected this server's token\n")
+        header = ", ".join(request.headers.get_all("Authorization"))  # of several, none is the token
+        kind, _, key = header.partition(" ")
+        shown = key if kind.lower() == "api-key" else Gate.bearer(header)
+        try:
+            self._gate.check(shown, "{}:{}".format(*connection.remote_address))
+        except RequestError as error:
+            return connection.respond(401, f"{error.message}\n")
         return None
 
     def _serve(self, connection: ServerConnection) -> None:

@@ -150,7 +150,8 @@ class WebProtocol(ConnectionProtocol):
     def _serve_file(self, request: Request) -> None:
         """Answer a request that is for no WebSocket."""
         method = getattr(request, "method", "GET")  # older versions of the package take no other
-        self._send_file(self._site.answer(method, request.path), with_body=method != "HEAD")
+        answer = self._site.answer(method, request.path, field_of(request, "Accept-Encoding") or "")
+        self._send_file(answer, with_body=method != "HEAD")
 
     def _send_file(self, answer: HttpAnswer | None, *, with_body: bool = True) -> None:
         if answer is not None:

@@ -8,6 +8,7 @@ server's own: the `Host` must be an address, or a name that the server knows.
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import http
 import importlib.resources
 import ipaddress
@@ -50,6 +51,8 @@ class HttpAnswer:
     body: bytes
     kind: str = "text/plain; charset=utf-8"
     """Its media type."""
+    encoding: str | None = None
+    """What the body is compressed by; None: it is not."""
 
     def serialize(self, *, with_body: bool = True) -> bytes:
         """Return the bytes, after which the connection ends.
@@ -58,6 +61,8 @@ class HttpAnswer:
             with_body: Whether the body goes along: not to HEAD.
         """
         fields = {**_HEADERS, "Content-Type": self.kind, "Content-Length": len(self.body), "Connection": "close"}
+        if self.encoding is not None:
+            fields["Content-Encoding"] = self.encoding
         if self.status is http.HTTPStatus.METHOD_NOT_ALLOWED:
             fields["Allow"] = "GET, HEAD"
         lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}"]
@@ -71,7 +76,10 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     for file in (importlib.resources.files("bridge") / "web").iterdir():
         if (kind := _KINDS.get(file.name[file.name.rfind(".") :])) is not None:
             found[f"/{file.name}"] = file.read_bytes(), kind
-    found["/"] = found["/index.html"]
+    # Else the browser learns of a script from another one, a round trip later, some four deep.
+    scripts = [f'<link rel="modulepreload" href="{path[1:]}">\n' for path in found if path.endswith(".js")]
+    page, kind = found["/index.html"]
+    found["/"] = found["/index.html"] = page.replace(b"</head>", "".join(scripts).encode() + b"</head>"), kind
     return found
 
 
@@ -163,18 +171,21 @@ class WebSite:
     ) -> None:
         self.openenv = openenv
         self._files = files
+        self._packed = {path: gzip.compress(content, mtime=0) for path, (content, _) in files.items()}
         self._hosts = {"localhost", socket.gethostname().lower()}
         for host in hosts.split(",") if isinstance(hosts, str) else hosts:
             if not host or set(host) & set(":/@ "):
                 raise SettingError(f"expected web_hosts to be names such as 'play.example.org', got {host!r}")
             self._hosts.add(host.lower())
 
-    def answer(self, method: str, path: str) -> HttpAnswer:
-        """Answer a request for a file."""
+    def answer(self, method: str, path: str, encodings: str) -> HttpAnswer:
+        """Answer a request for a file; `encodings` is the header field `Accept-Encoding`."""
         if method not in ("GET", "HEAD"):
             return HttpAnswer(http.HTTPStatus.METHOD_NOT_ALLOWED, b"expected GET or HEAD\n")
-        if (found := self._files.get(path.partition("?")[0])) is None:
+        if (found := self._files.get(path := path.partition("?")[0])) is None:
             return HttpAnswer(http.HTTPStatus.NOT_FOUND, b"there is no such file here\n")
+        if "gzip" in map(str.strip, encodings.split(",")):
+            return HttpAnswer(http.HTTPStatus.OK, self._packed[path], found[1], "gzip")
         return HttpAnswer(http.HTTPStatus.OK, *found)
 
     def check_host(self, host: str | None) -> HttpAnswer | None:

@@ -25,11 +25,11 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from bridge.errors import AddressError, SettingError, shown_url
 from bridge.transport.compression import Compression, checked_compression
-from bridge.transport.credentials import ClientCredentials, Token
+from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
 from bridge.transport.service import HELLO
 from bridge.version import __version__
 
-__all__ = ["Address", "is_loopback", "parse_address", "secret_url", "shown_token"]
+__all__ = ["Address", "is_loopback", "parse_address", "secret_url", "shown_token", "withheld"]
 
 SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
 _OTHERS = (
@@ -158,7 +158,7 @@ def parse_address(url: str) -> Address:
     if not local:
         _check_host(url, parts, port)
     if parts.fragment:
-        raise AddressError(url, f"the fragment #{parts.fragment} has no meaning")
+        raise AddressError(url, "what follows # has no meaning; a token is given by ?token=, or by token=")
     settings = _read_query(url, parts.query)
     world = settings.pop("world", None)
     try:
@@ -212,8 +212,6 @@ def secret_url(url: str) -> str:
 class _SecretUrl(str):
     """A URL with a token."""
 
-    __slots__ = ()
-
     def __repr__(self) -> str:
         return repr(shown_url(self))
 
@@ -227,16 +225,19 @@ def is_loopback(host: str) -> bool:
 
 def shown_token(address: Address) -> str | None:
     """Return the token that is shown to a server; None: there is none, or it is not for everybody to read."""
-    held = address.credentials
-    token = held.token
-    # A Unix socket is this machine's own, where nobody reads along.
-    if token is None or address.tls or address.scheme == "unix" or is_loopback(address.host):
+    held, token = address.credentials, address.credentials.token
+    # A Unix socket is this machine's own, where nobody reads along. A server that dials may call itself localhost.
+    if token is None or address.tls or address.scheme == "unix" or (is_loopback(address.host) and not address.dialed):
         return None if token is None else token.reveal()
     if held.from_environment:  # it was given for any server there is
         return None
-    warnings.warn(
-        f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    text = f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://"
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
     return token.reveal()
+
+
+def withheld(address: Address) -> str:
+    """Say in brackets that the token of the environment was not shown to a server; "": it was, or there is none."""
+    if not address.credentials.from_environment or shown_token(address) is not None:
+        return ""
+    return f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs:// or wss://, or pass token=)"

@@ -107,7 +107,8 @@ class MessageSocket:
         # A server that pings without end and reads nothing stops the thread of `websockets` in `send`, with the lock
         # that each call here waits for. Linux ends such a connection.
         if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
-            self._connection.socket.setsockopt(socket.IPPROTO_TCP, option, max(1, int(self._timeout * 1000)))
+            with contextlib.suppress(OSError):  # the server has closed already, which `receive` tells
+                self._connection.socket.setsockopt(socket.IPPROTO_TCP, option, max(1, int(self._timeout * 1000)))
 
     def _refused(self, error: BaseException) -> BaseException:
         """Return what is raised where the handshake raised."""
@@ -122,9 +123,10 @@ class MessageSocket:
         # Checked before OSError, of which it is a subclass.
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s")
-        # If the server closes during the handshake, `websockets` raises an InvalidMessage whose cause is an EOFError.
-        if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, EOFError):
-            return ConnectError(self._url, f"no {self._server}: {error}{self._hint}")
+        # If the server closes during the handshake, `websockets` raises an error of its own with this cause. So it does
+        # where a server refuses the client's certificate by TLS 1.3.
+        if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, (OSError, EOFError)):
+            return ConnectError(self._url, f"no {self._server}: {error.__cause__ or error}{self._hint}")
         if isinstance(error, (WebSocketException, ValueError)):
             return PeerError(self._url, f"it speaks no WebSocket: {error}")
         return error

@@ -345,8 +345,7 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
     return RequestError(
         Code.INTERNAL,
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
-        f"{form if 'to unpack' in str(error) or 'cannot unpack' in str(error) else ''}"
-        "Fix the environment, or call reset() to begin a new episode.",
+        f"{form if 'unpack' in str(error) else ''}Fix the environment, or call reset() to begin a new episode.",
     )
 
 

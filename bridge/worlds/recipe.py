@@ -77,7 +77,7 @@ class EnvRecipe:
         if callable(env):
             return cls(env, None, **options)
         if isinstance(env, Sequence) and env and all(isinstance(item, str) for item in env):
-            missing = [pattern for pattern in env if not fnmatch.filter(gymnasium.registry, pattern)]
+            missing = [pattern for pattern in env if not _matching(pattern)]
             if missing:
                 raise SettingError(
                     f"no registered environment matches {', '.join(map(repr, missing))}; import the package that "
@@ -93,8 +93,7 @@ class EnvRecipe:
     def env_ids(self) -> list[str]:
         """The ids that a client may name; empty where there is but one environment, without an id."""
         if self.patterns:
-            names = (name for pattern in self.patterns for name in fnmatch.filter(gymnasium.registry, pattern))
-            return list(dict.fromkeys(names))
+            return list(dict.fromkeys(name for pattern in self.patterns for name in _matching(pattern)))
         return [self.spec.id] if self.spec else []
 
     @property
@@ -277,6 +276,14 @@ def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:
     except TypeError:
         return f"It takes {signature}"
     return None
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the ids that a pattern matches.
+
+    Those of this package only if it is the id itself: by `*`, clients could have this server connect to any place.
+    """
+    return [each for each in fnmatch.filter(gymnasium.registry, pattern) if each == pattern or each[:7] != "bridge/"]
 
 
 def _find(env_id: str) -> EnvSpec:

@@ -246,7 +246,7 @@ class AnswerBuffer:
     @property
     def _has_enough(self) -> bool:
         """True if there are observations to tell, new or not, of as many lanes as there have to be."""
-        return not self.waits_for_all or all(lane.available for lane in self.lanes)
+        return not self.waits_for_all or all(lane.queue or lane.told is not None for lane in self.lanes)
 
     def take(self, now: float, *, repeats: bool) -> pb.EnvironmentResponse | RemoteError | None:
         """Return what there is for a call that waits: an answer, or why there is none; None: it has to wait.

@@ -104,11 +104,6 @@ class LaneAnswers:
         self._carried = _NOTHING  # what passed before the first observation of that episode
 
     @property
-    def available(self) -> bool:
-        """True if there is an observation to tell, new or not."""
-        return bool(self.queue) or self.told is not None
-
-    @property
     def episode(self) -> int:
         """The number of the episode that the caller is in; 0: it is in none."""
         return 0 if self.told is None else self.told.episode

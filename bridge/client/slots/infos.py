@@ -118,8 +118,7 @@ def pick_lanes(blocks: Sequence[Mapping[str, Any] | list[dict[str, Any]]]) -> di
         if isinstance(block, list) or not joins(joined, block):
             # An array has one dtype: where a key has values of several types, or shapes, a list of dicts keeps them.
             return [lane_info(own, lane) for lane, own in enumerate(blocks)]
-        chosen = np.array([own is block for own in blocks])
-        merge_lanes(joined, as_rows(block, lanes, chosen), 0, lanes, lanes)
+        merge_lanes(joined, as_rows(block, lanes, np.array([own is block for own in blocks])), 0, lanes, lanes)
     return joined
 
 

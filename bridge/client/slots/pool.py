@@ -64,8 +64,8 @@ class Pool:
 
     def join(self, remote: Remote) -> None:
         """Connect a remote, and wait until its world is joined; raises as `wait`, without a connection then."""
-        remote.open()
         try:
+            remote.open()
             self.wait(remote, Joined, "to join a world")
         except BaseException:  # KeyboardInterrupt too: the caller has no remote to close then
             remote.close(0.5)

@@ -273,8 +273,7 @@ class Results:
         for slot in range(self.size):
             if ended[slot]:
                 # What this step returned of the old episode; the observation that the caller gets is the new one's.
-                final = self.row(slot)
-                joiner.add({"final_obs": final, "final_info": last[slot]}, slot)
+                joiner.add({"final_obs": self.row(slot), "final_info": last[slot]}, slot)
             # In real time a slot that did not end in this step may end while the others are reset. Only the answer of
             # the second trip has that episode's record; the caller gets it here, or nowhere.
             elif "episodes" in first[slot]:

@@ -344,5 +344,4 @@ class Member:
     @property
     def title(self) -> str:
         """Its slots, as a person calls them."""
-        last = self.start + self.lanes - 1
-        return f"slot {self.start}" if self.lanes == 1 else f"slots {self.start} to {last}"
+        return f"slot {self.start}" if self.lanes == 1 else f"slots {self.start} to {self.start + self.lanes - 1}"

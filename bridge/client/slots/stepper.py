@@ -97,7 +97,11 @@ class Stepper:
             # The user asks now: the pause after earlier failures is over.
             member.retry_at = 0.0
         else:
-            self.pool.begin(member, settings)
+            try:
+                self.pool.begin(member, settings)
+            except BaseException:  # KeyboardInterrupt, as in `_send_steps`
+                self.pool.lose_interrupted(member, "its reset was sent")
+                raise
 
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""
@@ -151,10 +155,10 @@ class Stepper:
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
         with pool.poller.corked() if pool.members.shared else nullcontext():
-            for member in ended:
-                # The Step after the end begins the next episode (D-9), without a Reset.
-                pool.begin(member, None, reset=False)
             try:
+                for member in ended:
+                    # The Step after the end begins the next episode (D-9), without a Reset.
+                    pool.begin(member, None, reset=False)
                 for (member, _), request in zip(running, requests, strict=True):
                     member.step(request, deadline)
             except BaseException:  # KeyboardInterrupt: a Step that was not sent would be waited for until the timeout
@@ -172,8 +176,7 @@ class Stepper:
         for form in set(forms) - {None}:
             places = [place for place, other in enumerate(forms) if other == form]
             if len(places) > 1:
-                writer = plan[places[0]][0].remote.world
-                requests = writer.write_steps(columns, [plan[place][1] for place in places])
+                requests = plan[places[0]][0].remote.world.write_steps(columns, [plan[place][1] for place in places])
                 for place, request in zip(places, requests or (), strict=False):
                     found[place] = request
         return found

@@ -122,7 +122,11 @@ class VectorPool(Pool):
         now = time.monotonic()
         member.deadline, member.silent_until = now + self.timeout, now + self.policy.connect_timeout
         member.handle(SlotEvent.CONNECT)
-        member.remote.open()
+        try:
+            member.remote.open()
+        except BaseException:  # KeyboardInterrupt: nothing would come, and it would be waited for until the timeout
+            self.lose_interrupted(member, "it connected")
+            raise
         return member
 
     # Decisions of the policy

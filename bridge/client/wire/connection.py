@@ -225,16 +225,21 @@ class ClientConnection:
     def add(self, call: ClientCall) -> None:
         """Begin a call; the first one connects."""
         self._calls.add(call)
-        self.protocol.open(call)
-        if self._dialer is not None:
-            self.flush()
-            return
-        if self._address.dialed:
-            self._dialer = DialedIn(self._address, self.poller, self._dialed_in, self._failed)
-        else:
-            self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)
-        self.poller.register(self)
-        self._dialer.start()
+        try:
+            self.protocol.open(call)
+            if self._dialer is not None:
+                self.flush()
+                return
+            if self._address.dialed:
+                self._dialer = DialedIn(self._address, self.poller, self._dialed_in, self._failed)
+            else:
+                self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)
+            self.poller.register(self)
+            self._dialer.start()
+        # KeyboardInterrupt: further calls would wait for a connection that nobody makes.
+        except BaseException:
+            self._end_interrupted("it was begun")
+            raise
 
     def remove(self, call: ClientCall) -> None:
         """Cut a call that has not ended. With the last one the socket goes."""
@@ -258,11 +263,16 @@ class ClientConnection:
 
     def _connected(self, sock: socket.socket) -> None:
         self._sock = sock
-        let_receive_wait(sock)
-        # The time that connecting took is no silence of the server's.
-        self._heard = time.monotonic()
-        self._watch(sock)
-        self.flush()
+        try:
+            let_receive_wait(sock)
+            # The time that connecting took is no silence of the server's.
+            self._heard = time.monotonic()
+            self.flush()
+            # Last: until then the dialer is called, and calls this again after an interrupt.
+            if not (self.ended or self._out):
+                self._watch(sock)
+        except OSError as error:  # no file is left for the selector
+            self._lost(error)
 
     def _failed(self, reason: str) -> None:
         self._end(ConnectError(self._address.url, reason))

@@ -54,12 +54,12 @@ class Dialer:
             self._targets = deque(targets)
             self._try_next()
             return
+        self._resolving = True
         try:
             self.poller.add_poster()
         except OSError as error:  # this process has no file left: it is tried again, as where nobody listens
-            self.failed(f"no connection: {error.strerror}")
+            self._try_next(error)
             return
-        self._resolving = True
         # It is called in the resolver's thread.
         done = self.poller.call_soon_threadsafe
         look_up(self.address.host, self.address.port, lambda found: done(partial(self._resolved, found)))
@@ -108,7 +108,8 @@ class Dialer:
             try:
                 prepare(sock)
                 number = sock.connect_ex(target)
-            except OSError as problem:  # a path that no socket takes
+                self.poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
+            except OSError as problem:  # a path that no socket takes, or no file is left for the selector
                 number, error = -1, problem
             # A Unix socket is connected at once.
             if number in (0, errno.EISCONN):
@@ -123,7 +124,6 @@ class Dialer:
                 return
             # The latter is Windows' word for the former.
             if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
-                self.poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
                 # A black hole never answers: the next address is tried while this one still may (RFC 8305, section 5).
                 if self._targets:
                     self._timer = self.poller.call_later(ATTEMPT_DELAY, self._try_next)
@@ -136,14 +136,17 @@ class Dialer:
             self.cancel()
             detail = f"{error.strerror or error}" if error else "the name has no address"
             hint = " Is the server running there?"
+            if error is not None and error.errno == errno.EMFILE:
+                hint = " `ulimit -n` says how many this process may have, and raises it."
             # Servers listen on loopback unless told: the machine is there, and nobody at this address of it.
             if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self.address.host):
                 hint += " It takes connections of other machines only with --host 0.0.0.0, or :: for IPv6 too (host=)."
             self.failed(f"no connection: {detail}.{hint}")
 
     def _on_ready(self, sock: socket.socket, events: int) -> None:
-        # Another attempt has won in the same round of the selector, and this one is closed.
-        if sock not in self._attempts:
+        # Another attempt has won in the same round of the selector, and this one is closed. One that has won is called
+        # again where an interrupt came before it was handed over.
+        if sock.fileno() < 0:
             return
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number == 0:

@@ -63,18 +63,21 @@ class _Resolver:
 
     def _start(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[str, int], list[_Done]] = {}
+        self._asked: dict[tuple[str, int], tuple[threading.Thread, list[_Done]]] = {}
+        """The look-ups under way: the thread of each, and who waits for it."""
 
     def look_up(self, host: str, port: int, done: _Done) -> None:
         """Look a name up, and call `done`, mostly in another thread, with the targets, or with the error."""
         with self._lock:
-            waiting = self._waiting.setdefault((host, port), [])
+            # A daemon: neither `close` nor the end of the program waits for the resolver's timeouts.
+            thread = threading.Thread(target=self._run, args=(host, port), name="bridge-resolver", daemon=True)
+            asked, waiting = self._asked.setdefault((host, port), (thread, []))
             waiting.append(done)
-            # Slots of one name connect together: one thread asks for all of them.
-            if len(waiting) > 1:
+            # Slots of one name connect together: one thread asks for all of them. After an interrupt it may be one that
+            # was never started.
+            if asked.is_alive():
                 return
-        # A daemon: neither `close` nor the end of the program waits for the resolver's timeouts.
-        thread = threading.Thread(target=self._run, args=(host, port), name="bridge-resolver", daemon=True)
+            self._asked[host, port] = thread, waiting
         try:
             thread.start()
         except RuntimeError as error:  # the system has no thread left now; whoever asks later asks anew
@@ -93,7 +96,7 @@ class _Resolver:
     def _tell(self, host: str, port: int, found: tuple[Target, ...] | OSError) -> None:
         with self._lock:
             # Taken out before they are told: who asks meanwhile would join a list that nobody reads any more.
-            waiting = self._waiting.pop((host, port))
+            _, waiting = self._asked.pop((host, port), (None, ()))
         for done in waiting:
             done(found)
 

@@ -8,9 +8,8 @@ from urllib.parse import unquote
 
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.transport import keepalive
-from bridge.transport.address import Address, shown_token
+from bridge.transport.address import Address, shown_token, withheld
 from bridge.transport.compression import Inflater
-from bridge.transport.credentials import TOKEN_VARIABLE
 from bridge.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamReset
 from bridge.transport.http2 import Http2
 from bridge.transport.messages import (
@@ -86,9 +85,7 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
         return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
     if code == Code.UNIMPLEMENTED:
         return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
-    if code == Code.UNAUTHENTICATED and address.credentials.from_environment and shown_token(address) is None:
-        secure = f"{scheme.removesuffix('s')}s://"
-        details += f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use {secure}, or pass token=)"
+    details += withheld(address) if code == Code.UNAUTHENTICATED else ""
     return RefusedError(url, f"the stream was ended: {details}", int(code))
 
 
@@ -123,11 +120,10 @@ class GrpcClient:
             ("content-type", "application/grpc"),
             ("user-agent", f"gymnasium-bridge/{__version__}"),
             *address.hello,  # U-12
+            *([] if token is None else [("authorization", f"Bearer {token}")]),
         ]
         if address.compression is not None:
             self._fields += [("grpc-encoding", address.compression), ("grpc-accept-encoding", address.compression)]
-        if token is not None:
-            self._fields.append(("authorization", f"Bearer {token}"))
         self.http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
         """The connection's HTTP/2."""
         self.outgoing = self.http.outgoing
@@ -322,8 +318,7 @@ class GrpcClient:
         if isinstance(event, StreamReset):
             return self._by_reset(event)
         if isinstance(event, TooLarge):
-            limit = self._max_message_bytes
-            text = f"an answer of {event.size} bytes is larger than max_message_bytes={limit}"
+            text = f"an answer of {event.size} bytes is larger than max_message_bytes={self._max_message_bytes}"
             return Code.RESOURCE_EXHAUSTED, text
         if isinstance(event, MalformedMessage):
             return Code.INTERNAL, event.reason

@@ -121,8 +121,7 @@ class GrpcioCall:
             code, details = self._call.code().value[0], self._call.details() or ""
         # A call that this end has finished is not waited for.
         if not self._finished:
-            error = call_error(self._address.url, self._address, code, details, answered=answered)
-            self._deliver(error)
+            self._deliver(call_error(self._address.url, self._address, code, details, answered=answered))
             self._poller.wake()
 
 

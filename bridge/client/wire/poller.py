@@ -112,15 +112,15 @@ class Poller(Generic[T]):
                     waker[1].send(b"\0")
 
     def add_poster(self) -> None:
-        """Be woken by other threads, until `remove_poster`."""
+        """Be woken by other threads, until `remove_poster`, which is called after an error too."""
         with self.lock:
             # Not before somebody posts: with a second socket, `recv` could not wait for the connection's own.
+            self._posters += 1
             if self._waker is None:
                 self._waker = socket.socketpair()
                 for sock in self._waker:
                     sock.setblocking(False)
                 self.watch(self._waker[0], selectors.EVENT_READ, self._on_wake)
-            self._posters += 1
 
     def remove_poster(self) -> None:
         """Undo one `add_poster`."""

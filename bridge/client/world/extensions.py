@@ -81,8 +81,7 @@ def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> 
         PeerError: It cannot be read.
     """
     try:
-        response = properties_pb2.PropertyResponse.FromString(message.extension.value)
-        tensor = response.read_property.value
+        tensor = properties_pb2.PropertyResponse.FromString(message.extension.value).read_property.value
         return read_encoded(tensor) if encoded else unpack_tensor(tensor)[()]
     except (DecodeError, TensorError) as error:
         raise PeerError(url, f"its property cannot be read: {error}") from error

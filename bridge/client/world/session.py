@@ -369,8 +369,7 @@ class ClientSession:
         rewards = any(spec.name == "reward" for spec in specs.observations.values())
         # Once: a world that is joined again, or copied, is known already.
         if version is None and self.info is None and not rewards:
-            text = f"{self._url} gives no observation named reward: every reward is 0.0"
-            warn(text)
+            warn(f"{self._url} gives no observation named reward: every reward is 0.0")
         before, world = self.world, JoinedWorld(self.request, specs, properties, version)
         if world.realtime is not None and before is not None and before.realtime is not None:
             # The count is of the session, which outlives its worlds.
