@@ -111,6 +111,22 @@ def test_a_session_joins_plays_and_leaves_by_bytes_alone(pair: Pair) -> None:
     assert client.state.value == "lost"
 
 
+@pytest.mark.parametrize(("url", "made"), [("grpc://virtual:1", True), ("grpc://virtual:1?world=w", False)])
+def test_only_a_world_that_was_made_for_a_client_is_destroyed_when_it_leaves(url: str, made: bool) -> None:
+    # D-5
+    session = ClientSession(WorldRequest.of(url, max_message_bytes=1 << 20))
+    session.connect(NOW)
+    if made:
+        session.receive(answer(create_world=pb.CreateWorldResponse(world_name="w")), NOW)
+    specs = pb.ActionObservationSpecs()
+    specs.observations[1].name, specs.observations[1].dtype = "reward", pb.DOUBLE
+    assert isinstance(session.receive(answer(join_world=pb.JoinWorldResponse(specs=specs)), NOW), Joined)
+    session.data_to_send()
+    session.leave(NOW)
+    kinds = [pb.EnvironmentRequest.FromString(data).WhichOneof("payload") for data in session.data_to_send()]
+    assert kinds == ["leave_world", "destroy_world"][: 1 + made]
+
+
 def test_a_server_that_refuses_to_create_worlds_has_one_to_join() -> None:
     session = ClientSession(WorldRequest.of("grpc://virtual:1", max_message_bytes=1 << 20))
     session.connect(NOW)

@@ -337,6 +337,23 @@ def test_the_rewards_of_several_agents_name_what_serves_them(isolation, lanes):
         envs.close()
 
 
+class OldInterface(Scripted):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_step_of_four_values_is_told_what_a_step_gives(lanes):
+    with serve_gym(OldInterface, num_envs=lanes) as server:
+        envs = BlockingReset(make_vec_remote(server.url))
+        envs.reset()
+        error = envs.step(np.zeros(lanes, np.int64))[4]["error"][0]
+        assert "not enough values to unpack (expected 5, got 4)" in error
+        assert "step() (observation, reward, terminated, truncated, info)" in error
+        assert "LinearReward" not in error
+        envs.close()
+
+
 def test_a_reward_of_several_numbers_is_shown():
     with serve_gym(Team) as server, make_remote(server.url) as remote:
         remote.reset()
@@ -460,7 +477,8 @@ def test_an_async_lane_that_raises_or_crashes_in_a_method_is_made_anew_at_the_ne
 # Spaces of classes of one's own
 
 
-def test_the_reader_of_the_documentation_makes_minigrids_mission_space(monkeypatch):
+@pytest.mark.parametrize("env_id", ["MiniGrid-Fetch-5x5-N2-v0", "MiniGrid-LavaCrossingS9N1-v0"])
+def test_the_reader_of_the_documentation_makes_minigrids_mission_space(env_id, monkeypatch):
     from minigrid.core.mission import MissionSpace
 
     page = (Path(__file__).resolve().parent.parent / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -468,7 +486,6 @@ def test_the_reader_of_the_documentation_makes_minigrids_mission_space(monkeypat
     without_readers(monkeypatch)
     scope = {}
     exec(compile(code, "limits.md", "exec"), scope)
-    env_id = "MiniGrid-Fetch-5x5-N2-v0"
     local = gymnasium.make(env_id)
     with serve_gym(env_id) as server, make_remote(server.url) as remote:
         mission = remote.observation_space["mission"]

@@ -44,6 +44,7 @@ def test_the_pauses_grow_and_those_who_fail_together_count_as_one() -> None:
     assert not record.may_try(3.0), "one attempt at a time"
     record.handle(EndpointEvent.GONE, 3.0, doubling)
     assert (record.failures, record.retry_at) == (2, 7.0)
+    assert record.may_try(7.0), "the attempt has ended before its time was over"
     record.handle(EndpointEvent.JOINED, 7.0, doubling)
     record.handle(EndpointEvent.OBSERVED, 7.0, doubling)
     assert (record.failures, record.may_try(7.0)) == (0, True)
@@ -53,6 +54,7 @@ def test_after_the_end_of_a_server_that_drained_the_next_one_is_asked_for_withou
     record = EndpointRecord()
     for now in (0.0, 0.5, 1.0):  # it is looked for again and again
         record.handle(EndpointEvent.DRAINS, now, doubling)
+    record.handle(EndpointEvent.RAISED, 1.5, doubling)  # its worlds go on, and may fail
     assert (record.may_try(29.9), record.may_try(30.0)) == (False, True), "nobody sees its end: then it is asked"
     for now in (2.0, 2.5):  # two of its worlds are lost
         record.handle(EndpointEvent.GONE, now, doubling)
@@ -64,6 +66,8 @@ def test_who_is_well_comes_first_and_the_last_to_fail_last() -> None:
     records[0].handle(EndpointEvent.GONE, 5.0, doubling)
     records[1].handle(EndpointEvent.NO_ROOM, 3.0, doubling)
     assert sorted(records, key=lambda record: record.rank) == [records[2], records[1], records[0]]
+    records[0].handle(EndpointEvent.JOINED, 9.0, doubling)
+    assert records[0].rank == records[2].rank, "one that is up again is as good as one that never failed"
 
 
 @pytest.mark.parametrize(

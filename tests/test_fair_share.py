@@ -108,6 +108,27 @@ def test_one_long_pause_says_little_of_the_servers_speed():
     assert share.speed == pytest.approx(1.0, abs=0.02)
 
 
+def test_a_clock_that_stands_still_makes_neither_requests_nor_the_server_worthless():
+    share = FairShare()
+    share.note_fastest(0.0)
+    assert share.worth > 0
+    share.note_turn(0.0, 1000.0)
+    assert share.speed > 0.01
+
+
+def test_of_a_long_turn_its_requests_are_not_charged_and_a_large_one_is_reception():
+    share = FairShare()
+    account = ProcessorAccount(share, 0.0)
+    account.judge(0.005, 5000, 3, receives_large=False)
+    assert account.excess == pytest.approx(0.005 - 3 * share.worth)
+    account.judge(0.005, 50, 0, receives_large=False)
+    assert account.excess == pytest.approx(50e-6), "no more than so few bytes explain"
+    account.judge(0.001, 65536, 0, receives_large=True)
+    assert account.productive
+    account.judge(0.001, 65536, 0, receives_large=False)
+    assert not account.productive
+
+
 def test_who_was_refused_and_goes_on_is_not_read_without_end(no_share, monkeypatch):
     linger(monkeypatch, 3600.0)
     with serve_gym(lambda: CountingEnv(5)) as server, socket.create_connection(("127.0.0.1", server.port)) as client:

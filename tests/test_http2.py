@@ -164,6 +164,7 @@ def test_the_request_is_what_grpc_asks_for():
         b"content-type": b"application/grpc",
     }
     assert any(isinstance(event, h2.events.SettingsAcknowledged) for event in peer.events)
+    assert peer.h2.remote_settings.enable_push == 0
 
 
 @settings(max_examples=60, deadline=None)

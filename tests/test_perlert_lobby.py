@@ -631,8 +631,30 @@ def test_a_client_that_leaves_frees_its_slot_at_once_and_nothing_that_is_late_ta
     assert slot(lobby, "agent0").open
     lobby.receive(late, FAR, 3.0)
     assert slot(lobby, "agent0").open
-    lobby.receive(claim(lobby, "agent0", "joe", FAR, 4), FAR, 4.0)
+    newest = claim(lobby, "agent0", "joe", FAR, 4)
+    lobby.receive(newest, FAR, 4.0)
     assert not slot(lobby, "agent0").open
+    lobby.tick(60.0)
+    assert slot(lobby, "agent0").open
+    lobby.receive(newest, FAR, 61.0)  # delivered twice
+    assert slot(lobby, "agent0").open
+
+
+def test_a_client_of_ours_that_comes_takes_no_slot_from_a_plain_one():
+    lobby = make(2, offer=offer)
+    lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
+    lobby.receive(claim(lobby, "agent1", "joe", FAR, 1), FAR, 1.0)
+    assert {address: client.key for address, client in lobby.clients.items()} == {ANN: "agent0", FAR: "agent1"}
+
+
+def test_nobody_ceases_to_be_ready_while_the_environment_is_reset_for_those_who_are():
+    # P-10
+    lobby = make(1)
+    lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
+    lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
+    assert lobby.state is MatchState.STARTING
+    lobby.receive(b"city:7;ready=agent0,false", ANN, 2.0)
+    assert slot(lobby, "agent0").ready
 
 
 def test_a_client_that_comes_back_from_another_address_takes_its_slot_along():

@@ -255,6 +255,16 @@ def test_actions_carry_token_run_and_number_and_the_round_trip_is_measured_to_th
     assert player.seq == first + 1
 
 
+def test_numbers_go_on_from_those_of_the_client_that_had_the_address_before():
+    player = make(use_profile=True)
+    player.receive(OPEN, SERVER, 0.0)
+    out = player.receive(f'city:7;message=bridge/1 {{"token":"{TOKEN}","seq":41}}'.encode(), SERVER, 0.1)
+    assert sent(out) == [f"city:7;register=agent0,joe+b1.{TOKEN}.42.w"]
+    player = in_run()
+    player.receive(step(0, extra=f";extra=token:{TOKEN},ack:17,got:0,sent:1,ret:0"), ROLLOUT, 1.0)
+    assert sent(player.act("5", 2.0), ROLLOUT) == [f"city:7;action={TOKEN},32323,18,5"]
+
+
 def test_nobody_who_does_not_know_the_token_ends_an_episode():
     player = in_run()
     player.receive(step(0, extra=f";extra=token:{TOKEN},ack:0,got:0,sent:1,ret:0"), ROLLOUT, 1.0)

@@ -18,7 +18,7 @@ from bridge.recording.episodes import has_frames, load_episode
 from bridge.recording.exports import export_minari, export_mp4, write_film
 from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
-from bridge.testing import FailingEnv
+from bridge.testing import EVERY_SPACE, FailingEnv, SpaceEnv
 from tests.parallel_envs import Relay
 from tests.support import NO_BOX2D, assert_identical, import_box2d, minigrid, play_vector, sampled
 
@@ -200,6 +200,15 @@ def test_a_film_has_a_frame_for_each_observation(tmp_path, recorded):
     assert frames == episode.length + 1
 
 
+def test_a_film_of_an_environment_that_cannot_draw_says_why_in_a_line(tmp_path):
+    pytest.importorskip("av")
+    with serve_gym(DrawsNothing, record=Recording(tmp_path / "runs", observations=True)) as server:
+        play(server.url, 1, steps=3)
+    with pytest.raises(RecordingError, match=r"gives no frames: the environment raised \w+ in render: .*$") as caught:
+        export_mp4(read_folder(tmp_path / "runs").episodes(), tmp_path, env=DrawsNothing)
+    assert "Traceback" not in str(caught.value)
+
+
 def test_a_film_that_cannot_be_finished_is_removed(tmp_path):
     pytest.importorskip("av")
 
@@ -343,6 +352,17 @@ def test_an_export_that_failed_does_not_block_its_name(tmp_path, datasets):
     with pytest.raises(SettingError, match="already exists"):
         export_minari(episodes, "test/again-v0")
     assert datasets.load_dataset("test/again-v0").total_episodes == 1, "the second try leaves the first dataset alone"
+
+
+@pytest.mark.parametrize("name", ["sequence_of_discrete", "graph", "one_of", "dict_int_keys", "dict_odd_keys"])
+def test_spaces_that_minari_cannot_write_are_refused_by_name_and_leave_nothing(tmp_path, datasets, name):
+    space = EVERY_SPACE[name]()
+    with serve_gym(lambda: SpaceEnv(space), record=Recording(tmp_path / "runs", observations=True)) as server:
+        play(server.url, 1)
+    episodes = read_folder(tmp_path / "runs").episodes()
+    for _ in range(2):  # not "already exists" either
+        with pytest.raises(SettingError, match=r"does not take the dataset 'test/space-v0': (?!.*already exists)"):
+            export_minari(episodes, "test/space-v0", data_format="hdf5")
 
 
 class RewardsNothing(gymnasium.Env):

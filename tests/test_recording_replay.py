@@ -102,7 +102,7 @@ def test_environments_of_a_callable_are_verified_by_naming_it(tmp_path, make):
         play(server.url, 60)
     check_all(tmp_path, make)
     (episode, *_) = read_folder(tmp_path).episodes()
-    with pytest.raises(SettingError, match=rf"name what makes it, for example --env tests:{make.__name__}"):
+    with pytest.raises(SettingError, match=rf"name what makes it, for example --env tests.support:{make.__name__}$"):
         verify(episode)
 
 

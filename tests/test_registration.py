@@ -198,6 +198,23 @@ def test_a_spec_names_the_remotes_environment_and_makes_it_again() -> None:
         env.close()
 
 
+def test_the_json_of_a_spec_which_data_sets_hold_has_no_token_and_makes_another_where_one_is_given() -> None:
+    with serve_gym("CartPole-v1", token="a-secret") as server:
+        url = f"{server.url}?token=a-secret"
+        for env in (
+            make_remote(url),
+            make_remote(server.url, token="a-secret"),
+            make_vec_remote([url, url]),
+            gymnasium.wrappers.RecordEpisodeStatistics(make_remote(url)),
+        ):
+            text = env.spec.to_json()
+            assert "a-secret" not in text
+            again = gymnasium.make_vec if hasattr(env, "num_envs") else gymnasium.make
+            again(EnvSpec.from_json(text), token="a-secret").close()
+            again(env.spec).close()
+            env.close()
+
+
 def test_the_spec_of_make_remote_makes_a_second_one(server: Server) -> None:
     env = make_remote(server.url)
     assert env.spec is not None

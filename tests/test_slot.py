@@ -12,6 +12,7 @@ import pytest
 import bridge
 from bridge.client.slots import slot
 from bridge.client.slots.slot import CUT, SETTLED, TRANSITIONS, Member, SlotEvent, SlotPhase
+from bridge.errors import Code, EnvironmentFailedError, RefusedError
 
 JOINED = frozenset(SlotPhase) - slot.OFFLINE - slot.CONNECTING
 IN_EPISODE = {SlotPhase.RUNNING, SlotPhase.STEPPING, SlotPhase.ANSWERED, SlotPhase.RENEWING, SlotPhase.RENEWED}
@@ -100,6 +101,17 @@ def test_an_answer_that_nobody_is_handed_is_salvaged() -> None:
     one.handle(SlotEvent.LOST)
     assert one.remote.salvaged == ["first"]
     assert one.answer is None
+
+
+def test_an_environment_that_raised_in_three_resets_in_a_row_fails_always() -> None:
+    one = member()
+    one.refusal = EnvironmentFailedError("a:1", "ValueError", Code.INTERNAL)
+    found = []
+    for one.failures in range(5):
+        found.append(one.fails_every_reset)
+    assert found == [False, False, False, True, True]
+    one.refusal = RefusedError("a:1", "a bad seed", Code.INVALID_ARGUMENT)
+    assert not one.fails_every_reset
 
 
 def test_no_other_file_assigns_a_state() -> None:

@@ -27,7 +27,7 @@ from bridge.encoding.values import encode
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RefusedError, RemoteError
 from bridge.testing import EVERY_SPACE, CountingEnv, check_server, make_certificates, make_info
 from bridge.wrappers import BlockingReset
-from tests.peers import PublicClient
+from tests.peers import METHOD, SERVICE, PublicClient
 from tests.standalone_envs import Numbered, Remarkable, every_space
 from tests.standalone_server import DEADLINE, FILE, Output, standalone
 from tests.support import assert_identical, assert_same_space, sampled, until
@@ -648,6 +648,11 @@ def test_a_token_is_asked_for(how, tmp_path):
                 make_remote(server.url, token=wrong)
         with make_remote(server.url, token="s3cret") as remote:
             remote.reset()
+        # HTTP compares names of schemes without regard to case, and so do the other servers.
+        for header, code in (("bearer s3cret", None), ("Basic s3cret", grpc.StatusCode.UNAUTHENTICATED)):
+            with grpc.insecure_channel(server.url.removeprefix("grpc://")) as channel:
+                call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter([]), metadata=[("authorization", header)])
+                assert list(call) == [] if code is None else call.code() is code
 
 
 def test_a_token_is_made_where_others_reach_the_port():

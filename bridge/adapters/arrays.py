@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from gymnasium.vector import VectorWrapper
@@ -117,7 +117,16 @@ class _Torch(_Library):
         # The copies were only started, and are whole after this.
         if any(array.is_cuda for array in arrays):
             self._torch.cuda.current_stream(self._device).synchronize()
-        return [copy.numpy() for copy in copies]
+        return [self._numpy(copy) for copy in copies]
+
+    @staticmethod
+    def _numpy(tensor: Any) -> Array:
+        try:
+            return cast(Array, tensor.numpy(force=True))  # also of a conjugate, which is computed only here
+        except TypeError:
+            if not tensor.is_floating_point():
+                raise
+            return cast(Array, tensor.float().numpy())  # bfloat16 for one, which NumPy lacks
 
 
 class _Jax(_Library):
@@ -136,7 +145,9 @@ class _Jax(_Library):
         return self._jax.device_put(made, self._device)
 
     def to_host(self, arrays: Sequence[Any]) -> list[Array]:
-        return [np.asarray(array) for array in self._jax.device_get(arrays)]
+        hosts = [np.asarray(array) for array in self._jax.device_get(arrays)]
+        # "V" are the dtypes that NumPy lacks, such as bfloat16.
+        return [host.astype(np.float32) if host.dtype.kind == "V" else host for host in hosts]
 
 
 _LIBRARIES: Mapping[str, Callable[[str | None], _Library]] = {"torch": _Torch, "jax": _Jax}
@@ -157,6 +168,10 @@ class _HostEnv(EnvWrapper):
         """Step the environment."""
         return self._library.results(self.env.step(self._library.action(action)))
 
+    def render(self) -> Any:
+        """Draw the environment."""
+        return self._library.results(self.env.render())
+
 
 class _HostLanes(VectorWrapper):
     """Lanes with arrays of NumPy outside."""
@@ -173,6 +188,10 @@ class _HostLanes(VectorWrapper):
         """Step the lanes."""
         return self._library.results(self.env.step(self._library.action(actions)))
 
+    def render(self) -> Any:
+        """Draw the lanes."""
+        return self._library.results(self.env.render())
+
 
 def _mapped(tree: Any, kinds: tuple[type, ...], function: Callable[[object], object]) -> Any:
     """Return a tree of containers with what a function makes of its leaves of some classes."""
@@ -180,6 +199,12 @@ def _mapped(tree: Any, kinds: tuple[type, ...], function: Callable[[object], obj
         return function(tree)
     if isinstance(tree, Mapping):
         return {key: _mapped(item, kinds, function) for key, item in tree.items()}
-    if type(tree) in (tuple, list):
-        return type(tree)(_mapped(item, kinds, function) for item in tree)
+    if isinstance(tree, (tuple, list)):
+        items = [_mapped(item, kinds, function) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)  # the first: a GraphInstance
+    if isinstance(tree, np.ndarray) and tree.dtype == object:  # such as `final_obs`, with an item for each lane
+        made = np.empty_like(tree)
+        for place, item in np.ndenumerate(tree):
+            made[place] = _mapped(item, kinds, function)
+        return made
     return tree

@@ -91,8 +91,9 @@ def _verify_all(stream: RecordedStream, env: Any, allow_calls: bool) -> list[int
     try:
         return [_tell(done) for done in verify_stream(stream, env_for(stream, env), allow_calls=allow_calls)]
     except (RecordingError, SettingError) as error:
-        say(f"{stream.run}-{stream.number}: {len(stream.episodes())} episodes cannot be verified: {error}")
-        return [FAILED]
+        codes = [FAILED] * len(stream.episodes())
+        say(f"{stream.run}-{stream.number}: {len(codes)} episodes cannot be verified: {error}")
+        return codes
 
 
 def _tell(done: Verification | RecordingError) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections import deque
@@ -30,6 +31,7 @@ from bridge.errors import (
     RemoteTimeoutError,
     ResetNeededError,
     SettingError,
+    shown_url,
 )
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
@@ -118,11 +120,10 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             self.reward_space = world_info.reward_space
         self.metadata = remote_metadata(world_info, options.render_mode)
         self.render_mode = options.render_mode or world_info.render_mode
-        spec = remote_spec(
+        self.spec = remote_spec(
             "bridge.client.env:RemoteEnv", {"url": secret_url(url), **options.keywords()}, world_info, self.render_mode
         )
-        spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
-        self.spec = spec
+        self.spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -404,6 +405,17 @@ def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> di
     return {**metadata, "render_modes": modes}
 
 
+class _RemoteSpec(EnvSpec):
+    """The spec of a remote. Its JSON, which goes into the files of data sets, has neither token nor certificates."""
+
+    def to_json(self) -> str:
+        """Return it as JSON; who makes an environment of that gives the token again, or sets `BRIDGE_TOKEN`."""
+        kept = {name: value for name, value in self.kwargs.items() if name not in ("token", "tls")}
+        for name in kept.keys() & {"url", "urls"}:
+            kept[name] = shown_url(kept[name]) if isinstance(kept[name], str) else [*map(shown_url, kept[name])]
+        return EnvSpec.to_json(dataclasses.replace(self, kwargs=kept))
+
+
 def remote_spec(
     entry_point: str | None, kwargs: dict[str, Any], world_info: WorldInfo, render_mode: str | None
 ) -> EnvSpec:
@@ -415,7 +427,7 @@ def remote_spec(
     if render_mode:
         kwargs = {**kwargs, "render_mode": render_mode}
     env_id = registered.get("id")
-    return EnvSpec(
+    return _RemoteSpec(
         # The id is the server's word, and EnvSpec raises if it has not Gymnasium's form.
         id=env_id if isinstance(env_id, str) and ENV_ID_RE.fullmatch(env_id) else "bridge/Remote-v0",
         entry_point=entry_point,

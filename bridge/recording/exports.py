@@ -64,7 +64,7 @@ def export_minari(
         The ids of the datasets.
 
     Raises:
-        SettingError: Minari is not installed or takes no such name, or there is such a dataset.
+        SettingError: Minari is not installed or takes no such name or spaces, or there is such a dataset.
         RecordingError: The episodes are of several environments, or their observations are not to be had.
     """
     if (match := re.fullmatch(r"(.+)(-v\d+)", name)) is None:
@@ -116,7 +116,8 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
                 jpeg_encoding=False,  # which loses colours
                 **more,
             )
-    except ValueError as error:
+    # It raises the last two for spaces that it cannot write.
+    except (ValueError, TypeError, NotImplementedError) as error:
         raise SettingError(f"Minari does not take the dataset {name!r}: {error}") from error
 
 

@@ -193,7 +193,7 @@ class Replay:
         try:
             (frame,) = in_environment("render", self._host.draw, [lane if self.stream.kind == "lanes" else 0])
         except RequestError as error:
-            raise RecordingError(f"{self.stream.title} gives no frames: {error.message}") from error
+            raise RecordingError(f"{self.stream.title} gives no frames: {error.message.splitlines()[0]}") from error
         if not isinstance(frame, np.ndarray):
             raise RecordingError(f"{self.stream.title} renders {type(frame).__name__}, which is no picture")
         return frame
@@ -276,13 +276,14 @@ def _parallel(stream: RecordedStream, env: Any) -> ParallelRecipe:
 
 
 def _unknown(stream: RecordedStream) -> SettingError:
-    header = stream.header
-    module = str(header.get("entry_point", "")).partition(":")[0].partition(".")[0] or "MODULE"
-    name = header.get("env_id") or str(header.get("entry_point", "")).partition(":")[2] or "NAME"
+    entry_point, env_id = str(stream.header.get("entry_point") or ""), stream.header.get("env_id")
+    # Nobody can name a lambda, or a function inside another.
+    module, _, name = (entry_point if entry_point and "<" not in entry_point else "MODULE:NAME").partition(":")
+    example = f"{module.partition('.')[0]}:{env_id}" if env_id else f"{module}:{name}"
     return SettingError(
         f"the environment {stream.title!r} of the recording is not registered here as it was there "
-        f"(entry point {header.get('entry_point')!r}); a recording imports nothing by itself: name what makes it, for "
-        f"example --env {module}:{name}"
+        f"(entry point {entry_point!r}); a recording imports nothing by itself: name what makes it, for "
+        f"example --env {example}"
     )
 
 

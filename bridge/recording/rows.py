@@ -383,10 +383,9 @@ class Encoder:
                 else:
                     over = over & ~begins[at]
             self._over = over
-        stepped = masks & steps[:, None] & ~begins
         # Steps of a lane since before the batch, less those up to its newest beginning, give `t` without a loop over
-        # the rows.
-        total = self._t + np.cumsum(stepped, axis=0)
+        # the rows. In the mode NEXT_STEP the beginning is a step itself.
+        total = self._t + np.cumsum(masks & steps[:, None], axis=0)
         t = total - np.maximum.accumulate(np.where(begins, total, 0), axis=0)
         number = self._begun + np.cumsum(begins, axis=0)
         known = self._known | np.logical_or.accumulate(begins, axis=0)

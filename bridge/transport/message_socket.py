@@ -107,7 +107,8 @@ class MessageSocket:
         # A server that pings without end and reads nothing stops the thread of `websockets` in `send`, with the lock
         # that each call here waits for. Linux ends such a connection.
         if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
-            self._connection.socket.setsockopt(socket.IPPROTO_TCP, option, max(1, int(self._timeout * 1000)))
+            with contextlib.suppress(OSError):  # the server has closed already, which `receive` tells
+                self._connection.socket.setsockopt(socket.IPPROTO_TCP, option, max(1, int(self._timeout * 1000)))
 
     def _refused(self, error: BaseException) -> BaseException:
         """Return what is raised where the handshake raised."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -84,6 +84,47 @@ def test_one_environment_gets_and_gives_arrays_too() -> None:
             assert_identical(observation, expected[0].numpy())
             assert reward == float(expected[1])
             assert_identical(info["place"], expected[0].numpy())
+
+
+class Containers(gymnasium.Env[Any, Any]):
+    """One environment that has arrays of a library in all kinds of containers, also of a dtype that NumPy lacks."""
+
+    observation_space = action_space = spaces.Graph(spaces.Box(-9, 9, (2,), np.float32), None)
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
+
+    def __init__(self, library: str) -> None:
+        self.asarray = arrays(library)
+        self.nodes = self.asarray(np.float32([[1, 2], [3, 4]]))
+        if library == "torch":
+            self.nodes.requires_grad_()
+        self.half = self.nodes.bfloat16() if library == "torch" else self.nodes.astype("bfloat16")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        lanes = np.full(2, None)
+        lanes[0] = self.nodes
+        return spaces.GraphInstance(self.nodes, None, None), {"lanes": lanes, "half": self.half}
+
+    def step(self, action: Any) -> Any:
+        assert isinstance(action.nodes, type(self.nodes))
+        return spaces.GraphInstance(self.nodes, None, None), self.half[0, 1], False, False, {}
+
+    def render(self) -> Any:
+        return self.asarray(np.arange(12, dtype=np.uint8).reshape(2, 2, 3))
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_arrays_come_out_of_all_containers_and_as_float32_where_numpy_lacks_their_dtype(library: str) -> None:
+    nodes, lanes = np.float32([[1, 2], [3, 4]]), np.full(2, None)
+    lanes[0] = nodes
+    with serve_gym(partial(Containers, library), array=library) as server, make_remote(server.url) as env:
+        observation, info = env.reset(seed=0)
+        assert_identical(observation.nodes, nodes)
+        assert_identical(info, {"lanes": lanes, "half": nodes})
+        observation, reward, *_ = env.step(env.action_space.sample())
+        assert_identical(observation.nodes, nodes)
+        assert reward == 2
+        assert_identical(env.render(), np.arange(12, dtype=np.uint8).reshape(2, 2, 3))
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")  # EnvPool's own spaces

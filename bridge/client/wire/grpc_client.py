@@ -120,11 +120,10 @@ class GrpcClient:
             ("content-type", "application/grpc"),
             ("user-agent", f"gymnasium-bridge/{__version__}"),
             *address.hello,  # U-12
+            *([] if token is None else [("authorization", f"Bearer {token}")]),
         ]
         if address.compression is not None:
             self._fields += [("grpc-encoding", address.compression), ("grpc-accept-encoding", address.compression)]
-        if token is not None:
-            self._fields.append(("authorization", f"Bearer {token}"))
         self.http = Http2(client=True, max_header_bytes=_MAX_HEADER_BYTES)
         """The connection's HTTP/2."""
         self.outgoing = self.http.outgoing
