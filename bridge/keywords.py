@@ -44,7 +44,7 @@ def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError
         name: The keyword that was given.
         known: The keywords that there are.
     """
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name, known, 1, 0.7)
     hint = f": did you mean {near[0]}=?" if near else ""
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 

@@ -757,9 +757,9 @@ def test_nobody_there_is_one_line_and_exit_code_1(command: str, capsys: pytest.C
 @pytest.mark.parametrize(
     ("command", "url", "said"),
     [
-        ("info", "http://127.0.0.1:80", "the scheme 'http' is none of"),
+        ("info", "http://127.0.0.1:80", "use grpc://127.0.0.1:80"),
         ("info", "perlert://127.0.0.1:80", "the scheme 'perlert' is none of"),
-        ("bench", "http://127.0.0.1:80", "the scheme 'http' is none of"),
+        ("bench", "http://127.0.0.1:80", "use grpc://127.0.0.1:80"),
         ("bench", "perlert://127.0.0.1:80/c:0", "is for servers of dm_env_rpc, got perlert:// URLs"),
     ],
 )

@@ -31,6 +31,7 @@ def test_the_command_line_takes_urls_for_all_agents_and_for_some():
         (["tests.test_policies:nothing"], "the module tests.test_policies has no 'nothing'"),
         ([".test_policies:still"], "expected MODULE:NAME with a module as Python imports it, my_package.envs, got"),
         (["./tests/test_policies.py:still"], "expected MODULE:NAME with a module as Python imports it"),
+        ([r"C:\games\my_game.py:Game"], "run this command in its folder, and write its name without the folder"),
         (["no_such_module_1:act"], "cannot import the module of 'no_such_module_1:act'"),
         (["random", "random"], "expected --agents with one policy for all, or AGENT=POLICY for some"),
         (["a=random", "random"], "expected --agents with one policy for all"),

@@ -337,6 +337,23 @@ def test_the_rewards_of_several_agents_name_what_serves_them(isolation, lanes):
         envs.close()
 
 
+class OldInterface(Scripted):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_step_of_four_values_is_told_what_a_step_gives(lanes):
+    with serve_gym(OldInterface, num_envs=lanes) as server:
+        envs = BlockingReset(make_vec_remote(server.url))
+        envs.reset()
+        error = envs.step(np.zeros(lanes, np.int64))[4]["error"][0]
+        assert "not enough values to unpack (expected 5, got 4)" in error
+        assert "step() (observation, reward, terminated, truncated, info)" in error
+        assert "LinearReward" not in error
+        envs.close()
+
+
 def test_a_reward_of_several_numbers_is_shown():
     with serve_gym(Team) as server, make_remote(server.url) as remote:
         remote.reset()

@@ -168,3 +168,11 @@ def test_closing_does_not_wait_for_the_resolver(monkeypatch: pytest.MonkeyPatch)
         make_remote("grpc://slow.example:1", timeout=0.1)
     assert resolver.entered.is_set()
     resolver.free.set()
+
+
+def test_a_refused_connection_to_another_machine_says_where_servers_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    Resolver(monkeypatch, {"far.example": [port]})
+    with pytest.raises(errors.ConnectError, match=r"only with --host 0\.0\.0\.0, or :: for IPv6 too"):
+        make_remote(f"grpc://far.example:{port}", timeout=20)

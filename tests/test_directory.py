@@ -40,11 +40,14 @@ def test_a_thread_that_could_not_be_started_is_started_the_next_time(
         env.close()
 
 
-def test_a_name_is_looked_up_again_after_a_look_up_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["bridge-resolver", "bridge-keepalive"])
+def test_a_thread_whose_start_was_interrupted_is_started_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     start = threading.Thread.start
 
     def interrupt(thread: threading.Thread) -> None:
-        if thread.name == "bridge-resolver":
+        if thread.name == name:
             raise KeyboardInterrupt
         start(thread)
 
@@ -56,4 +59,5 @@ def test_a_name_is_looked_up_again_after_a_look_up_that_was_interrupted(monkeypa
                 make_remote(url)
         env = make_remote(url, timeout=20)
         assert env.reset(seed=0)[0].shape == (4,)
+        assert any(thread.name == "bridge-keepalive" for thread in threading.enumerate())
         env.close()

@@ -260,7 +260,13 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
     ],
     "recordings.md": [
         Block(HERE, serves=True),
-        Block(beside=recorded),
+        Block(
+            beside=recorded,
+            before="import glob, shutil\n(one,) = glob.glob('runs/*.parquet')\n"
+            "shutil.copy(one, one.replace('.000001.', '.000002.'))\n"  # more of the same stream
+            "shutil.copy(one, one.replace('.1.000001.', '.2.000001.'))\n",  # another world
+            after="assert returns.iloc[0] == 2 * returns.iloc[1] and len(returns) == 2, returns\n",
+        ),
         Block({"runs/20261122T140501-3fa9c1-1.0.17": "{episode}"}, recorded),
         Block(
             {"localhost:50051": "localhost:{port}", '"seek")(100)': '"seek")(5)'}, replayed, after="watcher.close()\n"

@@ -64,10 +64,12 @@ def add_up(envs: Any) -> None:
 
 def test_a_file_has_a_url_a_line_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "urls.txt"
-    file.write_text("# two\ngrpc://a:1  # the first\n\n  b:2?num_envs=4\n")
-    directory = as_directory(f"file://{file}")
-    assert directory == FileDirectory(str(file))
-    assert [endpoint.url for endpoint in directory.endpoints()] == ["grpc://a:1", "b:2?num_envs=4"]
+    text = "grpc://a:1  # the first\n\n  b:2?num_envs=4\n# two\n"
+    for data in (text.encode(), text.replace("\n", "\r\n").encode("utf-8-sig")):  # the latter by editors of Windows
+        file.write_bytes(data)
+        directory = as_directory(f"file://{file}")
+        assert directory == FileDirectory(str(file))
+        assert [endpoint.url for endpoint in directory.endpoints()] == ["grpc://a:1", "b:2?num_envs=4"]
 
 
 def test_a_line_that_is_no_url_is_named(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_blocking_gives_what_wrappers_and_trainers_expect() -> None:
         envs.close()
         with pytest.raises(TypeError, match=r"autoreset_mod'.*did you mean autoreset_mode="):
             make_vec_remote(server.url, blocking=True, autoreset_mod="SameStep")
-        with pytest.raises(TypeError, match="on_lost"):
+        with pytest.raises(TypeError, match=r"^make_vec_remote\(\) takes on_lost only with blocking=True$"):
             make_vec_remote(server.url, on_lost="continue")
 
 

@@ -603,7 +603,7 @@ def test_the_command_serves_with_the_servers_token_of_a_file_until_its_input_end
 
 def test_the_command_says_what_is_wrong_with_its_urls(capsys):
     assert main(["web", "http://localhost:1", "--port", "0"]) == 2
-    assert "the scheme 'http' is none of" in capsys.readouterr().err
+    assert "http:// is not supported; use grpc://" in capsys.readouterr().err
     assert main(["web", "grpc://localhost:1", "perlert://localhost:1", "--port", "0"]) == 2
     assert "it names no environment" in capsys.readouterr().err
 

@@ -111,6 +111,17 @@ def test_a_peer_that_is_silent_goes_or_speaks_another_protocol_is_an_error() -> 
         check(url)
 
 
+def test_a_page_of_a_proxy_is_told_by_its_http_status() -> None:
+    fields = hpack.Encoder().encode([(b":status", b"502"), (b"content-type", b"text/html")])
+    headers = len(fields).to_bytes(3, "big") + bytes([1, 4, 0, 0, 0, 1]) + fields  # the end of headers
+    body = len(b"<html>").to_bytes(3, "big") + bytes([0, 1, 0, 0, 0, 1]) + b"<html>"
+    with (
+        peer(bytes.fromhex("000000040000000000") + headers + body) as url,
+        pytest.raises(ConnectError, match="the answer has the HTTP status 502"),
+    ):
+        check(url)
+
+
 def test_a_status_that_is_no_number_of_ascii_is_a_refusal() -> None:
     fields = hpack.Encoder().encode([(b":status", b"200"), (b"grpc-status", "²".encode("latin-1"))])
     headers = len(fields).to_bytes(3, "big") + bytes([1, 5, 0, 0, 0, 1]) + fields  # the end of headers and of stream 1

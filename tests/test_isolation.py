@@ -288,3 +288,20 @@ def test_what_cannot_be_sent_to_a_process_is_refused_at_once() -> None:
             serve_gym("CartPole-v1", isolation="process", limits=Limits(call_timeout=value))  # type: ignore[arg-type]
     with pytest.raises(errors.SettingError, match="expected max_world_bytes"):
         serve_gym("CartPole-v1", isolation="process", limits=Limits(max_world_bytes=0))
+
+
+UNGUARDED = """
+from bridge import make_remote, serve_gym
+
+with serve_gym("CartPole-v1", isolation="process") as server:
+    make_remote(server.url, timeout=20)
+"""
+
+
+def test_a_main_module_without_a_guard_is_told_by_one_traceback_at_its_line(tmp_path: Path) -> None:
+    main = tmp_path / "unguarded.py"
+    main.write_text(UNGUARDED, encoding="utf-8")
+    done = subprocess.run([sys.executable, main], capture_output=True, text=True, timeout=60, check=False)
+    assert "guard it by if __name__ == '__main__':" in done.stderr
+    assert "in its start (see what it printed)" in done.stderr
+    assert "the server failed at" not in done.stderr

@@ -84,6 +84,8 @@ def test_a_keyword_with_a_slip_names_the_one_that_is_near() -> None:
     for make, slip, near in ((make_remote, "tokenfile", "token_file"), (make_vec_remote, "numenvs", "num_envs")):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{slip}': did you mean {near}="):
             make("grpc://127.0.0.1:1", **{slip: 3})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'match'$"):  # of serve_parallel, and not `auth`
+        serve_gym("CartPole-v1", match=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -478,7 +478,7 @@ def test_without_policies_a_match_fills_its_seats_at_random_and_with_a_default_a
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"fps": None}, "agents and match: of a real-time world alone, give fps= too"),
+        ({"fps": None}, "agents and match: only in a real-time world; give fps= too"),
         ({"match": False, "countdown": 1.0}, "countdown are of a match: give match=True too"),
         ({"countdown": -1.0}, "expected countdown in seconds, from 0 to 3600, got -1.0"),
         ({"agents": 3}, "expected agents as policies"),

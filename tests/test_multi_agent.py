@@ -258,6 +258,12 @@ def test_what_is_no_environment_is_refused():
         bridge.make_parallel_remote(server.url)
 
 
+def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(SettingError, match=r"gymnasium-bridge\[pettingzoo\]"):
+        bridge.serve_parallel("butterfly/pistonball-v6")
+
+
 def test_bridge_imports_without_pettingzoo():
     """The extra is an extra: only asking for the remote parallel environment needs it, and says how to get it."""
     code = """

@@ -271,7 +271,7 @@ def test_tokens_are_asked_for_everywhere_but_at_health() -> None:
                 socket_.recv(20.0)
         with session(server, additional_headers={"Authorization": f"Basic {basic}"}) as socket_:
             assert ask(socket_, {"type": "reset"})["type"] == "observation"
-        with pytest.raises(ConnectError, match="401"):
+        with pytest.raises(ConnectError, match=r"401.*: 'a token is required, and none was sent; pass token=…"):
             make_remote(openenv(server))
         env = make_remote(openenv(server), token="secret")
         env.reset()
@@ -573,6 +573,15 @@ def test_an_answer_that_cannot_be_read_is_an_error_that_says_so(answer: Any, err
 def test_a_port_that_speaks_no_http_is_an_error_that_says_so() -> None:
     with serve_gym("CartPole-v1") as server, pytest.raises(ConnectError, match=r"GET /schema failed: BadStatus"):
         make_remote(f"openenv://127.0.0.1:{server.port}")
+
+
+def test_a_port_where_nobody_listens_is_an_error_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(
+        ConnectError, match=r"failed: \[Errno \d+\] Connection refused\. Is the server running there\?$"
+    ):
+        make_remote(f"openenv://127.0.0.1:{port}")
 
 
 def test_a_space_that_json_does_not_hold_is_named_to_the_client() -> None:

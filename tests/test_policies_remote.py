@@ -216,8 +216,10 @@ def test_a_server_of_another_kind_is_told(said, error):
 
 
 def test_what_cannot_be_meant_is_refused():
-    with pytest.raises(AddressError, match="a policy is served over WebSocket"):
-        RemotePolicy("grpc://localhost:1")
+    for url in ("grpc://localhost:1", "http://localhost:1", "localhost:1"):
+        with pytest.raises(AddressError, match=r"served over WebSocket\. Expected ws://HOST:PORT") as caught:
+            RemotePolicy(url)
+        assert "grpc://HOST" not in str(caught.value)
     with pytest.raises(SettingError, match="expected execution_horizon to be a positive integer, got 0"):
         RemotePolicy("ws://localhost:1", execution_horizon=0)
     with pytest.raises(SettingError, match="expected timeout to be a positive number of seconds"):

@@ -521,7 +521,7 @@ def test_there_is_no_frame_before_the_first_episode(serve: Any, join: Any) -> No
     [
         ({"missing_agent": "wait"}, "missing_agent are of lock-step, where a world waits"),
         ({"agent_timeout": 3.0}, "agent_timeout are of lock-step"),
-        ({"fps": None}, "realtime: of a real-time world alone, give fps= too"),
+        ({"fps": None}, "realtime: only in a real-time world; give fps= too"),
         ({"realtime": {"max_action_age": 1.0}}, r"expected realtime to be bridge.RealTime\(…\), got a dict"),
         ({"fps": 0}, "expected fps to be frames a second"),
         ({"realtime": bridge.RealTime(max_action_age=-1)}, "expected max_action_age in finite seconds"),

@@ -200,6 +200,15 @@ def test_a_film_has_a_frame_for_each_observation(tmp_path, recorded):
     assert frames == episode.length + 1
 
 
+def test_a_film_of_an_environment_that_cannot_draw_says_why_in_a_line(tmp_path):
+    pytest.importorskip("av")
+    with serve_gym(DrawsNothing, record=Recording(tmp_path / "runs", observations=True)) as server:
+        play(server.url, 1, steps=3)
+    with pytest.raises(RecordingError, match=r"gives no frames: the environment raised \w+ in render: .*$") as caught:
+        export_mp4(read_folder(tmp_path / "runs").episodes(), tmp_path, env=DrawsNothing)
+    assert "Traceback" not in str(caught.value)
+
+
 def test_a_film_that_cannot_be_finished_is_removed(tmp_path):
     pytest.importorskip("av")
 

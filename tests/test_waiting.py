@@ -13,15 +13,22 @@ from tests.inside import set_client_clock
 
 def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
     error = ConnectionLostError("grpc://a:1", "it closed the connection\nand more")
-    slot = SimpleNamespace(
-        phase=None,
-        away=True,
-        away_since=90.0,
-        title="slots 2 to 3",
-        remote=SimpleNamespace(url="grpc://a:1"),
-        state=SlotState.LOST,
-        error=error,
-    )
+    late = [
+        SimpleNamespace(
+            phase=None,
+            away=True,
+            away_since=90.0,
+            title=title,
+            remote=SimpleNamespace(url=url),
+            state=SlotState.LOST,
+            error=error,
+        )
+        for title, url in (
+            ("slots 2 to 3", "grpc://a:1"),
+            ("slots 4 to 5", "grpc://a:1"),
+            ("slots 6 to 7", "grpc://b:1"),
+        )
+    ]
     clock = SimpleNamespace(now=100.0)
     set_client_clock(monkeypatch, lambda: clock.now)
 
@@ -32,13 +39,14 @@ def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
         return False
 
     pool = SimpleNamespace(
-        members=SimpleNamespace(filling=[slot]), gather=gather, has_errors=False, stalled=0.0, policy=None
+        members=SimpleNamespace(filling=late), gather=gather, has_errors=False, stalled=0.0, policy=None
     )
-    with pytest.raises(RemoteTimeoutError, match="no observation within 60 s: slots 2 to 3"):
+    with pytest.raises(RemoteTimeoutError, match=r"within 60 s: slots 2 to 3 and 1 more \(.*; slots 6 to 7 \("):
         gather_all(pool, 60.0, "wait")
     assert [record.getMessage() for record in caplog.records] == [
-        "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 5 s of at most 60 s",
-        "waiting for slots 2 to 3 (grpc://a:1), lost: it closed the connection, 10 s of at most 60 s",
+        f"waiting {waited} s of at most 60 s for {slots} (grpc://{host}:1), lost: it closed the connection"
+        for waited in (5, 10)
+        for slots, host in (("slots 2 to 3 and 1 more", "a"), ("slots 6 to 7", "b"))
     ]
     assert caplog.records[0].levelno == logging.WARNING
     assert pool.stalled == pytest.approx(10.2)

@@ -145,8 +145,11 @@ def _look_up(module: ModuleType, name: str, item: str) -> Any:
 
 def _import(module_name: str, item: str) -> ModuleType:
     module_name = module_name.removesuffix(".py")  # who has a file names it so
-    if "/" in module_name or not all(module_name.split(".")):
-        raise SettingError(f"expected MODULE:NAME with a module as Python imports it, my_package.envs, got {item!r}")
+    if {*"/\\"} & {*module_name} or not all(module_name.split(".")):
+        raise SettingError(
+            f"expected MODULE:NAME with a module as Python imports it, my_package.envs, got {item!r}; of a file, run "
+            "this command in its folder, and write its name without the folder"
+        )
     try:
         return importlib.import_module(module_name)
     except ImportError as error:

@@ -90,7 +90,7 @@ class FileDirectory:
             AddressError: A line is no URL.
         """
         found: list[Endpoint] = []
-        for number, line in enumerate(Path(self.path).read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(Path(self.path).read_text(encoding="utf-8-sig").splitlines(), start=1):
             text = line.partition("#")[0].strip()
             if not text:
                 continue

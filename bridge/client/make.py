@@ -110,7 +110,9 @@ def make_vec_remote(
         raise SettingError(f"expected perlert:// URLs alone, or openenv://, or neither, got a mixture: {given!r:.200}")
     if any(of_perlert) and blocking:
         raise SettingError(f"blocking=True is for servers of dm_env_rpc, got perlert:// URLs: {given!r:.200}")
-    of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()} if blocking else {}
+    of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()}
+    if of_blocking and not blocking:
+        raise TypeError(f"make_vec_remote() takes {', '.join(sorted(of_blocking))} only with blocking=True")
     make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, **keywords)
     fewer = given_options(VectorOptions, keywords)
     if any(of_perlert):

@@ -18,7 +18,7 @@ from bridge.transport.credentials import TLS, TokenLike
 from bridge.watching.agents import Gallery
 from bridge.watching.render_mode import drawing_kwargs
 from bridge.worlds.controls import checked_play_fps
-from bridge.worlds.isolated.world import Isolation
+from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.observers import Observer
 from bridge.worlds.realtime.clocked_world import RealTime
 
@@ -65,8 +65,9 @@ class ServerOptions:
 
     Args:
         env_kwargs: Keyword arguments for the environment's constructor; those that a client sends override them.
-        host: The address to listen on. Beyond loopback, a server that is given neither a token nor
-            `TLS(client_ca=…)` makes a token, which its URL carries.
+        host: The address to listen on: `0.0.0.0` for every IPv4 address of this machine, `::` for IPv6 too. Beyond
+            loopback, a server that is given neither a token nor `TLS(client_ca=…)` makes a token, which its URL
+            carries.
         port: The port to listen on; 0: any free port.
         unix_path: Also listen on a Unix socket at this path, for clients on this machine: a little faster than TCP, and
             open to this user only. Its URL is `unix://` followed by the path.
@@ -139,6 +140,8 @@ class ServerOptions:
 
     def isolated(self, *, always: bool = False) -> Isolation | None:
         """Return the limits of worlds' processes; None: worlds live in the server's. `always`: as for `Isolation`."""
+        if self.isolation is not None:
+            start_method()  # it raises where a world's process imports a main module without a guard
         return Isolation.of(self.isolation, self.bounds.call_timeout, self.bounds.max_world_bytes, always=always)
 
     def play_fps(self) -> float | None:

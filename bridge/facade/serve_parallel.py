@@ -79,7 +79,7 @@ def serve_parallel(
     in_real_time = {"realtime": options.realtime, "agents": agents, "match": match or None}
     wrong = [name for name, value in (in_real_time if fps is None else in_lockstep).items() if value is not None]
     if wrong and fps is None:
-        raise SettingError(f"{' and '.join(wrong)}: of a real-time world alone, give fps= too")
+        raise SettingError(f"{' and '.join(wrong)}: only in a real-time world; give fps= too")
     if wrong:
         raise SettingError(
             f"{' and '.join(wrong)} are of lock-step, where a world waits for its agents; with fps={fps!r} it waits "

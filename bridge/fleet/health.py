@@ -151,6 +151,8 @@ def _read(url: str, event: Any) -> str | None:
         # proto3 leaves out a field of the value 0: an empty message is the status UNKNOWN.
         return _ANSWERS.get(bytes(event), f"status {bytes(event).hex() or 'UNKNOWN'}")
     if isinstance(event, HeadersReceived):
+        if event.fields.get(":status", "200") != "200" and "grpc-status" not in event.fields:
+            raise ConnectError(url, f"the answer has the HTTP status {event.fields[':status']}, as of a proxy")
         # Headers that end the stream are all of the answer, and have to have a status; the first ones of several have
         # none.
         code = event.fields.get("grpc-status", "0" if not event.end_stream else "2")

@@ -121,7 +121,12 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                 if isinstance(error, urllib.error.HTTPError):
                     # It holds the connection, and says in its body what is wrong, such as a space.
                     with error, contextlib.suppress(OSError, http.client.HTTPException):
-                        told += f": {error.read(1000)!r}"
+                        said: Any = error.read(1000)
+                        with contextlib.suppress(ValueError, KeyError, TypeError):
+                            said = json.loads(said)["detail"]
+                        told = f"{error}: {said!r:.1000}"
+                elif isinstance(error, urllib.error.URLError):
+                    told = f"{error.reason}. Is the server running there?"
                 found.put(ConnectError(self.url, f"GET /schema failed: {told}"))
 
         # `urllib` has a timeout for each piece of an answer, and none for the whole.

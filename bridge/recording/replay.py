@@ -193,7 +193,7 @@ class Replay:
         try:
             (frame,) = in_environment("render", self._host.draw, [lane if self.stream.kind == "lanes" else 0])
         except RequestError as error:
-            raise RecordingError(f"{self.stream.title} gives no frames: {error.message}") from error
+            raise RecordingError(f"{self.stream.title} gives no frames: {error.message.splitlines()[0]}") from error
         if not isinstance(frame, np.ndarray):
             raise RecordingError(f"{self.stream.title} renders {type(frame).__name__}, which is no picture")
         return frame

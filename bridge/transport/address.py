@@ -17,6 +17,7 @@ parameter `env_id`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import warnings
@@ -37,7 +38,7 @@ _OTHERS = (
 )
 _DIALED, _DIALED_WEBSOCKET = "dialed", "dialed+ws"
 _DEFAULT_PORTS = {"ws": 80, "wss": 443}
-_REPLACED = {"tcp": "grpc", "tcps": "grpcs"}
+_REPLACED = {"tcp": "grpc", "tcps": "grpcs", "http": "grpc", "https": "grpcs"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +146,10 @@ def parse_address(url: str) -> Address:
     except AddressError:
         raise
     except ValueError as error:
-        raise AddressError(url, str(error)) from error
+        hint = "; an IPv6 address stands in brackets: grpc://[::1]:50051" if text.count(":") > 2 else ""
+        raise AddressError(url, f"{error}{hint}") from error
     if (new := _REPLACED.get(parts.scheme)) is not None:
-        raise AddressError(url, f"{parts.scheme}:// is not supported any more; use {new}://{url.partition('://')[2]}")
+        raise AddressError(url, f"{parts.scheme}:// is not supported; use {new}://{url.partition('://')[2]}")
     if parts.scheme not in (*SCHEMES, _DIALED, _DIALED_WEBSOCKET):
         raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}{_OTHERS}")
     local = parts.scheme == "unix"
@@ -161,14 +163,9 @@ def parse_address(url: str) -> Address:
     world = settings.pop("world", None)
     try:
         compression = checked_compression(settings.pop("compression", None))
+        credentials = ClientCredentials(token=Token(settings.pop("token")) if "token" in settings else None)
     except SettingError as error:
-        raise AddressError(url, f"?compression=: {error}") from None
-    credentials = ClientCredentials()
-    if "token" in settings:
-        try:
-            credentials = ClientCredentials(token=Token(settings.pop("token")))
-        except SettingError as error:
-            raise AddressError(url, f"?token=: {error}") from None
+        raise AddressError(url, f"in its query, {error}") from None
     env_id = (settings.pop("env_id", None) if local else unquote(parts.path.lstrip("/"))) or None
     if world is not None and (env_id or settings):
         raise AddressError(url, "?world=NAME joins a world that exists, so an environment or settings cannot be given")
@@ -221,12 +218,9 @@ class _SecretUrl(str):
 
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError):
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def shown_token(address: Address) -> str | None:

@@ -57,7 +57,7 @@ class _Keeper:
         # Without the lock: the garbage collector may call `remove` in the new thread while `start` waits for it.
         try:
             thread.start()
-        except RuntimeError:  # the system has no thread left: the next one to be added tries again
+        except BaseException:  # no thread is left, or KeyboardInterrupt: the next one to be added tries again
             with self._change:
                 self._thread = None
                 self._all.discard(poller)

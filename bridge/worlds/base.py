@@ -341,10 +341,11 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
 def environment_failure(where: str, error: BaseException) -> RequestError:
     """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2)."""
     frames = traceback.format_exception(type(error), error, error.__traceback__)
+    form = "reset() gives (observation, info), step() (observation, reward, terminated, truncated, info). "
     return RequestError(
         Code.INTERNAL,
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
-        "Fix the environment, or call reset() to begin a new episode.",
+        f"{form if 'unpack' in str(error) else ''}Fix the environment, or call reset() to begin a new episode.",
     )
 
 

@@ -18,9 +18,8 @@ from bridge.worlds.kinds import Lanes
 __all__ = ["Rewards", "as_number", "explain_lane_failure", "prepare_lanes"]
 
 _REMEDY = (
-    "an environment of several agents is served with serve_parallel, as a PettingZoo ParallelEnv; a reward of several "
-    "objectives needs a reward_space of the environment, or a wrapper on the server that makes it a number, such as "
-    "mo_gymnasium.wrappers.LinearReward"
+    "an environment of several agents is served with serve_parallel; a reward of several objectives needs a "
+    "reward_space, or a wrapper on the server that makes it a number, such as mo_gymnasium.wrappers.LinearReward"
 )
 
 
@@ -138,8 +137,7 @@ def explain_lane_failure(error: BaseException) -> BaseException:
     while trace.tb_next is not None:
         trace = trace.tb_next
     # The innermost frame is in the environment's code where that raised, and in Gymnasium's where it could not write a
-    # reward or a flag into its arrays.
-    if trace.tb_frame.f_code.co_filename != sync_module.__file__:
+    # reward or a flag into its arrays, or got too few of them.
+    if trace.tb_frame.f_code.co_filename != sync_module.__file__ or "unpack" in str(error):
         return error
-    text = f"expected a number as reward and truth values as flags of each environment: {error}; {_REMEDY}"
-    return RequestError(Code.INTERNAL, text)
+    return RequestError(Code.INTERNAL, f"expected a number as reward and truth values as flags: {error}; {_REMEDY}")

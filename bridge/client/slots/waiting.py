@@ -62,21 +62,25 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
         late = [member for member in members if not (member.phase in SETTLED or tolerated(member))]
         raise RemoteTimeoutError(
             ", ".join(dict.fromkeys(member.remote.url for member in late)),
-            f"no observation within {timeout:g} s: {'; '.join(map(_describe, late))}",
+            f"no observation within {timeout:g} s: {'; '.join(_describe(late))}",
         )
 
 
 def _tell(members: Sequence[Member], waited: float, timeout: float) -> None:
     """Log what is waited for, in a few lines."""
-    late = [member for member in members if member.phase not in SETTLED]
-    # Of a fleet that is gone nobody reads a line for each of thousands of slots.
-    for member in late[:_MOST_LINES]:
-        _log.warning("waiting for %s, %.0f s of at most %g s", _describe(member), waited, timeout)
-    if len(late) > _MOST_LINES:
-        _log.warning("waiting for %d more", len(late) - _MOST_LINES)
+    lines = _describe([member for member in members if member.phase not in SETTLED])
+    # Of a fleet that is gone nobody reads a line for each of thousands of servers.
+    for line in lines[:_MOST_LINES]:
+        _log.warning("waiting %.0f s of at most %g s for %s", waited, timeout, line)
+    if len(lines) > _MOST_LINES:
+        _log.warning("waiting for %d more", len(lines) - _MOST_LINES)
 
 
-def _describe(member: Member) -> str:
-    """Say which slots a member fills, where they are, and why."""
-    reason = f": {member.error.reason}" if member.error is not None else ""
-    return f"{member.title} ({member.remote.url}), {member.state.name.lower()}{reason.partition(chr(10))[0]}"
+def _describe(late: Sequence[Member]) -> list[str]:
+    """Say which slots members fill, where they are, and why, in a line for all that are late for the same reason."""
+    titles: dict[str, list[str]] = {}
+    for member in late:
+        reason = f": {member.error.reason}" if member.error is not None else ""
+        why = f"({member.remote.url}), {member.state.name.lower()}{reason.partition(chr(10))[0]}"
+        titles.setdefault(why, []).append(member.title)
+    return [f"{own[0]}{f' and {len(own) - 1} more' if own[1:] else ''} {why}" for why, own in titles.items()]

@@ -140,7 +140,7 @@ class Dialer:
                 hint = " `ulimit -n` says how many this process may have, and raises it."
             # Servers listen on loopback unless told: the machine is there, and nobody at this address of it.
             if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self.address.host):
-                hint += " It takes connections of other machines only if it was started with --host 0.0.0.0 (host=)."
+                hint += " It takes connections of other machines only with --host 0.0.0.0, or :: for IPv6 too (host=)."
             self.failed(f"no connection: {detail}.{hint}")
 
     def _on_ready(self, sock: socket.socket, events: int) -> None:

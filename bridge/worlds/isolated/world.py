@@ -148,7 +148,7 @@ class WorldProcess:
         if _WAITS_FOR_PROCESSES:
             # The end of the pipe is not enough: what the environment has started itself may hold its other end open.
             runtime.add_reader(self._process.sentinel, self._on_exit)
-        await self.ask(b"h", b"", "its start", limit=_START)  # imports are not the environment's time
+        await self.ask(b"h", b"", "its start (see what it printed)", limit=_START)  # imports are not its time
         description: list[Any] = values.decode(await self.ask(b"?", b"", "its construction"))
         return description
 

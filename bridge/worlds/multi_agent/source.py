@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import gymnasium
 
 from bridge.errors import Code, RequestError, SettingError
+from bridge.extras import needed
 from bridge.worlds.base import World
 from bridge.worlds.default_actions import check_default_action
 from bridge.worlds.environment import Environment
@@ -39,7 +40,8 @@ SETTINGS = ("render_mode", "kwargs")
 
 def _maker(env_id: str) -> Callable[..., object]:
     """Find an environment in PettingZoo's own registry, the parallel ones first."""
-    import pettingzoo
+    with needed("an id of PettingZoo's registry needs PettingZoo", "pettingzoo"):
+        import pettingzoo
 
     # A parallel environment needs no conversion.
     for kind, registry in (("parallel", "parallel_registry"), ("aec", "aec_registry")):
