@@ -74,8 +74,8 @@ def test_a_file_has_a_url_a_line_and_comments(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_url_is_named(tmp_path: Path) -> None:
     file = tmp_path / "urls.txt"
-    file.write_text("grpc://a:1\nhttp://b:2\n")
-    with pytest.raises(errors.AddressError, match=r"scheme 'http'.*line 2 of .*urls\.txt"):
+    file.write_text("grpc://a:1\nftp://b:2\n")
+    with pytest.raises(errors.AddressError, match=r"scheme 'ftp'.*line 2 of .*urls\.txt"):
         FileDirectory(str(file)).endpoints()
 
 

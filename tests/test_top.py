@@ -322,7 +322,7 @@ def test_targets_are_urls_or_one_directory() -> None:
     with pytest.raises(SettingError, match="one directory alone"):
         find_directory(["a:1", "file:///urls.txt"])
     with pytest.raises(AddressError, match="scheme"):
-        find_directory(["http://a:1"])
+        find_directory(["ftp://a:1"])
 
 
 def test_a_fleet_on_ray_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
