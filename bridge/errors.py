@@ -115,15 +115,19 @@ def shown_url(url: str) -> str:
 class AddressError(UsageError, ValueError):
     """A URL that cannot be read."""
 
-    def __init__(self, url: str, reason: str) -> None:
+    expected = (
+        "grpc://HOST:PORT, optionally with the environment id as its path and settings as its query, e.g. "
+        "grpc://localhost:50051/CartPole-v1?num_envs=8"
+    )
+    """The form that the URL should have."""
+
+    def __init__(self, url: str, reason: str, expected: str | None = None) -> None:
         super().__init__(shown_url(url), reason)
         self.url, self.reason = shown_url(url), reason
+        self.expected = expected or self.expected
 
     def __str__(self) -> str:
-        return (
-            f"cannot read the URL {self.url!r}: {self.reason}. Expected grpc://HOST:PORT, optionally with the "
-            "environment id as its path and settings as its query, e.g. grpc://localhost:50051/CartPole-v1?num_envs=8"
-        )
+        return f"cannot read the URL {self.url!r}: {self.reason}. Expected {self.expected}"
 
 
 class SettingError(UsageError, ValueError):

@@ -1,6 +1,7 @@
 """`bridge.transport.address`: what a URL says, and what is said of one that cannot be read."""
 
 import dataclasses
+import pickle
 
 import pytest
 
@@ -163,3 +164,9 @@ def test_no_error_about_a_url_shows_its_token(url):
     assert "sec%20ret" not in str(caught.value)
     assert "token=s" not in str(caught.value)
     assert "=secret" not in str(caught.value)
+
+
+def test_an_error_keeps_the_form_that_was_expected_in_a_copy():
+    error = AddressError("ws:/h", "it names no host", "ws://HOST:PORT")
+    assert str(error) == "cannot read the URL 'ws:/h': it names no host. Expected ws://HOST:PORT"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

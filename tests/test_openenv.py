@@ -793,10 +793,10 @@ def test_a_token_in_the_url_of_slots_is_used_and_not_told(caplog: pytest.LogCapt
 
 
 def test_urls_of_openenv_are_checked() -> None:
-    with pytest.raises(AddressError, match="openenv://HOST:PORT"):
-        make_remote("openenv://")
-    with pytest.raises(AddressError, match="no path and no settings"):
-        make_remote("openenv://localhost:1/CartPole-v1")
+    for url, problem in (("openenv://", "no host"), ("openenv://localhost:1/CartPole-v1", "no path and no settings")):
+        with pytest.raises(AddressError, match=rf"{problem}\. Expected openenv://HOST:PORT") as caught:
+            make_remote(url)
+        assert "grpc://" not in str(caught.value)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectError, match="/schema"):

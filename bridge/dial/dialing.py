@@ -63,7 +63,8 @@ class Dialing:
     def __init__(self, server: Server, url: str, credentials: ClientCredentials, name: str | None = None) -> None:
         address = parse_address(url)
         if address.path or address.dialed or address.env_id or address.settings:
-            raise AddressError(url, "expected the trainer's grpc://HOST:PORT or ws://HOST:PORT, or grpcs:// or wss://")
+            form = "grpc://HOST:PORT or ws://HOST:PORT, with TLS grpcs:// or wss://"
+            raise AddressError(url, "a trainer that waits has neither path nor settings", form)
         self._name = name or f"{socket.gethostname()[:40]}-{os.getpid()}-{server.port}"
         if problem := problem_of_name(self._name):
             raise SettingError(problem)

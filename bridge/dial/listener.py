@@ -33,6 +33,7 @@ from bridge.transport.credentials import TLS, TokenLike
 __all__ = ["DialListener", "ListeningVectorEnv", "first_dialed"]
 
 _log, _refusals = SafeLog(__name__), LimitedLog(__name__)
+_URL = "listen://HOST:PORT, with the address of this machine to listen on"
 _LIMITS = Limits(hello_timeout=10.0)
 """Of callers: the seconds that they have to ask to be let in."""
 _MOST = 64
@@ -132,9 +133,9 @@ class DialListener:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError as error:
-            raise AddressError(url, str(error)) from error
+            raise AddressError(url, str(error), _URL) from error
         if parts.scheme != "listen" or not host or port is None or parts.path.strip("/") or parts.query:
-            raise AddressError(url, "expected listen://HOST:PORT, with the address of this machine to listen on")
+            raise AddressError(url, "it has no address to listen on, or more than that", _URL)
         security = Security.of(token, token_file, tls)
         if security.for_host(host, insecure=False) is not security:
             raise SettingError(f"{url!r} is open to other machines: give token=, which each server has to show")

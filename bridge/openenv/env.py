@@ -47,6 +47,7 @@ with needed("openenv:// needs the package websockets", "web"):
 
 __all__ = ["OpenEnvEnv", "OpenEnvVectorEnv"]
 
+_URL = "openenv://HOST:PORT, or openenvs://HOST:PORT with TLS"
 _NO_VALUES = ("done", "reward", "metadata")
 
 
@@ -86,9 +87,9 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         try:
             address = parse_address(f"ws{url.strip().removeprefix('openenv')}")
         except AddressError as error:
-            raise AddressError(url, f"{error.reason}: expected openenv://HOST:PORT, or openenvs:// with TLS") from None
+            raise AddressError(url, error.reason, _URL) from None
         if address.env_id or address.world is not None or address.settings:
-            raise AddressError(url, "expected openenv://HOST:PORT alone: OpenEnv has no path and no settings")
+            raise AddressError(url, "OpenEnv has no path and no settings", _URL)
         self.url = shown_url(url)
         address = address.with_credentials(ClientCredentials.of(token=token))
         self._timeout = checked_timeout(timeout)

@@ -17,11 +17,9 @@ __all__ = ["PerlertAddress", "PerlertAddressError", "parse_perlert_address"]
 class PerlertAddressError(AddressError):
     """A `perlert://` URL that cannot be read."""
 
-    def __str__(self) -> str:
-        return (
-            f"cannot read the URL {self.url!r}: {self.reason}. Expected perlert://HOST:PORT/NAME:NUMBER, "
-            "e.g. perlert://localhost:32322/cartpole:0, optionally with ?agent=KEY&tag=TAG"
-        )
+    expected = (
+        "perlert://HOST:PORT/NAME:NUMBER, e.g. perlert://localhost:32322/cartpole:0, optionally with ?agent=KEY&tag=TAG"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

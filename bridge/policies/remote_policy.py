@@ -24,13 +24,6 @@ __all__ = ["RemotePolicy"]
 _ANSWER = "answer of the policy"
 
 
-class PolicyAddressError(AddressError):
-    """A URL that is none of a served policy."""
-
-    def __str__(self) -> str:
-        return f"cannot read the URL {self.url!r}: {self.reason}. Expected ws://HOST:PORT or wss://HOST:PORT"
-
-
 class RemotePolicy:
     """A policy behind a WebSocket that speaks openpi's wire: `serve_policy`, or a server of openpi.
 
@@ -63,7 +56,7 @@ class RemotePolicy:
         tls: TLS | None = None,
     ) -> None:
         if not str(url).startswith(("ws://", "wss://")):
-            raise PolicyAddressError(url, "a policy is served over WebSocket")
+            raise AddressError(url, "a policy is served over WebSocket", "ws://HOST:PORT or wss://HOST:PORT")
         address = parse_address(url)
         address = address.with_credentials(ClientCredentials.of(token=token, token_file=token_file, tls=tls))
         if execution_horizon is not None:
