@@ -768,6 +768,7 @@ def test_files_of_the_page_are_compressed_for_those_who_take_it(server, accepted
             bodies.append(hand.body())
     plain, sent = bodies
     assert ("Content-Encoding: gzip" in head) is packed
+    assert "Vary: Accept-Encoding" in head
     assert (gzip.decompress(sent) if packed else sent) == plain
     assert (len(sent) < len(plain) / 2) is packed
 

@@ -8,6 +8,7 @@ server's own: the `Host` must be an address, or a name that the server knows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import http
 import importlib.resources
@@ -39,6 +40,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
+    "Vary": "Accept-Encoding",
 }
 _PORTS = {"http": 80, "https": 443}
 
@@ -81,6 +83,11 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     page, kind = found["/index.html"]
     found["/"] = found["/index.html"] = page.replace(b"</head>", "".join(scripts).encode() + b"</head>"), kind
     return found
+
+
+@functools.cache
+def _compressed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,7 +178,6 @@ class WebSite:
     ) -> None:
         self.openenv = openenv
         self._files = files
-        self._packed = {path: gzip.compress(content, mtime=0) for path, (content, _) in files.items()}
         self._hosts = {"localhost", socket.gethostname().lower()}
         for host in hosts.split(",") if isinstance(hosts, str) else hosts:
             if not host or set(host) & set(":/@ "):
@@ -182,10 +188,10 @@ class WebSite:
         """Answer a request for a file; `encodings` is the header field `Accept-Encoding`."""
         if method not in ("GET", "HEAD"):
             return HttpAnswer(http.HTTPStatus.METHOD_NOT_ALLOWED, b"expected GET or HEAD\n")
-        if (found := self._files.get(path := path.partition("?")[0])) is None:
+        if (found := self._files.get(path.partition("?")[0])) is None:
             return HttpAnswer(http.HTTPStatus.NOT_FOUND, b"there is no such file here\n")
         if "gzip" in map(str.strip, encodings.split(",")):
-            return HttpAnswer(http.HTTPStatus.OK, self._packed[path], found[1], "gzip")
+            return HttpAnswer(http.HTTPStatus.OK, _compressed(found[0]), found[1], "gzip")
         return HttpAnswer(http.HTTPStatus.OK, *found)
 
     def check_host(self, host: str | None) -> HttpAnswer | None:
