@@ -1283,9 +1283,9 @@ class StandaloneServer:
     def process(self, requests, context):
         """Serve a connection, in a thread of its own: an answer for each request, in order."""
         metadata = dict(context.invocation_metadata())
-        scheme, _, shown = str(metadata.get("authorization", "")).partition(" ")
+        shown = re.sub("(?i)^bearer ", "bearer ", str(metadata.get("authorization", "")))
         # Compared in constant time, so that the time of a refusal tells nothing of the token.
-        if self.token and not (hmac.compare_digest(shown.encode(), self.token.encode()) and scheme.lower() == "bearer"):
+        if self.token is not None and not hmac.compare_digest(shown.encode(), f"bearer {self.token}".encode()):
             log.warning("refused %s: no token, or a wrong one", context.peer())
             text = "the token is wrong" if shown else "a token is required, and none was sent"
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{text}; pass token=..., or set BRIDGE_TOKEN")
