@@ -38,7 +38,7 @@ _OTHERS = (
 )
 _DIALED, _DIALED_WEBSOCKET = "dialed", "dialed+ws"
 _DEFAULT_PORTS = {"ws": 80, "wss": 443}
-_REPLACED = {"tcp": "grpc", "tcps": "grpcs", "http": "grpc", "https": "grpcs"}
+_INSTEAD = {"tcp": "grpc", "tcps": "grpcs", "http": "grpc", "https": "grpcs"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def parse_address(url: str) -> Address:
     except ValueError as error:
         hint = "; an IPv6 address stands in brackets: grpc://[::1]:50051" if text.count(":") > 2 else ""
         raise AddressError(url, f"{error}{hint}") from error
-    if (new := _REPLACED.get(parts.scheme)) is not None:
+    if (new := _INSTEAD.get(parts.scheme)) is not None:
         raise AddressError(url, f"{parts.scheme}:// is not supported; use {new}://{url.partition('://')[2]}")
     if parts.scheme not in (*SCHEMES, _DIALED, _DIALED_WEBSOCKET):
         raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}{_OTHERS}")

@@ -175,8 +175,10 @@ def warn_of_readers(path: str | os.PathLike[str], stacklevel: int) -> None:
         stacklevel: As for `warnings.warn`, of the caller.
     """
     if os.name == "posix" and os.stat(path).st_mode & stat.S_IROTH:
-        text = f"other users of this machine can read the token in {os.fspath(path)}: run `chmod 600 {os.fspath(path)}`"
-        text = f"{text}; `bridge token --out FILE` makes a file that only you can read"
+        text = (
+            f"other users of this machine can read the token in {os.fspath(path)}: run `chmod 600 {os.fspath(path)}`; "
+            "`bridge token --out FILE` makes a file that only you can read"
+        )
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
 
 

@@ -99,7 +99,7 @@ class Stepper:
         else:
             try:
                 self.pool.begin(member, settings)
-            except BaseException:  # KeyboardInterrupt, as in `_send_steps`
+            except BaseException:  # KeyboardInterrupt, as in `send_steps`
                 self.pool.lose_interrupted(member, "its reset was sent")
                 raise
 

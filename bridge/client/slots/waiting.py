@@ -73,7 +73,7 @@ def _tell(members: Sequence[Member], waited: float, timeout: float) -> None:
     for line in lines[:_MOST_LINES]:
         _log.warning("waiting %.0f s of at most %g s for %s", waited, timeout, line)
     if len(lines) > _MOST_LINES:
-        _log.warning("waiting for %d more", len(lines) - _MOST_LINES)
+        _log.warning("and %d further lines like these, which are left out", len(lines) - _MOST_LINES)
 
 
 def _describe(late: Sequence[Member]) -> list[str]:
