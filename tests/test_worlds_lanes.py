@@ -18,7 +18,17 @@ from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv
-from tests.support import TAXI, Direct, assert_identical, direct_world, gym_source, keeping, layout_of, sampled
+from tests.support import (
+    TAXI,
+    Direct,
+    assert_identical,
+    direct_world,
+    gym_source,
+    keeping,
+    lane_info,
+    layout_of,
+    sampled,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -297,19 +307,49 @@ def test_options_reach_every_lane_once(lanes):
 # Failures
 
 
-def test_a_lane_that_raises_is_told_and_a_reset_mends_it():
-    # D-2
+def test_a_lane_that_raises_is_truncated_alone_and_begins_anew_in_the_next_step():
     world = world_of(SyncVectorEnv([lambda: FailingEnv(fail_in_step=2), CountingEnv]))
     agent = world.join({})
     agent.begin()
     act(agent, np.zeros(2, np.int64))
-    error = refusal(act, agent, np.zeros(2, np.int64))
-    assert error.code == Code.INTERNAL
-    assert "TestFailure in step: step 2 fails on purpose" in error.message
-    agent.reset({}, True)
-    agent.begin()
-    assert observation_of(agent)[:, 1].tolist() == [0, 0]
     assert act(agent, np.zeros(2, np.int64)) == pb.RUNNING
+    assert observation_of(agent).tolist() == [[1, 1], [1, 2]]
+    rewards, terminated, truncated = look(agent, "reward", "terminated", "truncated")
+    assert (rewards[0], terminated.tolist(), truncated.tolist()) == (0.0, [False, False], [True, False])
+    infos = [lane_info(info_of(agent), lane) for lane in range(2)]
+    assert "TestFailure in step: step 2 fails on purpose" in infos[0]["error"]
+    assert infos[1] == {}
+    assert act(agent, np.zeros(2, np.int64)) == pb.RUNNING
+    assert observation_of(agent).tolist() == [[2, 0], [1, 3]]
+    assert not look(agent, "truncated")[0].any()
+    world.close()
+
+
+class NeverBegins(CountingEnv):
+    """Its resets raise."""
+
+    def reset(self, *, seed=None, options=None):
+        raise ValueError("no level to begin with")
+
+
+def test_a_lane_whose_every_reset_raises_is_told_while_it_has_no_observation():
+    # D-2
+    world = world_of(SyncVectorEnv([CountingEnv, NeverBegins]))
+    agent = world.join({})
+    error = refusal(agent.begin)
+    assert error.code == Code.INTERNAL
+    assert "ValueError in reset: no level to begin with" in error.message
+    world.close()
+
+
+def test_a_reset_that_was_asked_for_and_raises_is_tried_again_without_the_other_lanes():
+    world = world_of(SyncVectorEnv([CountingEnv, lambda: FailingEnv(fail_in_reset=2)]))
+    agent = world.join({})
+    for episode in (1, 2):
+        agent.reset({}, episode == 2)
+        assert agent.begin() == pb.RUNNING
+        assert observation_of(agent).tolist() == [[episode, 0], [episode, 0]]
+        assert not look(agent, "truncated")[0].any()
     world.close()
 
 

@@ -250,12 +250,16 @@ class BlockingReset(BatchWrapper):
         results = self.env.wait_for_all(pending, seconds, same_step=same_step, on_lost=self._on_lost)
         if pending == "step":
             ended = self._finished = results.ended
-            if results.errors or self._failures.any():
+            if results.errors or results.failures or self._failures.any():
                 self._raise_lost(results)
                 self._count_failures(results, ended)
         # Slots that were not reset may have ended, and still need it.
         elif self._reset_mask is not None:
             self._finished = self._finished & ~self._reset_mask
+            if results.failures:
+                # As of a slot of its own: such a lane has no new observation, only its last one.
+                self._finished[list(results.failures)] = True
+                raise next(iter(results.failures.values()))
         if self._on_lost == "continue":
             self._mark_valid(results, pending)
         return results
@@ -273,7 +277,7 @@ class BlockingReset(BatchWrapper):
     def _count_failures(self, results: Results, ended: Array) -> None:
         """Raise where a slot's environment does nothing but fail."""
         for slot in np.flatnonzero(ended).tolist():
-            error = results.errors.get(slot)
+            error = results.errors.get(slot) or results.failures.get(slot)
             failed = isinstance(error, EnvironmentFailedError)
             self._failures[slot] = self._failures[slot] + 1 if failed else 0
             if error is not None and self._failures[slot] == self._max_failures:
@@ -284,7 +288,8 @@ class BlockingReset(BatchWrapper):
 
     def _mark_valid(self, results: Results, pending: str) -> None:
         """Tell which transitions the environments made: neither lost ones nor the first observation after them."""
-        observed = results.valid
+        observed = results.valid.copy()
+        observed[list(results.failures)] = False
         if pending == "reset" and self._reset_mask is not None:
             observed = np.where(self._reset_mask, observed, self._observed)
         results.common["valid"] = observed if pending == "reset" else observed & self._observed

@@ -29,6 +29,7 @@ __all__ = [
     "check_count",
     "decode",
     "decode_info",
+    "decode_lane_infos",
     "decode_request",
     "encode",
     "encode_info",
@@ -109,13 +110,19 @@ def encode(value: Any) -> bytes:
     return to_value(value).SerializeToString()
 
 
-def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], notes: Notes, form: Any = UNCHANGED) -> bytes:
+def encode_info(
+    info: Mapping[str, Any] | list[Mapping[str, Any]],
+    notes: Notes,
+    form: Any = UNCHANGED,
+    failed: Iterable[int] = (),
+) -> bytes:
     """Encode an info; what cannot be carried is left out of dicts and sets, and None in lists.
 
     Args:
         info: The environment's own dict, or a list of the lanes' dicts.
         notes: Grows by what is left out; those that were not sent yet go along.
         form: What `Layout.form` says of the observations from here on.
+        failed: The lanes whose environments failed, each with an `error` in its info.
     """
     # Most steps have nothing to tell: both ends then skip building and parsing.
     if not info and not notes and form is UNCHANGED:
@@ -125,6 +132,7 @@ def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], notes: Notes,
     message.notes.extend(notes.take())
     if form is not UNCHANGED:
         _fill(message.form, form, "form", 0)
+    message.failed.extend(failed)
     return message.SerializeToString()
 
 
@@ -134,11 +142,20 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
     Returns:
         The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`.
     """
+    return decode_lane_infos(data)[:3]
+
+
+def decode_lane_infos(data: bytes) -> tuple[Any, list[str], Any, tuple[int, ...]]:
+    """Decode what `encode_info` gave of lanes; raises as `decode`.
+
+    Returns:
+        As `decode_info`, and the lanes whose environments failed.
+    """
     if data == EMPTY_DICT:
-        return {}, [], UNCHANGED
+        return {}, [], UNCHANGED, ()
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
-    return from_value(message), list(message.notes), form
+    return from_value(message), list(message.notes), form, tuple(message.failed)
 
 
 def remarks_of(data: bytes) -> pb.Value | None:

@@ -132,6 +132,8 @@ class Registry:
         self._began = time.monotonic()
         self._past_steps = self._past_episodes = 0
         """Of worlds that went."""
+        self.note_failure: Callable[[str, str], None] = lambda name, message: None
+        """Logs what an environment raised where no request is refused for it: the world's name, and the message."""
         self.counted: Callable[[], dict[str, float]] = dict
         """Counts what the other parts of the server do, for `status`."""
 
@@ -220,6 +222,7 @@ class Registry:
 
     async def _make_world(self, name: str, settings: Settings) -> World:
         world = await self._source.make_world(name, settings, self._runtime)
+        world.report_failure = lambda message: self.note_failure(name, message)
         try:
             self.check_open()  # it was built while the server stopped
             for observer in self._observers:

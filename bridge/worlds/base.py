@@ -18,7 +18,6 @@ from bridge.errors import Code, RequestError, SettingError, StartError, Unsuppor
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.resets import ResetBook, ResetOrder
-from bridge.worlds.rewards import explain_lane_failure
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_bool, read_text, refuse_unknown
 
@@ -172,6 +171,9 @@ class World(abc.ABC):
     """Seconds after which it goes where nobody is in; None: it waits for the server's `idle_timeout`."""
     title: str | None = None
     """Its name, as a person reads it; None: the name of the source of the server's worlds."""
+
+    report_failure: Callable[[str], None] = staticmethod(lambda message: None)
+    """Logs what an environment raised where no request is refused for it; set by the server."""
 
     @abc.abstractmethod
     def join(self, settings: Settings) -> Agent:
@@ -365,9 +367,6 @@ def start_error(title: str, error: RequestError) -> SettingError | StartError:
 
 def answer_to(where: str, error: BaseException) -> RequestError:
     """Convert an exception of an environment: FAILED_PRECONDITION for wrong use, else INTERNAL."""
-    # NumPy's error in `SyncVectorEnv` does not say that it is about a reward.
-    if where == "step":
-        error = explain_lane_failure(error)
     if isinstance(error, RequestError):
         return error
     if isinstance(error, (SettingError, UnsupportedSpaceError)):

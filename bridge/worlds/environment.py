@@ -154,6 +154,8 @@ class Environment(Protocol):
     """How long its calls took."""
     notes: list[str]
     """Remarks for clients on what it returned; whoever tells them takes them."""
+    failures: dict[int, str]
+    """Why lanes failed in the last call, by lane, where each fails alone; always the same object."""
 
     @property
     def ended(self) -> RequestError | None:
@@ -199,6 +201,7 @@ class EnvironmentProxy:
         self.executor = env.executor
         self.times = env.times
         self.notes = env.notes
+        self.failures = env.failures
 
     @property
     def ended(self) -> RequestError | None:

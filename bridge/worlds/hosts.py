@@ -30,7 +30,8 @@ from bridge.worlds.controls import controls_of
 from bridge.worlds.environment import EnvFacts, Result
 from bridge.worlds.kinds import BatchVector, GymEnv, Known, Lanes, ParallelEnv
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
-from bridge.worlds.rewards import prepare_lanes
+from bridge.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
+from bridge.worlds.rewards import refuse_array_rewards
 
 __all__ = ["AnyHost", "checked_lanes", "checked_values", "host_of", "refuse_private"]
 
@@ -56,6 +57,8 @@ class Host(abc.ABC, Generic[E]):
         """The environments that can be stepped one by one, where they are several."""
         self.notes: list[str] = []
         """Remarks for clients on what it returned."""
+        self.failures: dict[int, str] = {}
+        """Why lanes failed in the last call, by lane, where each fails alone; always the same dict."""
 
     def reset(self, seed: object, options: Any) -> Result:
         """Reset it, as a local caller would: not every `reset` takes both."""
@@ -221,7 +224,10 @@ class EnvHost(Host[GymEnv]):
 
 
 class LanesHost(Host[Lanes]):
-    """Lanes that one call steps together. The infos of Gymnasium's own vector environments are joined without loss.
+    """Lanes that one call steps together.
+
+    In place of a SyncVectorEnv, a `LaneVectorEnv` steps its environments. The infos of this one and of an
+    AsyncVectorEnv are joined without loss.
 
     An AsyncVectorEnv is of no use any more once one of its lanes has raised, since that ended the lane's process: the
     next reset makes another one.
@@ -245,11 +251,19 @@ class LanesHost(Host[Lanes]):
         self._adopt(env)
 
     def _adopt(self, env: Lanes) -> None:
-        self.env = env
-        prepare_lanes(env, self.facts.reward_space)
-        self._collects = collect_infos(env)
-        same_step = self.facts.autoreset is AutoresetMode.SAME_STEP
-        self._finals = FinalInfos(self.facts) if same_step and not self._collects else None
+        facts = self.facts
+        self.env = env = with_lanes_of_ours(env, facts.observation_space, facts.reward_space)
+        refuse_array_rewards(env, facts.reward_space)
+        inner = env.unwrapped
+        self._ours = inner if isinstance(inner, LaneVectorEnv) else None
+        if self._ours is not None:
+            self.failures = self._ours.failed
+        # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
+        self._collects = type(env) in (LaneVectorEnv, AsyncVectorEnv)
+        if type(env) is AsyncVectorEnv:
+            collect_infos(env)
+        same_step = facts.autoreset is AutoresetMode.SAME_STEP
+        self._finals = FinalInfos(facts) if same_step and not self._collects else None
         if self.facts.steps_lanes:
             self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in kinds.local_parts(env)]
 
@@ -264,12 +278,22 @@ class LanesHost(Host[Lanes]):
             self._broken = None
             # All of them are new: a reset cannot leave one as it is.
             options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
-        observation, info = self._guarded("reset", super().reset, seed, options)
+        info: Any
+        if self._ours is self.env:
+            observation, info = self._ours.reset_lanes(seed, options)
+        else:
+            observation, info = self._guarded("reset", super().reset, seed, options)
         return observation, join_infos(info, self.env.num_envs) if self._collects else info
 
     def step(self, action: object) -> Result:
         """Step all lanes."""
-        observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
+        info: Any
+        if self._ours is self.env:
+            observation, reward, terminated, truncated, info = self._ours.step_lanes(action)
+        else:
+            observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
+        if self._ours is not None and self._ours.notes:
+            self.notes += self._ours.notes.take()
         if self._collects:
             info = join_infos(info, self.env.num_envs)
         elif self._finals is not None:

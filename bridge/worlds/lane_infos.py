@@ -12,20 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.worlds.environment import EnvFacts
-from bridge.worlds.kinds import Lanes
 
 __all__ = ["FinalInfos", "collect_infos", "join_infos"]
 
 
-def collect_infos(env: Lanes) -> bool:
-    """Let a vector environment return its infos as `{lane: info}`; False where it joins them in a way of its own."""
-    # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
-    if type(env) not in (SyncVectorEnv, AsyncVectorEnv):
-        return False
+def collect_infos(env: AsyncVectorEnv) -> None:
+    """Change an AsyncVectorEnv to return its infos as `{lane: info}`."""
 
     def keep(infos: dict[Any, dict[str, object]], info: dict[str, object], lane: int) -> dict[Any, dict[str, object]]:
         if info:
@@ -35,7 +31,6 @@ def collect_infos(env: Lanes) -> bool:
         return infos
 
     env._add_info = keep  # type: ignore[method-assign,assignment]  # noqa: SLF001 - Gymnasium's hook for it
-    return True
 
 
 def join_infos(infos: Mapping[int, Mapping[str, object]], lanes: int) -> dict[str, object] | list[Mapping[str, object]]:
@@ -49,7 +44,7 @@ def join_infos(infos: Mapping[int, Mapping[str, object]], lanes: int) -> dict[st
         return {}
     if not _uniform(list(infos.values())):
         return [infos.get(lane, {}) for lane in range(lanes)]
-    joiner: Lanes = VectorEnv()
+    joiner = VectorEnv[Any, Any, Any]()
     joiner.num_envs = lanes
     joined: dict[str, object] = {}
     for lane, info in infos.items():

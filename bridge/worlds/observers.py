@@ -184,7 +184,8 @@ class Episodes(Listener):
         self._lengths += counts
         for lane in np.flatnonzero(ended & counts).tolist():
             self._end(lane)
-        self._resets = ended & counts & (self._facts.autoreset is AutoresetMode.NEXT_STEP)
+        # A lane whose reset failed is truncated once more, and reset by the next step.
+        self._resets = ended & (self._facts.autoreset is AutoresetMode.NEXT_STEP)
 
     def _end(self, lane: int) -> None:
         episode = Episode(lane, float(self._sums[lane]), int(self._lengths[lane]), dict(self._agents))

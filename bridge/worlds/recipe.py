@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import gymnasium
@@ -163,14 +164,17 @@ class EnvRecipe:
         if self.vectorization_mode == "async":
             # The server has threads, so its processes must not be forked.
             vector_kwargs["context"] = start_method()
-        vector: Lanes = gymnasium.make_vec(
-            self.spec,
-            num_envs=self.num_envs,
-            vectorization_mode=self.vectorization_mode,
-            vector_kwargs=vector_kwargs,
-            wrappers=None if stepped_together else [adapter.wrap for adapter in self.adapters] or None,
-            **kwargs,
-        )
+        wrappers: list[Any] = [adapter.wrap for adapter in self.adapters]
+        with _closing_on_failure() as note:
+            vector: Lanes = gymnasium.make_vec(
+                self.spec,
+                num_envs=self.num_envs,
+                vectorization_mode=self.vectorization_mode,
+                vector_kwargs=vector_kwargs,
+                # The processes of "async" cannot tell what they made, and close it themselves.
+                wrappers=[*wrappers, note] if self.vectorization_mode == "sync" else wrappers or None,
+                **kwargs,
+            )
         return self._adapted(vector) if stepped_together else vector
 
     def _adapted(self, made: object) -> GymEnv | Lanes:
@@ -207,7 +211,9 @@ class EnvRecipe:
             raise lanes_already(self.title, first.num_envs)
         # The environment that was made to see what the function returns becomes the first lane.
         made = [first]
-        return SyncVectorEnv([lambda: made.pop() if made else self._one(factory)] * self.num_envs, copy=False)
+        with _closing_on_failure() as note:
+            make = lambda: note(made.pop() if made else self._one(factory))  # noqa: E731
+            return SyncVectorEnv([make] * self.num_envs, copy=False)
 
     def _one(self, factory: Callable[..., object]) -> GymEnv:
         env = self._adapted(factory(**self.kwargs))
@@ -224,6 +230,27 @@ class EnvRecipe:
         if self.vectorization_mode == "vector_entry_point" and not self.single:
             return self.spec.vector_entry_point, {**arguments, "num_envs": self.num_envs}
         return self.spec.entry_point, arguments
+
+
+@contextlib.contextmanager
+def _closing_on_failure() -> Iterator[Callable[[Any], Any]]:
+    """Give a function that notes an environment and returns it; close those that it noted where an exception comes."""
+    made: list[GymEnv] = []
+
+    def note(env: GymEnv) -> GymEnv:
+        made.append(env)
+        return env
+
+    try:
+        yield note
+    except BaseException:
+        for env in made:
+            # What made the later one fail is told.
+            with contextlib.suppress(Exception):
+                env.close()
+        raise
+    finally:
+        made.clear()
 
 
 def lanes_already(title: str, count: int) -> RequestError:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from gymnasium.vector import sync_vector_env as sync_module
+from gymnasium.vector import AsyncVectorEnv
 
 from bridge.encoding import values
 from bridge.encoding.spaces import Layout
@@ -15,7 +14,7 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.worlds.kinds import Lanes
 
-__all__ = ["Rewards", "as_number", "explain_lane_failure", "prepare_lanes"]
+__all__ = ["Rewards", "as_number", "refuse_array_rewards"]
 
 _REMEDY = (
     "an environment of several agents is served with serve_parallel; a reward of several objectives needs a "
@@ -90,54 +89,10 @@ def as_number(reward: Any) -> float:
         ) from None
 
 
-class _LaneRewards(list[object]):
-    """Where a SyncVectorEnv leaves the array rewards of its lanes; a number is refused but for 0.0 at a reset."""
-
-    def __init__(self, space: Space[object], lanes: int) -> None:
-        self._zero = np.zeros(space.shape or (), space.dtype)
-        super().__init__([self._zero] * lanes)
-
-    def __setitem__(self, lane: Any, reward: Any) -> None:
-        # `SyncVectorEnv.step` writes 0.0 for a lane that it resets.
-        if np.ndim(reward) == 0 and reward == 0:
-            reward = self._zero
-        # A copy: an environment may write its next reward into the same array.
-        array = np.array(reward, self._zero.dtype)
-        if array.shape != self._zero.shape:
-            raise RequestError(
-                Code.INTERNAL,
-                f"the environment's reward is not of its reward_space: expected the shape {self._zero.shape}, got "
-                f"{array.shape}",
-            )
-        super().__setitem__(lane, array)
-
-
-def prepare_lanes(env: Lanes, space: Space[object] | None) -> None:
-    """Let a vector environment of Gymnasium step environments whose rewards are arrays, as MO-Gymnasium's own does.
-
-    Raises:
-        SettingError: Its lanes live in other processes.
-    """
-    if space is None:
-        return
+def refuse_array_rewards(env: Lanes, space: Space[object] | None) -> None:
+    """Raise SettingError where a vector environment of Gymnasium cannot hold array rewards of its lanes."""
     vector = env.unwrapped
-    if type(vector) is SyncVectorEnv:
-        # As MO-Gymnasium's own MOSyncVectorEnv does.
-        vector._rewards = _LaneRewards(space, vector.num_envs)  # type: ignore[assignment]  # noqa: SLF001
-    elif isinstance(vector, AsyncVectorEnv) or type(vector).__module__.startswith("gymnasium."):
+    of_gymnasium = isinstance(vector, AsyncVectorEnv) or type(vector).__module__.startswith("gymnasium.")
+    if space is not None and of_gymnasium:
         text = f"expected vectorization_mode='sync' for rewards of {space}, which {type(vector).__name__} does not take"
         raise SettingError(text)
-
-
-def explain_lane_failure(error: BaseException) -> BaseException:
-    """Return what to tell of an error of a vector environment: where it could not store a reward, that it is none."""
-    trace = error.__traceback__
-    if not isinstance(error, (TypeError, ValueError)) or trace is None:
-        return error
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    # The innermost frame is in the environment's code where that raised, and in Gymnasium's where it could not write a
-    # reward or a flag into its arrays, or got too few of them.
-    if trace.tb_frame.f_code.co_filename != sync_module.__file__ or "unpack" in str(error):
-        return error
-    return RequestError(Code.INTERNAL, f"expected a number as reward and truth values as flags: {error}; {_REMEDY}")

@@ -75,6 +75,8 @@ class EnvAgent(Agent):
         self._terminated: Array = np.zeros(shape, np.bool_)
         self._truncated: Array = np.zeros(shape, np.bool_)
         self._info: Any = {}
+        self._failed: Sequence[int] = ()
+        """The lanes that failed in the last transition, each alone."""
 
     def reset(self, settings: Settings, running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
@@ -116,7 +118,7 @@ class EnvAgent(Agent):
         self._reward[...] = 0
         self._truncated[...] = True
         # The info of the last transition was told with that.
-        self._info = {}
+        self._info, self._failed = {}, ()
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Step the environment."""
@@ -176,9 +178,9 @@ class EnvAgent(Agent):
         if form == self._form:
             if not self._info and not self._notes:
                 return NO_INFO
-            return values.encode_info(self._info, self._notes)
+            return values.encode_info(self._info, self._notes, failed=self._failed)
         self._form = form
-        return values.encode_info(self._info, self._notes, form)
+        return values.encode_info(self._info, self._notes, form, self._failed)
 
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
@@ -270,9 +272,25 @@ class VectorAgent(EnvAgent):
         """As of `EnvAgent`; None also where lanes begin anew within the step that ends their episode (SAME_STEP)."""
         return super().ended_lanes if self._facts.autoreset is AutoresetMode.NEXT_STEP else None
 
+    async def begin(self) -> int:
+        """Reset the environment; a lane that failed has no episode, and begins anew in the next step."""
+        state = await super().begin()
+        self._note_failures()
+        self._truncated[list(self._failed)] = True
+        return state
+
+    def _note_failures(self) -> None:
+        """Keep which lanes failed in the last call of the environment, and have the server log why."""
+        failures = self._world.env.failures
+        if failures or self._failed:
+            self._failed = tuple(failures)
+        for message in failures.values():
+            self._world.report_failure(message)
+
     async def apply(self, action: object) -> int:
         """Step all lanes with actions of their own."""
         result = await self._world.env.step(action)
+        self._note_failures()
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = self._rewards.read(reward, self._notes)

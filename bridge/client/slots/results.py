@@ -21,7 +21,7 @@ from bridge.encoding.interventions import ACTION
 from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
 from bridge.encoding.tensors import Array
-from bridge.errors import UNREADABLE, ConnectionLostError, RemoteError, TensorError
+from bridge.errors import UNREADABLE, Code, ConnectionLostError, EnvironmentFailedError, RemoteError, TensorError
 
 __all__ = ["InfoJoiner", "Results"]
 
@@ -90,6 +90,8 @@ class Results:
         """Which rows have an observation, `(size,)`."""
         self.errors: dict[int, RemoteError] = {}
         """Why an episode was cut off, by row."""
+        self.failures: dict[int, EnvironmentFailedError] = {}
+        """How the environment of a lane failed, which ended that lane's episode alone, by row."""
         self.common: dict[str, Any] = {}
         """Infos of all rows that do not come from the remotes: arrays `(size,)`."""
         self.moved: Array | None = None
@@ -135,6 +137,8 @@ class Results:
             # In real time the server answers for all lanes as soon as one has an observation.
             valid[rows] = True if resetting is None else ~resetting
             infos.append((member, start, info))
+            if answer.reader.failed:
+                self._note_failures(member, start, info, answer.reader.failed)
             if stepped and not member.single and pool.policy.lanes_leave:
                 self._leave(member, rows)
 
@@ -183,6 +187,18 @@ class Results:
         if self.moved is None:
             self.moved = np.zeros(self.size, np.bool_)
         self.moved[rows] = cut
+
+    def _note_failures(self, member: Member, start: int, info: Any, lanes: Sequence[int]) -> None:
+        """Keep why lanes failed; the server has truncated their episodes."""
+        for lane in lanes:
+            own = lane_info(info, lane)
+            # In the mode SAME_STEP the end of the episode is there, and beside it the beginning of the next one.
+            reason = str(own.get("error") or own.get("final_info", {}).get("error", "the environment failed"))
+            self.failures[start + lane] = EnvironmentFailedError(member.remote.url, reason, Code.INTERNAL)
+            if self._tells:
+                member.remote.record.episodes_lost += 1
+                first = reason.partition("\n")[0]
+                self._pool.log.warning("slot %d: episode truncated: %s", member.start + lane, first)
 
     def _cut_off(self, member: Member, rows: slice, error: RemoteError) -> None:
         """End the episode of a member whose remote failed: truncated once, and then None until it is back."""

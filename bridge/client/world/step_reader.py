@@ -69,6 +69,8 @@ class StepReader:
     """Reads what only a real-time world answers; None: this is none."""
     allowance: float = 0.0
     """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
+    failed: Sequence[int] = ()
+    """The lanes whose environments failed in the last answer, each alone; `error` of their infos says why."""
     _form: Any = None
     _notes: int = 0
 
@@ -168,7 +170,8 @@ class StepReader:
 
     def _decode_info(self, data: bytes) -> Any:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
-        info, notes, form = values.decode_info(data)
+        info, notes, form, failed = values.decode_lane_infos(data)
+        self.failed = [lane for lane in failed if 0 <= lane < (self.lanes or 0)] if failed else ()
         # Else it would be found where the infos of all slots are joined, and cost those of other servers too.
         if not isinstance(info, dict) and not (
             isinstance(info, list) and len(info) == self.lanes and all(isinstance(own, dict) for own in info)

@@ -167,7 +167,7 @@ class _Child:
 
     def _packed(self, lane: int | None, result: Result) -> bytes:
         host = self._hosted()
-        packed = values.encode([self._codecs[lane is not None].pack(result), host.notes])
+        packed = values.encode([self._codecs[lane is not None].pack(result), host.notes, host.failures])
         # They went along with this answer; each is told once.
         host.notes.clear()
         return packed

@@ -1,0 +1,350 @@
+"""Lanes that are stepped one after the other in one thread, each failing alone.
+
+`LaneVectorEnv` gives what Gymnasium's SyncVectorEnv gives, bit for bit, as long as no environment fails. Where one
+fails, SyncVectorEnv raises, and the episodes of all lanes are over. Here only that lane's episode ends.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from bridge.encoding import values
+from bridge.encoding.spaces import Layout
+from bridge.encoding.tensors import Array
+from bridge.errors import Code, RequestError, TensorError
+from bridge.worlds.base import answer_to
+from bridge.worlds.environment import kept
+from bridge.worlds.kinds import Lanes
+from bridge.worlds.rewards import Rewards
+
+__all__ = ["LaneInfos", "LaneVectorEnv", "with_lanes_of_ours"]
+
+LaneInfos = dict[int, Mapping[str, object]]
+"""The infos of those lanes that have one."""
+# Attempts of a reset that the user asked for. The client, too, makes as many for a slot of a single environment.
+_RESET_ATTEMPTS = 3
+
+
+def with_lanes_of_ours(env: Lanes, observation_space: Space[object], reward_space: Space[object] | None) -> Lanes:
+    """Return a vector environment with a LaneVectorEnv in place of the SyncVectorEnv in it, if there is one.
+
+    A subclass of SyncVectorEnv stays as it is: its own `step` may do more.
+
+    Args:
+        env: The vector environment, perhaps in wrappers, which keep their places.
+        observation_space: Of one environment, as it is published.
+        reward_space: Of one environment; None: rewards are numbers.
+    """
+    outer: Any = None
+    inner: Any = env
+    while isinstance(inner, VectorWrapper):
+        outer, inner = inner, inner.env
+    if type(inner) is not SyncVectorEnv:
+        return env
+    lanes = LaneVectorEnv(inner, observation_space, reward_space)
+    # Gymnasium closes a vector environment that nobody refers to any more, but these environments go on.
+    inner.closed = True
+    if outer is None:
+        return lanes
+    outer.env = lanes
+    return env
+
+
+class LaneVectorEnv(SyncVectorEnv[Any, Any]):
+    """A SyncVectorEnv in which a lane that fails ends its own episode alone.
+
+    A lane fails if its environment raises in `reset` or `step`, or returns an observation that is not of its space, a
+    reward that is none, flags without a truth value, or an info that is no dict. It is truncated: with the observation
+    that it had last, reward 0.0, and the reason as `error` in its info. It begins anew as a lane that ended does.
+
+    The observations of `reset_lanes` and `step_lanes` are written over by the second call after them.
+
+    Args:
+        vector: Whose environments are stepped, and are this object's from here on.
+        observation_space: Of one environment, as it is published.
+        reward_space: Of one environment; None: rewards are numbers.
+    """
+
+    def __init__(
+        self,
+        vector: SyncVectorEnv[Any, Any],
+        observation_space: Space[object],
+        reward_space: Space[object] | None,
+    ) -> None:
+        vars(self).update(vars(vector))
+        lanes = self.num_envs
+        self.failed: dict[int, str] = {}
+        """Why lanes failed in the last call, by lane; always the same dict."""
+        self.notes = values.Notes()
+        """Remarks for clients on what environments returned."""
+        self._layout = Layout(observation_space, "observation")
+        # Of text, graphs and sequences a batch is a tuple of what the environments returned, whatever that is. For
+        # these spaces each observation is looked at, and copied: an environment may change it in its next step.
+        self._holds_objects = any(leaf.kind not in ("array", "scalar") for leaf in self._layout.leaves)
+        self._rewards_read = Rewards(reward_space, None)
+        self._reward_dtype = np.dtype(np.float64) if reward_space is None else reward_space.dtype
+        self._no_reward: Any = 0.0 if reward_space is None else np.zeros(reward_space.shape or (), reward_space.dtype)
+        # Two in turns: what a lane observed last is still in one when its next observation turns out to be wrong.
+        empty: list[Any] = [create_empty_array(self.single_observation_space, n=lanes, fn=np.zeros) for _ in range(2)]
+        self._batch, self._next_batch = empty
+        self._began = False
+        self._seen: list[Any] = [None] * lanes
+        """Each lane's newest observation."""
+        self._over = [False] * lanes
+        """True for a lane without a running episode."""
+
+    # As SyncVectorEnv
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environments; as `reset_lanes`, with the infos as SyncVectorEnv joins them."""
+        observations, infos = self.reset_lanes(seed, options)
+        return self._copied(observations), self._joined(infos)
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Step the environments; as `step_lanes`, with the infos as SyncVectorEnv joins them."""
+        observations, rewards, terminations, truncations, infos = self.step_lanes(actions)
+        return self._copied(observations), rewards, terminations, truncations, self._joined(infos)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close all environments; raises what the first one raised that failed."""
+        failures = []
+        for env in self.envs:
+            try:
+                env.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _copied(self, observations: Any) -> Any:
+        return copy.deepcopy(observations) if self.copy else observations
+
+    def _joined(self, infos: LaneInfos) -> dict[str, Any]:
+        joined: dict[str, Any] = {}
+        for lane, info in infos.items():
+            joined = self._add_info(joined, dict(info), lane)
+        return joined
+
+    # Lane by lane
+
+    def reset_lanes(self, seed: Any, options: Mapping[str, Any] | None) -> tuple[Any, LaneInfos]:
+        """Reset the environments, or those of `options["reset_mask"]`.
+
+        A reset that raises is tried again at once. Where it raises each time, the lane is in `failed`, has the
+        observation that it had last, and begins anew in the next step.
+
+        Args:
+            seed: An integer seeds lane i with `seed + i`; a list gives each lane's; None: none.
+            options: For each environment, and `reset_mask`, bools `(num_envs,)`.
+
+        Returns:
+            The batch of all lanes' observations, and the infos of the lanes that were reset.
+
+        Raises:
+            Exception: What the environment of a lane raised that has no observation yet.
+        """
+        count = self.num_envs
+        seeds = [seed + lane for lane in range(count)] if isinstance(seed, (int, np.integer)) else seed
+        if seeds is not None and len(seeds) != count:
+            raise ValueError(f"expected a seed for each of {count} lanes, got {len(seeds)}")
+        own = None if options is None else {key: value for key, value in options.items() if key != "reset_mask"}
+        mask = (options or {}).get("reset_mask")
+        chosen = range(count) if mask is None else np.flatnonzero(mask).tolist()
+        self.failed.clear()
+        infos: LaneInfos = {}
+        for lane in chosen:
+            for attempt in range(_RESET_ATTEMPTS):
+                try:
+                    # A copy of the options: an environment may take out what it has read.
+                    given = {"seed": seeds and seeds[lane], "options": None if own is None else dict(own)}
+                    self._begin(lane, infos, check=True, **given)
+                    break
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
+                    if attempt == _RESET_ATTEMPTS - 1:
+                        self._fail(lane, "reset", error, infos)
+        return self._batched(), infos
+
+    def step_lanes(self, actions: Any) -> tuple[Any, Array, Array, Array, LaneInfos]:
+        """Step the environments; one whose episode is over begins the next one, as the autoreset mode says.
+
+        Args:
+            actions: A batch of `action_space`.
+
+        Returns:
+            The batch of observations, the rewards, `(num_envs,)` and the shape of the reward space, terminations and
+            truncations, bools `(num_envs,)`, and the infos of the lanes that have one.
+
+        Raises:
+            gymnasium.error.ResetNeeded: In the mode DISABLED, a lane's episode is over.
+        """
+        if self.autoreset_mode is AutoresetMode.DISABLED and any(self._over):
+            ended = [lane for lane, over in enumerate(self._over) if over]
+            raise gymnasium.error.ResetNeeded(f"expected lanes in an episode, but {ended} have ended; reset them first")
+        if self.failed:
+            self.failed.clear()
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        infos: LaneInfos = {}
+        rewards: list[Any] = []
+        terminations: list[bool] = []
+        truncations: list[bool] = []
+        seen, over = self._seen, self._over
+        for lane, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
+            reward, terminated, truncated = self._no_reward, False, False
+            begins = over[lane]
+            try:
+                if begins:
+                    # What it returns is looked at below, as what `step` returns is.
+                    self._begin(lane, infos, check=self._holds_objects)
+                else:
+                    observation, reward, terminated, truncated, info = env.step(action)
+                    # Nearly all environments return these types: everything else takes the longer way.
+                    if type(reward) is not float:
+                        reward = self._read_reward(reward)
+                    if type(terminated) is not bool or type(truncated) is not bool:
+                        terminated, truncated = bool(terminated), bool(truncated)
+                    ends = terminated or truncated
+                    if self._holds_objects or (same_step and ends):
+                        observation = self._checked(observation)
+                    if info:
+                        infos[lane] = _copied_info(info)
+                    seen[lane], over[lane] = observation, ends
+            except KeyboardInterrupt:
+                raise
+            # Whatever it raises, as of a single environment: some libraries have exceptions that are no `Exception`.
+            except BaseException as error:
+                self._fail(lane, "reset" if begins else "step", error, infos)
+                reward, terminated, truncated = self._no_reward, False, True
+            if same_step and over[lane]:
+                self._begin_at_once(lane, infos, again=not begins)
+            rewards.append(reward)
+            terminations.append(terminated)
+            truncations.append(truncated)
+        try:
+            observations = self._concatenated()
+        except Exception:
+            for lane in self._fail_wrong_ones(infos):
+                rewards[lane], terminations[lane], truncations[lane] = self._no_reward, False, True
+                if same_step:
+                    self._begin_at_once(lane, infos, again=True)
+            observations = self._concatenated()
+        flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
+        return observations, np.array(rewards, self._reward_dtype), *flags, infos
+
+    def _begin(self, lane: int, infos: LaneInfos, *, check: bool, **given: Any) -> None:
+        """Reset an environment, and keep what it returns; `check` raises where that is not of its space."""
+        observation, info = self.envs[lane].reset(**given)
+        if check:
+            observation = self._checked(observation)
+        if info:
+            # In the mode SAME_STEP it has the end of the episode before, too.
+            infos[lane] = {**infos.get(lane, {}), **_copied_info(info)}
+        self._seen[lane], self._over[lane] = observation, False
+
+    def _begin_at_once(self, lane: int, infos: LaneInfos, *, again: bool) -> None:
+        """Begin the next episode in the step that ended the last one (SAME_STEP).
+
+        Args:
+            lane: The lane.
+            infos: Has the info of the step that ended the episode; the lane's becomes that of the reset.
+            again: False where this step was to begin an episode, and could not: the next one tries again.
+        """
+        # A copy: the environment may write its first observation into the same array.
+        self._seen[lane] = copy.deepcopy(self._seen[lane])
+        last = infos.get(lane, {})
+        infos[lane] = {"final_obs": self._seen[lane], "final_info": last}
+        try:
+            if again:
+                self._begin(lane, infos, check=True)
+            else:
+                infos[lane] = {**infos[lane], **last}
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as in `step_lanes`
+            self.failed[lane] = answer_to("reset", error).message
+            infos[lane] = {**infos[lane], "error": self.failed[lane]}
+
+    def _fail(self, lane: int, where: str, error: BaseException, infos: LaneInfos) -> None:
+        """End the episode of a lane whose environment failed; raises the error where there is no observation yet."""
+        if not self._began:
+            raise error
+        self.failed[lane] = answer_to(where, error).message
+        infos[lane] = {"error": self.failed[lane]}
+        rows = iterate(self.observation_space, self._batch)
+        # A copy: the row is a part of an array that is written over.
+        self._seen[lane] = copy.deepcopy(next(row for number, row in enumerate(rows) if number == lane))
+        self._over[lane] = True
+
+    # What environments return
+
+    def _read_reward(self, reward: Any) -> Any:
+        """Return a reward as a float, or as an array of the reward space; raises RequestError where it is none."""
+        read = self._rewards_read.read(reward, self.notes)
+        # A copy: several environments may write their rewards into the same array.
+        return np.array(read) if isinstance(read, np.ndarray) else read
+
+    def _checked(self, observation: Any) -> Any:
+        """Return an observation, copied where a batch would hold the object itself.
+
+        Raises:
+            RequestError: It is not of the observation space.
+        """
+        space: Any = self.single_observation_space
+        try:
+            if self._holds_objects:
+                self._layout.pack(observation, rounding=True)
+                observation = kept(observation)
+            empty: Any = create_empty_array(space, n=1, fn=np.zeros)
+            concatenate(space, [observation], empty)
+        except Exception as error:
+            text = f"the environment's observation is not of its observation_space: {self._why(observation, error)}"
+            raise RequestError(Code.INTERNAL, text) from error
+        return observation
+
+    def _why(self, observation: Any, error: Exception) -> Exception:
+        """Return what is wrong with an observation: NumPy's error alone does not say what was expected."""
+        try:
+            self._layout.pack(observation, rounding=True)
+        except TensorError as better:
+            return better
+        return error
+
+    def _fail_wrong_ones(self, infos: LaneInfos) -> list[int]:
+        """Fail the lanes whose observations are not of their space, and return them; there are some."""
+        wrong = []
+        for lane, observation in enumerate(self._seen):
+            try:
+                self._checked(observation)
+            except RequestError as error:
+                self._fail(lane, "step", error, infos)
+                wrong.append(lane)
+        return wrong
+
+    def _concatenated(self) -> Any:
+        """Return all lanes' newest observations as a batch; raises where one is not of its space."""
+        space: Any = self.single_observation_space
+        observations = concatenate(space, self._seen, self._next_batch)
+        self._batch, self._next_batch = observations, self._batch
+        return observations
+
+    def _batched(self) -> Any:
+        """Return what `reset_lanes` returns, whose observations were checked one by one."""
+        observations = self._concatenated()
+        self._began = True
+        return observations
+
+
+def _copied_info(info: Any) -> dict[str, object]:
+    """Return a copy of an info, since environments may share one dict; raises TypeError where it is no dict."""
+    if not isinstance(info, Mapping):
+        raise TypeError(f"expected a dict as info, got {info!r:.80} of type {type(info).__name__}")
+    return dict(info)
