@@ -66,18 +66,20 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+
+# A step says its name and how long it took, and shows what its command wrote only where that fails.
+STEP = @PYTHONWARNINGS=ignore $(PYTHON) .ci/step
 
 # The other environments have no pip of their own, which would take 6 s each: this one installs into them.
 PIP = $(BIN)/python -m pip
 $(BIN)/pip:
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --upgrade pip
+	$(STEP) "Making the Python environment $(VENV)" $(PYTHON) -m venv $(VENV)
+	$(STEP) "Updating pip" $(PIP) install --upgrade pip
 
 # One stamp a set of extras, such as `test` or `test,trainers`; a changed pyproject.toml installs again.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/pip
-	@echo "Installing this package with its extra '$*' into $(VENV): it takes a few minutes on a slow machine or network."
-	PYTHONWARNINGS=ignore $(PIP) install --editable ".[$*]"
+	$(STEP) "Installing this package with its extra '$*' into $(VENV)" $(PIP) install --editable ".[$*]"
 	@touch $@
 
 $(TRAINERS)/.installed-%: pyproject.toml | $(BIN)/pip
@@ -98,7 +100,7 @@ $(OLD)/.installed: $(OLD_WHEEL) tests/old_peer/requirements.txt | $(BIN)/pip
 	touch $@
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/bridge demo
+	@$(BIN)/gymnasium-bridge demo
 
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not repeat"
@@ -164,15 +166,19 @@ notebooks: $(TRAINERS)/.installed-notebooks
 notebooks-short: $(TRAINERS)/.installed-notebooks
 	BRIDGE_NOTEBOOK_SCALE=0.02 $(TRAINERS)/bin/python notebooks/run.py --check
 
+# Python's checks come first, which take a minute. A check that fails hides none of the others.
 NPM := $(shell command -v npm)
-check: $(VENV)/.installed-test $(VENV)/.installed-check $(if $(NPM),check-web check-calls)
+check:
+	@$(MAKE) --no-print-directory --keep-going check-python $(if $(NPM),check-web check-calls)
+	$(if $(NPM),,@echo "npm is not installed: the page's code is not checked")
+
+check-python: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/drawings.py --check
-	$(if $(NPM),,@echo "npm is not installed: the page's code is not checked")
 
 # ESLint and TypeScript's checker over the page's modules, which are served as they are: nothing is built.
 WEB_CHECKS = tests/web_checks/node_modules
@@ -189,7 +195,7 @@ check-calls: $(WEB_CHECKS)/.installed $(VENV)/.installed-test build/installed
 	$(WEB_CHECKS)/.bin/pyright --pythonpath $(BIN)/python --project tests/web_checks/pyrightconfig.json
 
 $(WEB_CHECKS)/.installed: tests/web_checks/package.json
-	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/web_checks
+	$(STEP) "Installing ESLint, TypeScript and pyright" npm install --no-audit --no-fund --no-package-lock --prefix tests/web_checks
 	@touch $@
 
 bench: $(VENV)/.installed-test
