@@ -104,7 +104,7 @@ def test_the_commands_of_the_readme_are_ours_and_install_extras_that_there_are()
     for words in commands():
         if words[:3] == ["pip", "install", "-e"]:
             assert set(words[3].partition("[")[2].rstrip("]").split(",")) <= set(project["optional-dependencies"])
-        elif words not in (["python3", "-m", "venv", ".venv"], ["source", ".venv/bin/activate"]):
+        elif words not in (["make", "demo"], ["source", ".venv/bin/activate"]):
             assert project["scripts"][words[0]] == "bridge.cli:main"
 
 
@@ -126,6 +126,34 @@ def test_what_the_readme_shows_between_two_machines_works(tmp_path: Path, monkey
 
 def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 650
+
+
+def test_the_demo_leaves_what_the_blocks_before_the_trainers_need() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert any("gymnasium-bridge[web,cert,play]" in requirement for requirement in extras["demo"])
+    blocks_before = README.partition("stable_baselines3")[0]
+    assert blocks_before.index("make demo") < blocks_before.index("gymnasium-bridge serve")
+    # The trainer brings PyTorch, which nothing before it asks for: its own section says how to install it.
+    assert "pip install" not in blocks_before.partition("## Train")[0]
+    assert 'pip install -e ".[sb3]"' in blocks_before.partition("## Train")[2]
+
+
+def test_the_readme_names_the_page_for_each_reader_and_explains_its_words() -> None:
+    first = README.partition("## Connect")[0]
+    for page in (
+        "trainers",
+        "two-machines",
+        "cluster",
+        "realtime",
+        "policies",
+        "recordings",
+        "play",
+        "perlert",
+        "protocol",
+    ):
+        assert f"](docs/{page}.md)" in first
+    for word in ("world", "lanes", "remote", "slot", "spare", "lock-step"):
+        assert f"*{word}*" in README
 
 
 def test_the_data_flow_names_an_existing_file_for_each_arrow() -> None:
