@@ -378,7 +378,8 @@ class FireReset(gymnasium.Wrapper):
     def reset(self, **keywords: Any) -> Any:
         self.env.reset(**keywords)
         observation, _, terminated, truncated, _ = self.env.step(1)
-        assert not (terminated or truncated)
+        assert not terminated
+        assert not truncated
         return observation, {}
 
 

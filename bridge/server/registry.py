@@ -82,7 +82,7 @@ class _Entry:
     """A world and whom it belongs to."""
 
     world: World
-    owner: object | None
+    owner: Session | None
     """The connection that created it, as long as it is there."""
     goes_with_owner: bool = False
     """True if its creator joined it, or made it for nobody else."""
@@ -185,7 +185,7 @@ class Registry:
         # With `max_worlds=0` all clients join the default world, whose own seats are the bound.
         return not most or sum(other != DEFAULT_WORLD for other in self._entries) < most
 
-    async def create_world(self, settings: Settings, owner: object, *, for_others: bool = True) -> str:
+    async def create_world(self, settings: Settings, owner: Session, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
 
         Args:
@@ -298,6 +298,11 @@ class Registry:
         """Return the sessions that are in a world."""
         return self._inside.get(world, ())
 
+    def maker(self, world: World) -> Session | None:
+        """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""
+        entry = self._entries.get(world.name)
+        return entry.owner if entry is not None and entry.world is world and entry.goes_with_owner else None
+
     def joined(self, world: World, owner: Session) -> None:
         """Note who joined a world, and whether it is its creator."""
         self._inside.setdefault(world, []).append(owner)
@@ -372,7 +377,7 @@ class Registry:
                     self._close_later(name)
         return idle
 
-    def disconnected(self, owner: object) -> None:
+    def disconnected(self, owner: Session) -> None:
         """Destroy the worlds that nobody but this connection used."""
         for name, entry in list(self._entries.items()):
             if entry is None or entry.owner is not owner:

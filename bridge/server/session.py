@@ -165,7 +165,7 @@ class Session:
         self._may_act = may_act
         self._client_version = client_version
         self.connection: object = self
-        """What the sessions of one connection have in common."""
+        """The same for all sessions of one connection."""
         self._client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
@@ -347,11 +347,6 @@ class Session:
         refuse_acting(kind, request, costs, shared_control=self._hub.shared_control)
 
     @property
-    def client(self) -> object:
-        """What the sessions of one client have in common: a secret that it has said, else their connection."""
-        return self._client_key or self.connection
-
-    @property
     def plays(self) -> bool:
         """True if it takes part in a world, and does not only watch."""
         return self._agent is not None and self._agent.unwrapped.plays
@@ -364,7 +359,17 @@ class Session:
         if not (self._may_act and self.plays):
             return False
         # Agents of one client, such as those of `make_parallel_remote`, have the world alone.
-        return not any(other.plays and other.client != self.client for other in hub.inside(world) if other is not self)
+        others = [other for other in hub.inside(world) if other is not self and other.plays]
+        return all(self._is_same_client(other, world) for other in others)
+
+    def _is_same_client(self, other: Session, world: World) -> bool:
+        """True if another session in the same world is of the same client."""
+        if self._client_key:
+            return self._client_key == other._client_key
+        # Older clients of this package say no key. Their agents share a connection, and a world that one of them has
+        # made for them alone. A connection by itself tells nothing: proxies send those of many clients over one.
+        maker = self._hub.maker(world)
+        return maker is not None and self.connection is other.connection is maker.connection
 
     def _refused(self, kind: str, problem: BaseException) -> pb.EnvironmentResponse:
         """Return the answer to a request of this kind that raised."""
