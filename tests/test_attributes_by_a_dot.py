@@ -7,6 +7,8 @@ import copy
 import functools
 import inspect
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -539,3 +541,22 @@ def test_lanes_in_processes_of_gymnasiums_own_survive_a_name_that_is_not_there()
         envs.step(np.zeros(2, np.int64))
         assert envs.get_attr("gravity") == (9.8, 9.8)
         envs.close()
+
+
+def test_the_names_that_hide_the_environments_are_in_the_docs() -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "limits.md").read_text("utf-8")
+    listed = (
+        text.partition("hide the environment's, which")[2].partition("reach: ")[2].partition("`reset`, `step` and")[0]
+    )
+    single, several = (re.findall(r"`(\w+)`", part) for part in listed.split("Those of a parallel environment:"))
+    # Some spaces are attributes of the object; a reward space is one where rewards are arrays.
+    with serve_gym(planet) as server, make_remote(server.url) as env:
+        assert single == sorted({*public(env), "reward_space"})
+    with serve_parallel(Relay) as server:
+        both = make_parallel_remote(server.url)
+        assert several == sorted(public(both))
+        both.close()
+
+
+def public(env: Any) -> set[str]:
+    return {name for name in {*dir(type(env)), *vars(env)} if not name.startswith("_")}
