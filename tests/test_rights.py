@@ -14,7 +14,7 @@ from bridge import serve_parallel as serve_agents
 from bridge.encoding.names import CALL_REQUEST_URL, NAMES, PROPERTY_REQUEST_URL
 from bridge.encoding.properties import encoded, read_encoded
 from bridge.errors import Code, RefusedError
-from bridge.gateway.serve import serve_gateway
+from bridge.gateway import serve_gateway
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import VirtualClock
