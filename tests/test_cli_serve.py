@@ -34,6 +34,7 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "tls_client_ca",
         "watch_token_file",
         "insecure",
+        "shared_control",
         "web_hosts",
         "play_fps",
         "action_names",

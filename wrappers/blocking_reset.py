@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
+from bridge.client.attributes import OwnAttributes
 from bridge.client.make import make_vec_remote
 from bridge.client.options import checked_timeout
 from bridge.client.slots.remote_record import RemoteReport
@@ -29,7 +30,7 @@ MAX_FAILURES = 10
 """Episodes of a slot that end by failures of its environment one after the other, after which `step` raises."""
 
 
-class BlockingReset(BatchWrapper):
+class BlockingReset(OwnAttributes, BatchWrapper):
     """Makes `reset` and `step` wait until every slot has an observation, and returns batched arrays.
 
     The results equal those of `gymnasium.vector.SyncVectorEnv` with the same environments, seeds, actions and autoreset

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv
 
+from bridge.client.attributes import OwnAttributes
 from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
@@ -19,7 +20,7 @@ from .blocking_reset import MAX_FAILURES, BlockingReset
 __all__ = ["SB3VecEnv"]
 
 
-class SB3VecEnv(VecEnv):
+class SB3VecEnv(OwnAttributes, VecEnv):
     """Remote environments as a `stable_baselines3.common.vec_env.VecEnv`; needs the extra `sb3`.
 
     A finished slot begins its next episode in the same step; its info holds `terminal_observation` and

@@ -14,8 +14,10 @@ from bridge.client.pool_owner import PoolOwner
 from bridge.client.slots.pool import Awaited
 from bridge.client.slots.resets import reset_settings
 from bridge.client.world.events import Joined, Replied, StepAnswered
+from bridge.client.world.extensions import property_write
 from bridge.client.world.remote import Remote
 from bridge.client.world.step_reader import Transition
+from bridge.encoding.names import CLIENT_KEY
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import (
     Code,
@@ -61,6 +63,14 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         SettingError: The server has no world of several agents.
     """
 
+    _remedy = (
+        "the remote environment has none of that name, as far as it is known here: get_attr, set_attr and call ask "
+        "where it runs"
+    )
+    # As on a local one: a ParallelEnv is no wrapper, so what is set is the environment's own. PettingZoo's tests do so.
+    _makes_new = True
+    _introduced = False
+    """True if the server knows that the agents are those of one client."""
     _maker: Remote | None = None
     """The one whose world it is, if one was made; None: none has joined since this process has the environment."""
 
@@ -69,7 +79,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         options = RemoteOptions(**keywords)
         self._started = False
         self._own_pool(options.timeout)
-        self._world_request = options.request(url)
+        self._world_request = dataclasses.replace(options.request(url), names=True)
         self._url = self._world_request.address.url
         self._remotes: dict[str, Remote] = {}
         self.agents: list[str] = []
@@ -93,6 +103,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
 
     def _connect(self) -> None:
         """Join as the first free agent, ask it for the others' names, and join as them."""
+        self._introduced = False
         # Together, because all agents have to reach the world that the first of them makes.
         first = Remote(self._world_request, self._pool.poller, together=True)
         self._pool.join(first)
@@ -111,7 +122,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             raise
         # The others join the world that the first one has made, with nothing to make it of.
         address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
-        place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={})
+        place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={}, names=False)
         self._remotes = {
             agent: first
             if agent == name
@@ -225,7 +236,21 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
 
     def _asked(self) -> Remote:
         self._require_open()
-        return self._require_connection(self._remotes[self.possible_agents[0]])
+        remote = self._require_connection(self._remotes[self.possible_agents[0]])
+        if not self._introduced:
+            self._introduce()
+        return remote
+
+    def _introduce(self) -> None:
+        """Tell the server that all agents are this client's, which has the world alone if nobody else is in it."""
+        # Each agent has a stream, over WebSocket and through a gateway a connection: by these alone they are strangers.
+        request = property_write(CLIENT_KEY, pack_tensor(secrets.token_hex(16)))
+        remotes = {name: remote for name, remote in self._remotes.items() if remote.connected}
+        for remote in remotes.values():
+            remote.ask(request)
+        # Older servers do not know the property, and let everybody call.
+        self._gather(remotes, Replied, "to a question", tolerate=Code.NOT_FOUND)
+        self._introduced = True
 
     def state(self) -> Any:
         """Return the environment's global state, where it has one."""

@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from bridge.client.attributes import OwnAttributes
 from bridge.client.endpoints import Directory, as_directory
 from bridge.client.env import remote_metadata, remote_spec
 from bridge.client.options import VectorOptions, checked_urls
@@ -26,7 +27,7 @@ from bridge.client.slots.stepper import Received
 from bridge.client.slots.waiting import OnLost
 from bridge.encoding.random_state import generator_of
 from bridge.encoding.tensors import Array
-from bridge.errors import Code, RefusedError, SettingError
+from bridge.errors import RefusedError, SettingError
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
@@ -37,7 +38,7 @@ VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 """The entry point that `gymnasium.make_vec(envs.spec)` calls."""
 
 
-class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
+class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
     """A vector of remote environments, in the semantics of OpenAI Universe under Gymnasium's contract.
 
     Observations are a tuple with an entry a slot: an observation of `single_observation_space`, or None for a slot
@@ -317,7 +318,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Call a public method of every environment, or read a public attribute; return a result a slot.
 
         Raises:
-            RefusedError: A server has no method calls, or the name is private.
+            MissingAttributeError: The environments have none of that name: an AttributeError, and a RefusedError.
+            RefusedError: A server has no method calls; the name is private, or `reset`, `step` or `close`; or this
+                client shares a world with others.
+            EnvironmentFailedError: The method raised, an AttributeError for example.
         """
         if name == "render" and not args and not kwargs:
             return self.render()
@@ -357,19 +361,14 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return self._slots.call_results()
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Read a public attribute of every environment; the spaces and generators as copies."""
+        """Read a public attribute of every environment; the spaces and generators as copies. Raises as `call`."""
         # Spaces and generators do not travel as values: what is known of them is here.
         if name in ("observation_space", "action_space"):
             space = self.single_observation_space if name == "observation_space" else self.single_action_space
             return tuple(copy.deepcopy(space) for _ in range(self.num_envs))
         if name == "np_random":
             return self.np_random
-        try:
-            return self.call(name)
-        except RefusedError as error:
-            if error.code == Code.NOT_FOUND:  # as Gymnasium's own vector environments raise
-                raise AttributeError(f"the environments have no attribute {name!r}: {error}") from error
-            raise
+        return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""

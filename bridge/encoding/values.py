@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from bridge.encoding.attribute_names import AttributeNames
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 
@@ -83,7 +84,7 @@ class Notes:
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self.fresh: list[str] = []
-        """Those that were not taken yet."""
+        """Those that were not taken yet; also names of attributes, which have changed."""
 
     def __bool__(self) -> bool:
         return bool(self.fresh)
@@ -94,6 +95,10 @@ class Notes:
         if place not in self._seen and len(self._seen) < _MAX_NOTES:
             self._seen.add(place)
             self.fresh.append(text)
+
+    def rename(self, names: AttributeNames) -> None:
+        """Have the next info say which attributes and methods the environment has from here on."""
+        self.fresh.append(names)
 
     def take(self) -> list[str]:
         """Return the notes that were not taken yet."""
@@ -129,7 +134,11 @@ def encode_info(
         return EMPTY_DICT
     message = pb.Value()
     _fill(message, info, "info", 0, notes)
-    message.notes.extend(notes.take())
+    for note in notes.take():
+        if isinstance(note, AttributeNames):
+            message.names = note
+        else:
+            message.notes.append(note)
     if form is not UNCHANGED:
         _fill(message.form, form, "form", 0)
     message.failed.extend(failed)
@@ -140,7 +149,8 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
     """Decode what `encode_info` gave; raises as `decode`.
 
     Returns:
-        The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`.
+        The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`. Names of
+        attributes are an `AttributeNames` behind the notes.
     """
     return decode_lane_infos(data)[:3]
 
@@ -155,27 +165,29 @@ def decode_lane_infos(data: bytes) -> tuple[Any, list[str], Any, tuple[int, ...]
         return {}, [], UNCHANGED, ()
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
-    return from_value(message), list(message.notes), form, tuple(message.failed)
+    names = [AttributeNames(message.names)] if message.names else []
+    return from_value(message), [*message.notes, *names], form, tuple(message.failed)
 
 
 def remarks_of(data: bytes) -> pb.Value | None:
-    """Return the notes and the form that came with an encoded info; None: neither. Raises as `decode`."""
+    """Return the notes, the form and the names that came with an encoded info; None: none. Raises as `decode`."""
     if data == EMPTY_DICT:
         return None
     message = _parse(data)
-    if not message.notes and not message.HasField("form"):
+    if not message.notes and not message.HasField("form") and not message.names:
         return None
-    remarks = pb.Value(notes=message.notes)
+    remarks = pb.Value(notes=message.notes, names=message.names)
     if message.HasField("form"):
         remarks.form.CopyFrom(message.form)
     return remarks
 
 
 def with_remarks(data: bytes, remarks: pb.Value) -> bytes:
-    """Return an encoded info that says these notes and this form, in place of its own."""
+    """Return an encoded info that says these notes, this form and these names, in place of its own."""
     message = _parse(data)
     message.ClearField("notes")
     message.ClearField("form")
+    message.ClearField("names")
     message.MergeFrom(remarks)
     return message.SerializeToString()
 

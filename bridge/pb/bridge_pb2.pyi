@@ -28,7 +28,7 @@ class CallResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_method: bool = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ["array", "big_integer", "boolean", "complex", "data", "dict", "failed", "form", "frozenset", "integer", "list", "none", "notes", "number", "set", "text", "tuple"]
+    __slots__ = ["array", "big_integer", "boolean", "complex", "data", "dict", "failed", "form", "frozenset", "integer", "list", "names", "none", "notes", "number", "set", "text", "tuple"]
     class Array(_message.Message):
         __slots__ = ["data", "dtype", "is_scalar", "items", "shape"]
         DATA_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class Value(_message.Message):
     FROZENSET_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     NONE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -94,10 +95,11 @@ class Value(_message.Message):
     frozenset: Value.List
     integer: int
     list: Value.List
+    names: str
     none: Value.Empty
     notes: _containers.RepeatedScalarFieldContainer[str]
     number: float
     set: Value.List
     text: str
     tuple: Value.List
-    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., failed: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., failed: _Optional[_Iterable[int]] = ..., names: _Optional[str] = ...) -> None: ...

@@ -13,6 +13,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
+from bridge.client.attributes import OwnAttributes
 from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError, UsageError
@@ -47,7 +48,7 @@ class _Slot:
         self.options: Any = None
 
 
-class Recorder(BatchWrapper):
+class Recorder(OwnAttributes, BatchWrapper):
     """Records what goes through remote environments, as far as the client sees it.
 
     Each slot is an environment of the recording. Where a server can record itself (`serve_gym(record=…)`), that sees

@@ -222,7 +222,11 @@ class Calls:
             # see what it does would take it for dead.
             places, refusal = self._operators, error
             places.enter()
-        call = Call(client, self._open_session(self._hub, version, may_act), str(next(self._numbers)))
+        session = self._open_session(self._hub, version, may_act)
+        if isinstance(session, Session):
+            # Older clients of this package do not say that the agents of one connection are theirs.
+            session.connection = client
+        call = Call(client, session, str(next(self._numbers)))
         call.places, call.refusal = places, refusal
         call.limited = not may_act or refusal is not None
         client.calls.add(call)

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
@@ -22,6 +22,9 @@ from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import PendingResult, Runtime
 from bridge.worlds.settings import Settings
 from bridge.worlds.single import EnvWorld
+
+if TYPE_CHECKING:
+    from bridge.server.session import Session
 
 __all__ = ["Registry", "WorldSource"]
 
@@ -79,7 +82,7 @@ class _Entry:
     """A world and whom it belongs to."""
 
     world: World
-    owner: object | None
+    owner: Session | None
     """The connection that created it, as long as it is there."""
     goes_with_owner: bool = False
     """True if its creator joined it, or made it for nobody else."""
@@ -104,6 +107,8 @@ class Registry:
         runtime: Runs the calls of environments, and what waits.
         unix_path: Where this server listens on a Unix socket; None: nowhere.
         lists_worlds: Whether clients may see the worlds that others made, and who is in them: for the page.
+        shared_control: Whether also who watches, or shares a world, may call methods and set attributes of
+            environments.
         observers: Are told of the worlds, and let agents in; the first is asked first.
     """
 
@@ -115,10 +120,15 @@ class Registry:
         *,
         unix_path: str | None = None,
         lists_worlds: bool = False,
+        shared_control: bool = False,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._observers = observers
         self._lists_worlds = lists_worlds
+        self.shared_control = shared_control
+        """True if also who watches, or shares a world, may change environments by attributes and methods."""
+        self._inside: dict[World, list[Session]] = {}
+        """The sessions that are in each world."""
         self._unix_path = unix_path
         self._source = source
         self._limits = limits
@@ -177,7 +187,7 @@ class Registry:
         # With `max_worlds=0` all clients join the default world, whose own seats are the bound.
         return not most or sum(other != DEFAULT_WORLD for other in self._entries) < most
 
-    async def create_world(self, settings: Settings, owner: object, *, for_others: bool = True) -> str:
+    async def create_world(self, settings: Settings, owner: Session, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
 
         Args:
@@ -206,7 +216,7 @@ class Registry:
             raise
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
         # Nobody has joined it yet: one that `lingers` waits from here on.
-        self.left(world)
+        self._linger(world)
         return name
 
     @contextlib.contextmanager
@@ -287,16 +297,32 @@ class Registry:
             finally:
                 self._default = None
 
-    def joined(self, world: World, owner: object) -> None:
-        """Note whether a world's creator joined it."""
+    def inside(self, world: World) -> Sequence[Session]:
+        """Return the sessions that are in a world."""
+        return self._inside.get(world, ())
+
+    def maker(self, world: World) -> Session | None:
+        """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""
+        entry = self._entries.get(world.name)
+        return entry.owner if entry is not None and entry.world is world and entry.goes_with_owner else None
+
+    def joined(self, world: World, owner: Session) -> None:
+        """Note who joined a world, and whether it is its creator."""
+        self._inside.setdefault(world, []).append(owner)
         if (entry := self._entries.get(world.name)) is None:
             return
         entry.idle_since = None
         if entry.owner is owner:
             entry.goes_with_owner = True
 
-    def left(self, world: World) -> None:
+    def left(self, world: World, owner: Session | None = None) -> None:
         """Note that an agent has left. The world goes on (D-16); one that `lingers` ends if it stays empty so long."""
+        others = [each for each in self._inside.pop(world, ()) if each is not owner]
+        if others:
+            self._inside[world] = others
+        self._linger(world)
+
+    def _linger(self, world: World) -> None:
 
         def close() -> None:
             entry = self._entries.get(world.name)
@@ -354,7 +380,7 @@ class Registry:
                     self._close_later(name)
         return idle
 
-    def disconnected(self, owner: object) -> None:
+    def disconnected(self, owner: Session) -> None:
         """Destroy the worlds that nobody but this connection used."""
         for name, entry in list(self._entries.items()):
             if entry is None or entry.owner is not owner:

@@ -120,7 +120,13 @@ class Server:
         runtime = self._runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
         self._registry = Registry(
-            source, limits, runtime, unix_path=self._unix_path, lists_worlds=web is not None, observers=observers
+            source,
+            limits,
+            runtime,
+            unix_path=self._unix_path,
+            lists_worlds=web is not None,
+            shared_control=security.shared_control,
+            observers=observers,
         )
         self._count = ConnectionCount(limits.max_connections, "max_connections")
         self._viewers = ConnectionCount(limits.max_viewers, "max_viewers")

@@ -88,6 +88,15 @@ class Agent(abc.ABC):
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Apply actions, already checked against their specs; return the state that follows."""
 
+    @property
+    def plays(self) -> bool:
+        """True if it takes part in the world; False: it watches, or acts for an agent that another connection has."""
+        return True
+
+    def follow_names(self, names: str) -> None:
+        """Have infos say the names of the environment's attributes where they change; its client has read `names`."""
+        del names  # most worlds' are the same for ever
+
     def prepare(self, uids: Sequence[int]) -> None:
         """Learn which observations the Step that follows asks for; called before its `begin` or `step`."""
         del uids  # of no interest to most worlds
@@ -171,6 +180,8 @@ class World(abc.ABC):
     """Seconds after which it goes where nobody is in; None: it waits for the server's `idle_timeout`."""
     title: str | None = None
     """Its name, as a person reads it; None: the name of the source of the server's worlds."""
+    steered_by_all = False
+    """True if spectators, too, call methods and set attributes of the environment: nobody plays in it."""
 
     report_failure: Callable[[str], None] = staticmethod(lambda message: None)
     """Logs what an environment raised where no request is refused for it; set by the server."""

@@ -18,6 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from bridge.encoding import values
+from bridge.encoding.names import NAMES
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
 from bridge.encoding.random_state import state_of
 from bridge.encoding.space_json import space_to_json
@@ -25,10 +26,11 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
 from bridge.worlds import kinds
+from bridge.worlds.attributes import AttributeList, named_values
 from bridge.worlds.base import answer_to, failures_in
 from bridge.worlds.controls import controls_of
 from bridge.worlds.environment import EnvFacts, Result
-from bridge.worlds.kinds import BatchVector, GymEnv, Known, Lanes, ParallelEnv
+from bridge.worlds.kinds import GymEnv, Known, Lanes, ParallelEnv
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
 from bridge.worlds.rewards import refuse_array_rewards
@@ -59,6 +61,8 @@ class Host(abc.ABC, Generic[E]):
         """Remarks for clients on what it returned."""
         self.failures: dict[int, str] = {}
         """Why lanes failed in the last call, by lane, where each fails alone; always the same dict."""
+        self.names: AttributeList | None = None
+        """What its attributes are called; None: nobody is told, as of lanes."""
 
     def reset(self, seed: object, options: Any) -> Result:
         """Reset it, as a local caller would: not every `reset` takes both."""
@@ -66,7 +70,10 @@ class Host(abc.ABC, Generic[E]):
         if options is not None:
             # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
             given["options"] = dict(options)
-        return cast(Result, self.env.reset(**given))
+        result = cast(Result, self.env.reset(**given))
+        if self.names is not None:
+            self.names.renew(kinds.attribute_layers(self.env))
+        return result
 
     def step(self, action: Any) -> Result:
         """Step it."""
@@ -100,6 +107,11 @@ class Host(abc.ABC, Generic[E]):
         attributes = Family("world.attributes", "an attribute, a value for each lane", *access, in_environment=True)
         if not facts.agents:  # each of several has spaces of its own, which worlds add
             leaves += self._of_gymnasium()
+        if facts.num_envs is None:  # vector environments have no attributes of their lanes
+            names = self.names = AttributeList(kinds.attribute_layers(env))
+            text = "the names of public attributes and methods, those of methods with (), separated by spaces"
+            # Known at all times, so that a join does not wait for an environment that is in a long step.
+            leaves.append(Property(NAMES, TEXT, text, lambda: names.text))
         return PropertyTree(leaves, [attributes])
 
     def _of_gymnasium(self) -> list[Property]:
@@ -146,18 +158,16 @@ class Host(abc.ABC, Generic[E]):
         """
         found: dict[str, object] = {}
         with failures_in("listing its attributes"):
-            for layer in _layers(self.env):
-                for owner in (layer, *type(layer).__mro__):
-                    for name, value in getattr(owner, "__dict__", {}).items():
-                        # The outermost layer wins, as where an attribute is looked up.
-                        found.setdefault(name, value)
-            return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
+            for name, value, _ in named_values(kinds.attribute_layers(self.env)):
+                # The outermost layer wins, as where an attribute is looked up.
+                found.setdefault(name, value)
+            return [name for name, value in found.items() if _listed(value)][:_MOST_NAMES]
 
     def _look_for(self, name: str) -> None:
         """Raise NOT_FOUND where the environment has no attribute or method of a name."""
         refuse_private(name)
         with failures_in(f"looking for {name}"):
-            layers = _layers(self.env)
+            layers = kinds.attribute_layers(self.env)
             # Nothing is known here of lanes in other processes: there the call itself fails.
             if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
                 raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
@@ -168,7 +178,13 @@ class Host(abc.ABC, Generic[E]):
     def _set_attr(self, name: str, value: object) -> None:
         refuse_private(name)
         with failures_in(f"setting {name}"):
-            self._set(name, checked_values(value, self.facts.num_envs or 1))
+            try:
+                self._set(name, checked_values(value, self.facts.num_envs or 1))
+            except AttributeError as error:
+                if not _raised_by_setattr(error):
+                    raise
+                text = f"the attribute {name!r} cannot be set: {error}"
+                raise RequestError(Code.NOT_FOUND, text) from error
 
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
@@ -255,6 +271,7 @@ class LanesHost(Host[Lanes]):
         self.env = env = with_lanes_of_ours(env, facts.observation_space, facts.reward_space)
         refuse_array_rewards(env, facts.reward_space)
         inner = env.unwrapped
+        self._is_async = isinstance(inner, AsyncVectorEnv)
         self._ours = inner if isinstance(inner, LaneVectorEnv) else None
         if self._ours is not None:
             self.failures = self._ours.failed
@@ -334,6 +351,14 @@ class LanesHost(Host[Lanes]):
             return [frame if frame.size else None] * self.env.num_envs
         return list(kinds.each_lane(frame, self.env.num_envs))
 
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
+        # Lanes of a simulator are in this process, though not one by one.
+        if self.facts.resets_lanes:
+            return super()._find(name, lanes)
+        value = _look_up(partial(kinds.attribute_of, self.env, name), name)
+        each = [value] * self.env.num_envs if callable(value) else kinds.each_lane(value, self.env.num_envs)
+        return [each[lane] for lane in lanes]
+
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         # `VectorEnv.call` is always for all lanes.
         if set(lanes) < set(range(self.env.num_envs)):
@@ -342,6 +367,9 @@ class LanesHost(Host[Lanes]):
             # For NOT_FOUND: `SyncVectorEnv.call` raises the AttributeError of a lane, which would be a failure of the
             # environment.
             self._find(name, [0])
+        # In its process an AttributeError would end the lane, and with it the whole vector environment.
+        elif self._is_async and not all(cast(Any, self.env).call("has_wrapper_attr", name)):
+            raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
         if not self.facts.resets_lanes:
             results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
         else:
@@ -366,6 +394,11 @@ class ParallelHost(Host[ParallelEnv]):
         return *self.env.step(action), list(self.env.agents)
 
     def _set(self, name: str, value: list[object]) -> None:
+        # Where it is read from: an attribute of a wrapper would hide one that is set further in.
+        for layer in kinds.attribute_layers(self.env):
+            if kinds.defines(layer, name):
+                setattr(layer, name, value[0])
+                return
         # Not all environments that have agents know `unwrapped`.
         setattr(kinds.read_attribute(self.env, "unwrapped", self.env), name, value[0])
 
@@ -431,6 +464,15 @@ def _look_up(look: Callable[[], T], name: str) -> T:
         raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}") from error
 
 
+def _raised_by_setattr(error: AttributeError) -> bool:
+    """True if Python itself refused to set an attribute, as one without a setter; False: code of the environment."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    # The functions that call `setattr`: ours, and Gymnasium's.
+    return trace is not None and trace.tb_frame.f_code.co_name in ("_set", "set_attr", "set_wrapper_attr")
+
+
 def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
     """Return the entries of a dict that the values codec can encode."""
     return {key: value for key, value in data.items() if isinstance(key, str) and _travels(value)}
@@ -445,12 +487,6 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
 
 
 # Attributes
-
-
-def _layers(env: Known) -> Sequence[object]:
-    """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
-    parts = [env] if isinstance(env, BatchVector) else kinds.local_parts(env)
-    return list(kinds.layers_of(parts[0])) if parts else []
 
 
 def _listed(value: object) -> bool:

@@ -34,8 +34,10 @@ __all__ = [
     "Lanes",
     "ParallelEnv",
     "as_parallel",
+    "attribute_layers",
     "attribute_of",
     "call_simulator",
+    "defines",
     "each_lane",
     "facts_of",
     "has_attribute",
@@ -210,16 +212,22 @@ def attribute_of(env: object, name: str) -> Any:
     """Return an attribute or a method of an environment that a user may name; raises AttributeError."""
     if isinstance(env, gymnasium.Env):
         return env.get_wrapper_attr(name)
-    if (value := read_attribute(env, name)) is _MISSING:
-        served = env.env if isinstance(env, BatchVector) else env  # a user has never heard of Batch
-        raise AttributeError(f"{type(served).__name__!r} object has no attribute {name!r}")
-    return value
+    for layer in attribute_layers(cast(Known, env)) if is_parallel(env) else layers_of(env):
+        if (value := getattr(layer, name, _MISSING)) is not _MISSING:
+            return value
+    served = env.env if isinstance(env, BatchVector) else env  # a user has never heard of Batch
+    raise AttributeError(f"{type(served).__name__!r} object has no attribute {name!r}")
 
 
 def has_attribute(layer: object, name: str) -> bool:
     """True if a wrapper, or the environment in it, has an attribute itself."""
     # A property may take its time: only what is there in no plain way is asked for.
-    return inspect.getattr_static(layer, name, _MISSING) is not _MISSING or hasattr(layer, name)
+    return defines(layer, name) or hasattr(layer, name)
+
+
+def defines(layer: object, name: str) -> bool:
+    """True if a layer has an attribute of its own, which it does not only hand on from what it wraps."""
+    return inspect.getattr_static(layer, name, _MISSING) is not _MISSING
 
 
 def layers_of(env: object) -> Iterator[Any]:
@@ -228,6 +236,20 @@ def layers_of(env: object) -> Iterator[Any]:
     while isinstance(env, (gymnasium.Wrapper, VectorWrapper, _Unregistered)):
         env = env.env
         yield env
+
+
+def attribute_layers(env: Known) -> Sequence[object]:
+    """Return the layers in which attributes are looked up, the outermost first; none where they are elsewhere."""
+    parts = [env] if isinstance(env, BatchVector) else local_parts(env)
+    found = list(layers_of(parts[0])) if parts else []
+    # PettingZoo's wrappers, and its conversions, are of many classes, which keep what they wrap by one of these names.
+    while found and is_parallel(env):
+        attributes = getattr(found[-1], "__dict__", {})
+        inner = next((attributes[name] for name in ("env", "aec_env", "_env") if name in attributes), None)
+        if inner is None or any(inner is each for each in found):
+            break
+        found.append(inner)
+    return found
 
 
 def local_parts(env: Known) -> Sequence[Any]:

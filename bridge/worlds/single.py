@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
+from bridge.encoding.attribute_names import AttributeNames
+from bridge.encoding.names import NAMES
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec
@@ -77,6 +79,20 @@ class EnvAgent(Agent):
         self._info: Any = {}
         self._failed: Sequence[int] = ()
         """The lanes that failed in the last transition, each alone."""
+        self._known_names: str | None = None
+
+    def follow_names(self, names: str) -> None:
+        """Have infos say the names of the environment's attributes where they change; its client has read `names`."""
+        self._known_names = names
+
+    def _tell_names(self) -> None:
+        """Have the next info say the names of attributes, where the reset at hand has changed them."""
+        if self._known_names is None:
+            return
+        names = self._world.env.properties().get(NAMES)
+        if names is not None and names != self._known_names:
+            self._known_names = names
+            self._notes.rename(AttributeNames(names))
 
     def reset(self, settings: Settings, running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
@@ -100,6 +116,7 @@ class EnvAgent(Agent):
             self.pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
+        self._tell_names()
         return pb.RUNNING
 
     @property

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from bridge.client.attributes import missing_attributes
 from bridge.client.conflict import ConflictDetector
 from bridge.client.slots.question import Question
 from bridge.client.slots.slot import CONNECTING, Member
@@ -155,7 +156,8 @@ class Slots:
     def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the results of `begin_call`; return one a slot, in the order in which the slots were given."""
         found: dict[int, Any] = {}
-        question = self._wait_for_replies(timeout)
+        with missing_attributes():
+            question = self._wait_for_replies(timeout)
         for member, message in question.answers.items():
             lanes = question.lanes[member]
             results = call_results(message, member.remote.url, len(lanes))
@@ -170,7 +172,7 @@ class Slots:
             items: A value for every slot.
             slots: Slots of the worlds to set; all lanes of a world are set together.
         """
-        with self.conflicts:
+        with self.conflicts, missing_attributes():
             self.check_order(f"setting of {name}")
             self._ask(f"setting of {name}", lambda member, lanes: attribute_write(name, items[member.slots]), slots)
             self._wait_for_replies()

@@ -12,6 +12,7 @@ from bridge.client.realtime.answer_buffer import pays
 from bridge.client.world.extensions import property_request, property_value, property_write
 from bridge.client.world.session_states import ClientState, Trigger
 from bridge.client.world.world_request import WorldRequest
+from bridge.encoding.names import NAMES
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -33,6 +34,7 @@ WORLD_PROPERTIES = (
 _ENCODED = ("metadata", "spec", "fps")
 # Of a world whose Steps are to be in flight.
 _FAR = ("seat", "wait")
+_NAMES = NAMES.removeprefix("world.")
 
 _Next: TypeAlias = tuple[Trigger, pb.EnvironmentRequest]
 """A request, and the change of state that it makes."""
@@ -115,6 +117,8 @@ class JoinSequence:
             # Other servers are asked for no property: they may not bear an extension. Their specs are enough (D-24).
             if version is not None:
                 self._unread += WORLD_PROPERTIES
+                if self._request.names:
+                    self._unread.append(_NAMES)
                 if any(spec.name == "frames" for spec in self.specs.observations.values()):
                     self._unread.append("fps")
         else:
@@ -132,9 +136,11 @@ class JoinSequence:
         self._round_trip = min(took, self._round_trip)
         if error is not None:
             # Older servers of ours lack the properties of Steps in flight: the world works without.
-            if key not in _FAR:
+            if key in _FAR:
+                self._unread.clear()
+            # They lack the names of attributes too, which viewers are not told.
+            elif key != _NAMES:
                 raise error
-            self._unread.clear()
         elif key == "wait":
             self.properties["round_trip"] = self._round_trip
         else:

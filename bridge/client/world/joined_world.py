@@ -12,6 +12,7 @@ from bridge.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
 from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.world.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.encoding.attribute_names import KnownNames
 from bridge.encoding.space_json import plain_space_from_json, space_from_json
 from bridge.encoding.space_specs import space_from_specs
 from bridge.encoding.spaces import Column, Layout
@@ -87,6 +88,8 @@ class JoinedWorld:
                 fps, round_trip = float(properties["fps"]), float(properties["round_trip"])
                 self.answers = AnswerBuffer(self._uids, tensors, lanes, fps, round_trip, self.realtime.latency)
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
+        if "names" in properties:
+            self.reader.names = KnownNames(str(properties["names"]))
         self.codec: StepCodec | None = None
         """Writes and reads Steps without protobuf; None: protobuf does."""
         if not foreign and self.realtime is None and all(name in self._uids for name in SIGNALS):

@@ -13,6 +13,7 @@ from gymnasium import Space
 from bridge.client.realtime.reader import RealtimeReader
 from bridge.client.warn import warn
 from bridge.encoding import values
+from bridge.encoding.attribute_names import AttributeNames, KnownNames
 from bridge.encoding.interventions import PACE
 from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepAnswer
@@ -71,6 +72,8 @@ class StepReader:
     """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
     failed: Sequence[int] = ()
     """The lanes whose environments failed in the last answer, each alone; `error` of their infos says why."""
+    names: KnownNames | None = None
+    """The names of the environment's attributes and methods, by the join and later infos; None: they are not known."""
     _form: Any = None
     _notes: int = 0
 
@@ -183,6 +186,9 @@ class StepReader:
         if info:
             # It stays when the person has left: a server that is late then gets a second more, at most.
             self.allowance = _allowance(info) or self.allowance
+        # Told only where a reset has changed them.
+        if notes and isinstance(notes[-1], AttributeNames):
+            self.names = KnownNames(notes.pop())
         # As many as our servers send. What warned is remembered by Python, for as long as the process runs.
         for note in notes[: _MOST_NOTES - self._notes]:
             warn(f"{self.url}: {note:.1000}")

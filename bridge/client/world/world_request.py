@@ -49,6 +49,8 @@ class WorldRequest:
     """The largest request or answer, in bytes."""
     transport: str = "http2"
     """How to connect, as for `connect`."""
+    names: bool = False
+    """True if the names of the environment's attributes and methods are wanted."""
     plain_spaces: bool = False
     """True if a space of a class of its own is read as the plain one that stands for it, without a warning."""
 

@@ -43,7 +43,9 @@ class MultiAgent(EnvAgent):
 
     async def begin(self) -> int:
         """Wait for the next sequence, or enter the running one."""
-        return await self._wait(begins=True)
+        state = await self._wait(begins=True)
+        self._tell_names()
+        return state
 
     async def apply(self, action: object) -> int:
         """Hand in an action and wait for the joint step."""
