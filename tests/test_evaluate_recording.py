@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import serve_gym
+from bridge import Recorder, make_vec_remote, serve_gym
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import RemoteError
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.policies import compare, evaluate
 from bridge.recording.exports import datasets_of, export_minari
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.recording.selection import Selection
+from bridge.wrappers import BlockingReset
+from tests.peers import Stream
 from tests.recording_reader import episodes_of, read_run
+from tests.web_envs import Paddle
 
 
 class Task(gymnasium.Env):
@@ -224,3 +229,58 @@ def test_a_reader_of_the_files_alone_sees_no_other_rows(tmp_path):
         found = evaluate(server.url, still, episodes=4, num_envs=3, record=tmp_path)
     rows = [each for _, stream in _runs(tmp_path) for each in episodes_of(stream)]
     assert sorted(len(each) - 1 for each in rows) == sorted(episode.length for episode in found.episodes)
+
+
+def hold_left(person):
+    answer = person.ask(step=pb.StepRequest(actions={1: pack_tensor(np.int64(-1))}))
+    assert answer.WhichOneof("payload") == "step", answer
+
+
+def test_who_took_over_is_recorded_with_what_was_executed(tmp_path):
+    """Not the policy, which asked for something else."""
+    with serve_gym(Paddle, env_kwargs={"length": 6}) as server:
+        person = Stream(server, own_connection=True)
+        calls = 0
+
+        def act(observations):
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                person.join("", role="takeover", name="Ann")
+                person.ask(step=pb.StepRequest())
+            if calls >= 3:
+                hold_left(person)
+            return np.ones(len(observations), np.int64)
+
+        found = evaluate(f"{server.url}?world=", act, episodes=1, record=tmp_path / "evaluation")
+        person.die()
+        person.channel.close()
+    (episode,) = read_folder(tmp_path / "evaluation").episodes()
+    corrected = found.episodes[0].corrected
+    assert 0 < corrected < 6
+    assert episode.players == ["agent", "person:Ann"]
+    actions = episode.stream.samples("action", episode.own[1:])
+    assert actions == [1] * (6 - corrected) + [-1] * corrected
+    assert verify(episode, lambda: Paddle(length=6)).ok
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_recorder_records_who_took_over(mode, tmp_path):
+    with serve_gym(Paddle, env_kwargs={"length": 4}, num_envs=2) as server:
+        envs = BlockingReset(make_vec_remote(f"{server.url}?world="), autoreset_mode=mode)
+        envs = Recorder(envs, tmp_path)
+        envs.reset(seed=0)
+        envs.step(np.ones(2, np.int64))
+        person = Stream(server, own_connection=True)
+        person.join("", role="takeover", lane=1, name="Dan")
+        person.ask(step=pb.StepRequest())
+        for _ in range(3):
+            hold_left(person)
+            envs.step(np.ones(2, np.int64))
+        person.die()
+        person.channel.close()
+        envs.close()
+    episodes = [stream.episodes()[0] for stream in read_folder(tmp_path).streams]
+    assert [episode.players for episode in episodes] == [["agent"], ["agent", "person:Dan"]]
+    actions = [episode.stream.samples("action", episode.own[1:]) for episode in episodes]
+    assert actions == [[1, 1, 1, 1], [1, -1, -1, -1]]
