@@ -121,7 +121,9 @@ TABLE = table()
 """
 
 
-@pytest.mark.parametrize("more", [[], ["--isolation", "process"], ["--num-envs", "2"], ["--fps", "10"], ["--perlert", "0"]])
+@pytest.mark.parametrize(
+    "more", [[], ["--isolation", "process"], ["--num-envs", "2"], ["--fps", "10"], ["--perlert", "0"]]
+)
 @pytest.mark.parametrize(
     ("name", "functions", "error"),
     [
