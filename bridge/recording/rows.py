@@ -29,6 +29,7 @@ from bridge.errors import TensorError
 from bridge.worlds.rewards import Rewards
 
 __all__ = [
+    "DISCARDED",
     "FLAT",
     "Columns",
     "Encoder",
@@ -61,7 +62,7 @@ class Kind:
     RESET = 1
     """It was reset, by a call or by itself (autoreset)."""
     FAILED_STEP = 2
-    """The environment raised when it was stepped."""
+    """The environment raised when it was stepped, or its server was lost."""
     FAILED_RESET = 3
     """The environment raised when it was reset."""
     CALL = 17
@@ -89,6 +90,7 @@ class Row(NamedTuple):
     """With several agents: those that go on."""
     seed: Any = None
     options: Any = None
+    """The options of a reset; of a failed step what its event tells besides the error, such as `DISCARDED`."""
     error: str = ""
     moment: Any = None
     """In real time: the world's seconds, the number of the frame, and when the action came."""
@@ -97,6 +99,9 @@ class Row(NamedTuple):
     info: Any = None
     """The info; of lanes a dict of arrays or a list of dicts, of several agents a dict by agent."""
 
+
+DISCARDED: Mapping[str, Any] = {"discarded": True}
+"""In the event of a failed step: the episode that it ends is no episode, for it was begun again elsewhere."""
 
 FLAT = len(Row._fields) + 2
 """The entries of a call in a flat list: its size in bytes of memory (about), its number, and the fields of its `Row`.
@@ -659,7 +664,7 @@ def mask_of(row: Row) -> Any:
 def _event(row: Row) -> str | None:
     """Return the event of a call as JSON: the arguments of a reset, or what was raised; None: it has none."""
     if row.kind in (Kind.FAILED_STEP, Kind.STEP):
-        return json.dumps({"error": row.error})
+        return json.dumps({"error": row.error, **(row.options or {})})
     found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}
     if row.error == "autoreset":
         return None

@@ -365,15 +365,16 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
 def start_error(title: str, error: RequestError) -> SettingError | StartError:
     """Convert the refusal of a server's first environment: StartError where the environment failed, else SettingError.
 
-    Its traceback is left out: whoever starts the server sees the message.
-
     Args:
         title: The environment, for the message.
         error: Why it could not be made, or cannot be served.
     """
-    text = error.message.partition("\nTraceback ")[0]
-    kind = SettingError if error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION) else StartError
-    return kind(text if text.startswith(title) else f"{title}: {text}")
+    text, mark, rest = error.message.partition("\nTraceback ")
+    text = text if text.startswith(title) else f"{title}: {text}"
+    if error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION):
+        return SettingError(text)
+    # The last line, of `environment_failure`, tells a client what to do next.
+    return StartError(text, (mark + rest).strip().rpartition("\n")[0])
 
 
 def answer_to(where: str, error: BaseException) -> RequestError:
