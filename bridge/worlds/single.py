@@ -281,22 +281,26 @@ class VectorAgent(EnvAgent):
 
     def _note_failures(self) -> None:
         """Keep which lanes failed in the last call of the environment, and have the server log why."""
-        failures = self._world.env.failures
+        failures, retried = self._world.env.failures, self._world.env.retried
         if failures or self._failed:
             self._failed = tuple(failures)
-        for message in failures.values():
-            self._world.report_failure(message)
+        if failures or retried:
+            for message in (*retried, *failures.values()):
+                self._world.report_failure(message)
+            retried.clear()
 
     async def apply(self, action: object) -> int:
         """Step all lanes with actions of their own."""
         result = await self._world.env.step(action)
         self._note_failures()
+        # Those that ended before: what failed is their reset, and no episode ended by it.
+        unbegun = sum(bool(self._terminated[lane] or self._truncated[lane]) for lane in self._failed)
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = self._rewards.read(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
-        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated))
+        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated)) - unbegun
         return pb.RUNNING
 
 

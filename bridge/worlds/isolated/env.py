@@ -39,6 +39,7 @@ class IsolatedEnv:
         self.times = StepTimes()
         self.notes: list[str] = []
         self.failures: dict[int, str] = {}
+        self.retried: list[str] = []
         self._tree = PropertyTree([_leaf(*leaf) for leaf in leaves], [_family(*family) for family in families])
         self._codecs = Codec(facts), Codec(facts.of_lane)
         """Of the environment, and of a lane that is stepped by itself."""
@@ -89,12 +90,15 @@ class IsolatedEnv:
         """Have the environment reset or stepped, and time it."""
         began = time.perf_counter()
         try:
-            answer, notes, failures = values.decode(await self.process.ask(kind, values.encode(payload), where))
+            answer, notes, failures, retried = values.decode(
+                await self.process.ask(kind, values.encode(payload), where)
+            )
         finally:
             times.add(time.perf_counter() - began)
         self.notes.extend(notes)
         self.failures.clear()
         self.failures.update(failures)
+        self.retried.extend(retried)
         return codec.unpack(answer, self.notes)
 
 
