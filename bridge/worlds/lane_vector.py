@@ -207,6 +207,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         terminations: list[bool] = []
         truncations: list[bool] = []
         seen, over, looks, integers = self._seen, self._over, self._holds_objects, self._integers
+        plain_reward = self._rewards_read.plain_type
         for lane, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
             reward, terminated, truncated = self._no_reward, False, False
             begins = over[lane]
@@ -220,7 +221,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
                     # Nearly all environments return these types: everything else takes the longer way.
-                    if type(reward) is not float:
+                    if type(reward) is not plain_reward:
                         reward = self._read_reward(reward)
                     if type(terminated) is not bool or type(truncated) is not bool:
                         terminated, truncated = bool(terminated), bool(truncated)

@@ -48,6 +48,7 @@ class EnvAgent(Agent):
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
         self._rewards = Rewards(self._facts.reward_space, lanes)
+        self._plain_reward = self._rewards.plain_type
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # Integers, and not a dict of them, from which an environment may take what it has read.
         integers = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
@@ -226,7 +227,9 @@ class GymAgent(EnvAgent):
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = reward if type(reward) is float else self._rewards.read(reward, self._notes)
+            self._reward[...] = (
+                reward if type(reward) is self._plain_reward else self._rewards.read(reward, self._notes)
+            )
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
         except Exception as error:
