@@ -319,7 +319,7 @@ def test_closing_closes_every_environment_and_raises_what_the_first_one_raised()
 # Failures: what environments do
 
 
-class Fault(Exception):
+class Fault(Exception):  # noqa: N818 - it is a failure on purpose
     """Raised by an environment that is to fail."""
 
 

@@ -7,7 +7,7 @@ fails, SyncVectorEnv raises, and the episodes of all lanes are over. Here only t
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -179,6 +179,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
                 raise
             except BaseException as error:
                 self._fail(lane, "reset", error, infos)
+                self._unbegun[lane] = self.failed[lane]
         observations = self._concatenated()
         self._began = True
         return observations, infos
@@ -208,6 +209,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         truncations: list[bool] = []
         seen, over, looks, integers = self._seen, self._over, self._holds_objects, self._integers
         plain_reward = self._rewards_read.plain_type
+        begun: list[int] = []
         for lane, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
             reward, terminated, truncated = self._no_reward, False, False
             begins = over[lane]
@@ -217,7 +219,8 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
                     # this step is told as an episode of its own, which was cut off.
                     truncated, infos[lane] = True, {"error": self._unbegun[lane]}
                 elif begins:
-                    self._begin(lane, infos)
+                    begun.append(lane)
+                    self._begin(lane, infos, checks=looks or integers is not None)
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
                     # Nearly all environments return these types: everything else takes the longer way.
@@ -248,7 +251,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         try:
             observations = self._concatenated()
         except Exception:
-            for lane in self._fail_wrong_ones(infos):
+            for lane in self._fail_wrong_ones(infos, begun):
                 rewards[lane], terminations[lane], truncations[lane] = self._no_reward, False, True
                 if same_step:
                     self._begin_at_once(lane, infos)
@@ -256,22 +259,32 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return observations, np.array(rewards, self._reward_dtype), *flags, infos
 
-    def _begin(self, lane: int, infos: LaneInfos, **given: Any) -> None:
-        """Reset an environment, and keep what it returns; raises what the last attempt raised where each one does."""
-        attempts = 0
+    def _begin(
+        self, lane: int, infos: LaneInfos, *, checks: bool = True, attempts: int = _RESET_ATTEMPTS, **given: Any
+    ) -> None:
+        """Reset an environment, and keep what it returns; raises what the last attempt raised where each one does.
+
+        Args:
+            lane: The lane.
+            infos: Gets its info.
+            checks: Look at the observation now. False: a wrong one is found when it is put into the batch.
+            attempts: How often it is reset at most.
+            given: For the environment.
+        """
         while True:
+            attempts -= 1
             try:
                 # A copy of the options: an environment may take out what it has read.
                 observation, info = self.envs[lane].reset(**{key: kept(value) for key, value in given.items()})
-                observation = self._checked(observation, notes=self.notes)
+                if checks:
+                    observation = self._checked(observation, notes=self.notes)
                 # In the mode SAME_STEP the lane's info has the end of the episode before, too.
                 told = {**infos.get(lane, {}), **_copied_info(info)} if info else None
                 break
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                attempts += 1
-                if attempts == _RESET_ATTEMPTS:
+                if not attempts:
                     raise
                 self.retried.append(answer_to("reset", error).message)
         if told is not None:
@@ -345,14 +358,31 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
             observation = self._layout.unpack(arrays)
         return observation
 
-    def _fail_wrong_ones(self, infos: LaneInfos) -> list[int]:
-        """Convert the observations that do not fit into a batch as they are; fail the lanes of wrong ones."""
+    def _fail_wrong_ones(self, infos: LaneInfos, begun: Sequence[int]) -> list[int]:
+        """Convert the observations that do not fit into a batch as they are; fail the lanes of wrong ones.
+
+        Args:
+            infos: Get the reasons.
+            begun: The lanes that were reset, which are reset again.
+
+        Returns:
+            The lanes that failed.
+        """
         wrong = []
         for lane, observation in enumerate(self._seen):
             try:
-                self._seen[lane] = self._checked(observation)
-            except Exception as error:
-                self._fail(lane, "step", error, infos)
+                try:
+                    self._seen[lane] = self._checked(observation)
+                except RequestError as error:
+                    if lane not in begun:
+                        raise
+                    self.retried.append(error.message)
+                    infos.pop(lane, None)
+                    self._begin(lane, infos, attempts=_RESET_ATTEMPTS - 1)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # as in `step_lanes`
+                self._fail(lane, "reset" if lane in begun else "step", error, infos)
                 wrong.append(lane)
         return wrong
 
