@@ -14,7 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector as vector_wrappers
 
 from bridge import make_vec_remote, serve_gym
-from bridge.errors import EnvironmentFailedError, ResetNeededError
+from bridge.errors import EnvironmentFailedError, RequestError, ResetNeededError
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
 from bridge.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
 from tests.support import SmallNumbers, assert_identical, lane_info, sampled
@@ -527,6 +527,31 @@ def test_a_lane_whose_resets_all_fail_is_truncated_in_each_step(mode):
     assert truncated[first + 1 :].all()
     assert {tuple(result[0][1]) for result in results[first:]} == {tuple(results[first][0][1])}
     assert all("Fault in reset: on purpose" in str(lane_info(result[-1], 1)) for result in results[first + 1 :])
+
+
+@pytest.mark.parametrize("mode", MODES[:2], ids=lambda mode: mode.name)
+def test_where_no_lane_can_begin_the_call_raises(mode):
+    # Nobody's episode is lost by it, and a client then looks for another server.
+    class Spoilt(CountingEnv):
+        spoilt = False
+
+        def reset(self, **keywords):
+            if self.spoilt:
+                raise Fault("no such map")
+            return super().reset(**keywords)
+
+    envs = with_lanes_of_ours(SyncVectorEnv([lambda: Spoilt(2)] * 2, autoreset_mode=mode), None)
+    envs.reset()
+    Spoilt.spoilt = True
+    with pytest.raises(RequestError, match="Fault in reset: no such map"):
+        for _ in range(4):
+            envs.step(np.zeros(2, np.int64))
+    with pytest.raises(RequestError, match="Fault in reset: no such map"):
+        envs.reset()
+    Spoilt.spoilt = False
+    assert envs.reset()[0].tolist() == [[2, 0], [2, 0]]
+    assert envs.step(np.zeros(2, np.int64))[0].tolist() == [[2, 1], [2, 1]]
+    envs.close()
 
 
 def test_in_the_mode_same_step_no_transition_leads_from_an_episode_to_the_next_one():

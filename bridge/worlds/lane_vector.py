@@ -67,6 +67,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
 
     A reset that raises is tried again at once. Where it raises each time, the lane is truncated too, and the next step
     tries again. In the mode SAME_STEP, the step that should have been the first of the next episode is truncated.
+    Where no lane can begin, and so none is in an episode, the call raises.
 
     The observations of `reset_lanes` and `step_lanes` are written over by the second call after them.
 
@@ -161,6 +162,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
 
         Raises:
             Exception: What the environment of a lane raised that has no observation yet.
+            RequestError: What an environment raised, where no lane is in an episode.
         """
         count = self.num_envs
         seeds = [seed + lane for lane in range(count)] if isinstance(seed, (int, np.integer)) else seed
@@ -180,6 +182,8 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
             except BaseException as error:
                 self._fail(lane, "reset", error, infos)
                 self._unbegun[lane] = self.failed[lane]
+        if self.failed and all(self._over):
+            raise self._first_failure()
         observations = self._concatenated()
         self._began = True
         return observations, infos
@@ -196,6 +200,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
 
         Raises:
             gymnasium.error.ResetNeeded: In the mode DISABLED, a lane's episode is over.
+            RequestError: What an environment raised, where none could begin an episode.
         """
         if self.autoreset_mode is AutoresetMode.DISABLED and any(self._over):
             ended = [lane for lane, over in enumerate(self._over) if over]
@@ -215,6 +220,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
             begins = over[lane]
             try:
                 if begins and same_step:
+                    begun.append(lane)
                     # Between the last observation of an episode and the first one of another there is no transition:
                     # this step is told as an episode of its own, which was cut off.
                     truncated, infos[lane] = True, {"error": self._unbegun[lane]}
@@ -256,6 +262,8 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
                 if same_step:
                     self._begin_at_once(lane, infos)
             observations = self._concatenated()
+        if len(begun) == self.num_envs and all(over):
+            raise self._first_failure()
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return observations, np.array(rewards, self._reward_dtype), *flags, infos
 
@@ -315,6 +323,9 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         # A copy: the row is a part of an array that is written over.
         self._seen[lane] = copy.deepcopy(next(row for number, row in enumerate(rows) if number == lane))
         self._over[lane] = True
+
+    def _first_failure(self) -> RequestError:
+        return RequestError(Code.INTERNAL, next(iter(self.failed.values())))
 
     # What environments return
 

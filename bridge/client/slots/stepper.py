@@ -78,12 +78,12 @@ class Stepper:
             SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
         """
         self._all_running, self._stepped, self._tells = False, None, False
-        mask = (options or {}).get("reset_mask")
-        self._unbegun = {} if mask is None else {slot: why for slot, why in self._unbegun.items() if not mask[slot]}
         self.pool.drain()
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
         for plan in plan_resets(self.pool.members, seed, options, slot_options, started=self.pool.started):
             self._send_reset(*plan)
+        mask = (options or {}).get("reset_mask")
+        self._unbegun = {} if mask is None else {slot: why for slot, why in self._unbegun.items() if not mask[slot]}
         self.pool.check_deadlines(time.monotonic())
         self.pool.started = True
 
