@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from bridge import make_vec_remote, serve_gym
+from bridge import Episodes, Observer, make_vec_remote, serve_gym
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import EnvironmentFailedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
-from bridge.worlds.observers import Episodes, Observer
 from tests.peers import Stream
 from tests.support import lane_info, until, world_of
 from tests.web_envs import Paddle
