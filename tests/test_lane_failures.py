@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections import Counter
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
@@ -14,7 +15,7 @@ from bridge.errors import EnvironmentFailedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from tests.peers import Stream
-from tests.support import lane_info, until, world_of
+from tests.support import assert_identical, lane_info, until, world_of
 from tests.web_envs import Paddle
 
 TIMEOUT = 30.0
@@ -390,3 +391,69 @@ def test_who_watches_or_takes_over_a_lane_sees_it_fail_and_begin_anew():
     # The person acts before and after; the other lanes are the agent's.
     assert [row[0].reshape(-1).tolist()[::2] for row in found] == [[100 + 2 * n] * 2 for n in range(1, 7)]
     assert lane_info(found[-1][-1], 1)["intervened_by"] == "Dan"
+
+
+# A training
+
+
+class RaisesAtRandom(gymnasium.Wrapper):
+    """One of them, which its first seed tells, raises in each twentieth of its steps and each fourth of its resets."""
+
+    failing = 5
+    raised = 0
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.random, self.number = np.random.default_rng(1), None
+
+    def _maybe(self, part):
+        if self.number == self.failing and self.random.random() < part:
+            type(self).raised += 1
+            raise Fault("the cable is loose")
+
+    def reset(self, *, seed=None, options=None):
+        first, self.number = self.number is None, seed if self.number is None else self.number
+        self._maybe(0.0 if first else 0.25)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        self._maybe(0.05)
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_beside_an_environment_that_raises_at_random_fifteen_others_play_as_without_it(mode, monkeypatch):
+    def play(failing):
+        """A loop whose policy is another one after each rollout; return what each step gave."""
+        monkeypatch.setattr(RaisesAtRandom, "failing", failing)
+        monkeypatch.setattr(RaisesAtRandom, "raised", 0)
+        policies, steps = np.random.default_rng(3), []
+        with blocking(RaisesAtRandom, lanes=16, autoreset_mode=mode) as envs:
+            observations, _ = envs.reset(seed=0)
+            for step in range(240):
+                if step % 40 == 0:
+                    weights = policies.standard_normal(4)
+                actions = (observations @ weights > 0).astype(np.int64)
+                observations, *flags, infos = envs.step(actions)
+                steps.append((observations, *flags, infos))
+                ended = flags[1] | flags[2]
+                while mode == "Disabled" and ended.any():
+                    try:
+                        observations, _ = envs.reset(options={"reset_mask": ended})
+                        ended = np.zeros(16, np.bool_)
+                    except EnvironmentFailedError:
+                        ended = np.arange(16) == failing  # the others have begun
+        return steps, RaisesAtRandom.raised
+
+    (without, none), (beside, raised) = play(None), play(5)
+    assert none == 0
+    assert raised > 5
+    others = [lane for lane in range(16) if lane != 5]
+    ends = 0
+    for one, other in zip(without, beside, strict=True):
+        for mine, theirs in zip(other[:4], one[:4], strict=True):
+            assert mine[others].tobytes() == theirs[others].tobytes()
+        for lane in others if mode == "SameStep" else ():
+            assert_identical(lane_info(other[4], lane), lane_info(one[4], lane))
+        ends += int((one[2] | one[3]).sum())
+    assert ends > 50
