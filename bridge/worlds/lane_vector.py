@@ -21,6 +21,7 @@ from bridge.encoding.space_json import published_space
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, TensorError
+from bridge.gymnasium_versions import SyncLanes
 from bridge.worlds.base import answer_to
 from bridge.worlds.environment import kept
 from bridge.worlds.kinds import Lanes
@@ -58,7 +59,7 @@ def with_lanes_of_ours(env: Lanes, reward_space: Space[object] | None) -> Lanes:
     return env
 
 
-class LaneVectorEnv(SyncVectorEnv[Any, Any]):
+class LaneVectorEnv(SyncLanes):
     """A SyncVectorEnv in which a lane that fails ends its own episode alone.
 
     A lane fails if its environment raises in `reset` or `step`, or returns an observation that is not of its space, a
@@ -78,7 +79,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
 
     def __init__(
         self,
-        vector: SyncVectorEnv[Any, Any],
+        vector: SyncLanes,
         reward_space: Space[object] | None,
     ) -> None:
         vars(self).update(vars(vector))
