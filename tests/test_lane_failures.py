@@ -7,6 +7,7 @@ from collections import Counter
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from bridge import Episodes, Observer, make_vec_remote, serve_gym
@@ -132,6 +133,22 @@ def test_a_lane_whose_resets_all_fail_ends_the_loop_by_max_failures(mode):
         }[mode]
     )
     assert len(others) == 5
+
+
+def test_a_wrapper_that_drops_infos_leaves_the_count_as_it_is():
+    class NoInfos(VectorWrapper):
+        def step(self, actions):
+            return *self.env.step(actions)[:4], {}
+
+    def make():
+        return NoInfos(SyncVectorEnv([lambda: OneFails(steps=None)] * 3))
+
+    with serve_gym(make) as server, contextlib.closing(make_vec_remote(server.url, blocking=True)) as envs:
+        envs.reset(seed=0)
+        for _ in range(18):
+            envs.step(zeros(envs))
+        with pytest.raises(EnvironmentFailedError, match=r"of slot 1 ended by failures .* the environment failed"):
+            envs.step(zeros(envs))
 
 
 def test_without_max_failures_the_other_lanes_go_on_for_ever():

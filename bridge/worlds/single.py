@@ -162,7 +162,7 @@ class EnvAgent(Agent):
         as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
         parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         # An empty info, which is not encoded anew in each step.
-        told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms
+        told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms or self._failed
         info, reward = self._encode_info() if told else NO_INFO, self._reward
         if self.lanes is not None:
             return [*parts, reward, self._terminated, self._truncated, info]
@@ -177,7 +177,7 @@ class EnvAgent(Agent):
             env.notes.clear()
         # The form is told when it changes, and the client keeps it.
         if form == self._form:
-            if not self._info and not self._notes:
+            if not self._info and not self._notes and not self._failed:
                 return NO_INFO
             return values.encode_info(self._info, self._notes, failed=self._failed)
         self._form = form
