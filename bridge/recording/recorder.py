@@ -161,13 +161,17 @@ class Recorder(OwnAttributes, BatchWrapper):
         finals = infos.get("final_obs") if self._same_step else None
         errors = self._errors_of(infos)
         acted = self._interventions(infos, terminations | truncations)
+        # In the mode SAME_STEP what ended an episode is told with its end.
+        last_errors = self._errors_of(infos.get("final_info", {})) if finals is not None else errors
         for index, observation in enumerate(self._split(observations)):
             slot, ended = self._slots[index], bool(terminations[index] or truncations[index])
-            error = errors[index] if truncations[index] or not slot.running else ""  # else the environment's own
+            # Else the environment's own.
+            error = last_errors[index] or errors[index] if truncations[index] or not slot.running else ""
+            begins = observation is not None and not errors[index]
             # After an end, the next step begins the slot's episode: its observation is that of a reset, and its action
-            # was ignored.
+            # was ignored. In the mode SAME_STEP it is the next one where the reset within the last one failed.
             if not slot.running:
-                if observation is not None and not ended and not error:
+                if begins and (not ended or finals is not None):
                     self._begin(index, observation)
                 continue
             # In the mode SAME_STEP the observation is the first of the next episode already.
@@ -182,7 +186,7 @@ class Recorder(OwnAttributes, BatchWrapper):
                 flags = {"terminated": bool(terminations[index]), "truncated": bool(truncations[index])}
                 self._recorder.step(index, by, action, last, rewards[index], **flags)
             slot.running = not (ended or error)
-            if finals is not None and ended and observation is not None and not error:
+            if finals is not None and ended and begins:
                 self._begin(index, observation)
         return observations, rewards, terminations, truncations, infos
 

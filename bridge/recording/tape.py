@@ -146,8 +146,15 @@ class _RecordedLane:
             self.tape.add(failed._replace(moment=self._moment and self._moment()))
             raise
         moment = self._moment and self._moment()
-        self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given)
+        # Read before anything else calls the environment, as a picture of it does.
+        failed = self._failed()
+        self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given, failed=failed)
         return result
+
+    def _failed(self) -> Any:
+        """Return why lanes failed in the last call, each alone; an empty text: none did."""
+        failures = self._inner.failures
+        return dict(failures) if failures and self._lane is None else ""
 
     async def step(self, action: object, lane: int | None = None) -> Result:
         """Step the environment."""
@@ -169,8 +176,9 @@ class _RecordedLane:
             now = time.monotonic() + self._epoch
             self.tape.add(Row(Kind.FAILED_STEP, now, by, given, error=error.message, moment=moment))
             raise
+        failed = self._failed() if self._inner.failures else ""
         frames = await self._frames() if self._renders else None
-        self._record(Kind.STEP, result, given, by, moment, frames)
+        self._record(Kind.STEP, result, given, by, moment, frames, failed=failed)
         return result
 
     def _acting(self, by: Any) -> Any:
@@ -225,6 +233,8 @@ class _RecordedLane:
         frames: Any,
         seed: Any = None,
         options: Any = None,
+        *,
+        failed: Any = "",
     ) -> None:
         """Hand over what came of a call; nothing of this concerns the world."""
         reward, terminated, truncated, alive = 0.0, False, False, ()
@@ -256,7 +266,7 @@ class _RecordedLane:
         except RecursionError:  # it contains itself: what travels of it
             told = values.decode(values.encode_info(info, values.Notes()))
         now = time.monotonic() + self._epoch
-        self.tape.add((kind, now, by, action, seen, reward, terminated, truncated, alive, seed, options, "", moment,
+        self.tape.add((kind, now, by, action, seen, reward, terminated, truncated, alive, seed, options, failed, moment,
                        frames, told), size)  # fmt: skip
 
 

@@ -35,6 +35,8 @@ class Rewards:
         self._layout = None if space is None else Layout(space, "reward", lanes)
         self.spec = number if self._layout is None else self._layout.specs[0]
         self._lanes = lanes
+        self.plain_type = float if space is None and lanes is None else None
+        """The type of rewards that need not be read, as nearly all are; None: all need it."""
 
     def read(self, reward: object, notes: values.Notes) -> object:
         """Return a reward: a float, or an array of the reward space; of lanes an array `(lanes, …)`.
@@ -42,8 +44,7 @@ class Rewards:
         Raises:
             RequestError: It is no number, or not of the reward space.
         """
-        # Nearly all rewards are floats: in each step they take the shortest way.
-        if type(reward) is float and self._lanes is None:
+        if type(reward) is self.plain_type:
             return reward
         if self._layout is not None:
             return self._pack(reward, notes)

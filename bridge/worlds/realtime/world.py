@@ -91,7 +91,9 @@ class RealtimeWorld(ClockedWorld[Transition]):
 
     def _note(self, job: Job, now: float, spent: float, outcome: Transition | None, error: str) -> None:
         if outcome is None:
-            self.loop.failed(job, now, error)
+            # Of a single environment, the Step that is refused for it has it logged.
+            if self.loop.failed(job, now, error) and self.env.facts.num_envs is not None:
+                self.report_failure(error)
         elif job.kind == "reset":
             self.loop.began(job, now, outcome)
         else:
