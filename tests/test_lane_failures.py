@@ -60,16 +60,22 @@ def zeros(envs):
 
 
 @contextlib.contextmanager
-def blocking(make, lanes=3, serve=None, transport=None, **keywords):
+def blocking(make, **keywords):
     """A vector environment over the lanes of one world, reset with the seeds 0, 1 and so on."""
+    with served(make, **keywords) as (envs, _):
+        yield envs
+
+
+@contextlib.contextmanager
+def served(make, lanes=3, serve=None, transport=None, **keywords):
+    """As `blocking`, and the server."""
     with serve_gym(make, num_envs=lanes, **(serve or {})) as server:
         kind = {} if transport is None else {"transport": transport}
         with contextlib.closing(
             make_vec_remote(server.url, blocking=True, timeout=TIMEOUT, **kind, **keywords)
         ) as envs:
-            envs.server = server
             envs.reset(seed=0)
-            yield envs
+            yield envs, server
 
 
 def errors_of(infos, lanes=3):
@@ -177,9 +183,9 @@ def test_a_masked_reset_that_fails_raises_and_can_be_asked_for_again():
 
 
 def test_the_report_counts_the_episode_and_the_client_logs_a_line(caplog):
-    with blocking(lambda: OneFails(steps=[2])) as envs:
+    with served(lambda: OneFails(steps=[2])) as (envs, server):
         *_, infos = [envs.step(zeros(envs)) for _ in range(2)][-1]
-        url = envs.server.url
+        url = server.url
         assert [report.episodes_lost for report in envs.remotes()] == [1]
         assert envs.report()["episodes_cut"] == 1
     error = errors_of(infos)[1]
@@ -195,20 +201,20 @@ def server_lines(caplog):
 
 @pytest.mark.parametrize("serve", [{}, {"isolation": "process"}, {"thread_safe": True}], ids=str)
 def test_the_server_logs_the_traceback_once_and_counts_each_failure(caplog, serve):
-    with blocking(lambda: OneFails(steps=[1, 2, 3]), serve=serve) as envs:
+    with served(lambda: OneFails(steps=[1, 2, 3]), serve=serve) as (envs, server):
         for _ in range(7):
             envs.step(zeros(envs))
-        status = envs.server.status()
+        status = server.status()
     (line,) = server_lines(caplog)
     assert re.match(r"world=\S* the environment raised Fault in step: the arm is stuck\n  Traceback ", line)
     assert status["failures"] == 3
 
 
 def test_a_reset_that_was_tried_again_is_logged_and_counted_too(caplog):
-    with blocking(lambda: OneFails(resets=(2, 3), length=2)) as envs:
+    with served(lambda: OneFails(resets=(2, 3), length=2)) as (envs, server):
         for _ in range(3):
             assert errors_of(envs.step(zeros(envs))[-1]) == [None] * 3
-        assert envs.server.status()["failures"] == 2
+        assert server.status()["failures"] == 2
     assert len(server_lines(caplog)) == 1
 
 
