@@ -18,7 +18,6 @@ from bridge.errors import Code, RequestError, SettingError, StartError, Unsuppor
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.resets import ResetBook, ResetOrder
-from bridge.worlds.rewards import explain_lane_failure
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_bool, read_text, refuse_unknown
 
@@ -40,6 +39,14 @@ DEFAULT_PLAYER = "agent"
 """Who acts where the client does not say."""
 OTHER_WORLD = "create another world, if the server has room for one (its limit is max_worlds)"
 """The advice for a client where a world is full. A world does not know how many more its server makes."""
+# Modules that call `reset` and `step` of environments and unpack what they return.
+_CALLERS = (
+    "bridge.",
+    "gymnasium.wrappers.",
+    "gymnasium.vector.sync_vector_env",
+    "gymnasium.utils.",
+    "pettingzoo.utils.",
+)
 _FLAGS = ("discount", "terminated", "truncated")
 _PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
 _EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
@@ -345,8 +352,20 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
     return RequestError(
         Code.INTERNAL,
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
-        f"{form if 'unpack' in str(error) else ''}Fix the environment, or call reset() to begin a new episode.",
+        f"{form if _is_misshapen(error) else ''}Fix the environment, or call reset() to begin a new episode.",
     )
+
+
+def _is_misshapen(error: BaseException) -> bool:
+    """True if whoever called an environment could not unpack what it returned."""
+    trace = error.__traceback__
+    if trace is None or not isinstance(error, (TypeError, ValueError)) or "unpack" not in str(error):
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    # By the code that raised it, and not by its text alone: environments unpack archives and tuples of their own. An
+    # AsyncVectorEnv raises again what a lane raised in its process, so nothing is known there.
+    return str(trace.tb_frame.f_globals.get("__name__")).startswith(_CALLERS)
 
 
 def start_error(title: str, error: RequestError) -> SettingError | StartError:
@@ -365,9 +384,6 @@ def start_error(title: str, error: RequestError) -> SettingError | StartError:
 
 def answer_to(where: str, error: BaseException) -> RequestError:
     """Convert an exception of an environment: FAILED_PRECONDITION for wrong use, else INTERNAL."""
-    # NumPy's error in `SyncVectorEnv` does not say that it is about a reward.
-    if where == "step":
-        error = explain_lane_failure(error)
     if isinstance(error, RequestError):
         return error
     if isinstance(error, (SettingError, UnsupportedSpaceError)):

@@ -30,7 +30,7 @@ from bridge.worlds.controls import controls_of
 from bridge.worlds.environment import EnvFacts, Result
 from bridge.worlds.kinds import BatchVector, GymEnv, Known, Lanes, ParallelEnv
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
-from bridge.worlds.rewards import prepare_lanes
+from bridge.worlds.rewards import explain_lane_failure, prepare_lanes
 
 __all__ = ["AnyHost", "checked_lanes", "checked_values", "host_of", "refuse_private"]
 
@@ -269,7 +269,14 @@ class LanesHost(Host[Lanes]):
 
     def step(self, action: object) -> Result:
         """Step all lanes."""
-        observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
+        try:
+            observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
+        except Exception as error:
+            # NumPy's error in `SyncVectorEnv` does not say that it is about a reward.
+            explained = explain_lane_failure(error, self.env.unwrapped)
+            if explained is error:
+                raise
+            raise explained from error
         if self._collects:
             info = join_infos(info, self.env.num_envs)
         elif self._finals is not None:

@@ -50,11 +50,14 @@ class Rewards:
             return self._pack(reward, notes)
         if self._lanes is None:
             return as_number(reward)
-        array: Array = np.asarray(reward, np.float64)
+        try:
+            array: Array = np.asarray(reward, np.float64)
+        except (TypeError, ValueError):  # texts, or arrays of different lengths
+            array = np.zeros(())
         if array.shape != (self._lanes,):
             raise RequestError(
                 Code.INTERNAL,
-                f"expected a number as the reward of each lane, got {array!r:.80}; rewards of a reward_space need "
+                f"expected a number as the reward of each lane, got {reward!r:.80}; rewards of a reward_space need "
                 f"vectorization_mode='sync'; {_REMEDY}",
             )
         return array
@@ -129,8 +132,8 @@ def prepare_lanes(env: Lanes, space: Space[object] | None) -> None:
         raise SettingError(text)
 
 
-def explain_lane_failure(error: BaseException) -> BaseException:
-    """Return what to tell of an error of a vector environment: where it could not store a reward, that it is none."""
+def explain_lane_failure(error: BaseException, vector: Lanes) -> BaseException:
+    """Return what to tell of an error in a vector environment's `step`: where it could not store a reward, that."""
     trace = error.__traceback__
     if not isinstance(error, (TypeError, ValueError)) or trace is None:
         return error
@@ -138,6 +141,10 @@ def explain_lane_failure(error: BaseException) -> BaseException:
         trace = trace.tb_next
     # The innermost frame is in the environment's code where that raised, and in Gymnasium's where it could not write a
     # reward or a flag into its arrays, or got too few of them.
-    if trace.tb_frame.f_code.co_filename != sync_module.__file__ or "unpack" in str(error):
+    frame = trace.tb_frame
+    # An environment may step a SyncVectorEnv of its own, of which nothing is known.
+    if frame.f_code.co_filename != sync_module.__file__ or frame.f_locals.get("self") is not vector:
+        return error
+    if "unpack" in str(error):
         return error
     return RequestError(Code.INTERNAL, f"expected a number as reward and truth values as flags: {error}; {_REMEDY}")
