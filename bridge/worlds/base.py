@@ -175,6 +175,11 @@ class World(abc.ABC):
         self.scheduler = scheduler
         self.resets = ResetBook()
 
+    @property
+    def title_in_messages(self) -> str:
+        """How error messages name it: a user has never given the default world its name, which is empty."""
+        return f"the world {self.name!r}" if self.name else "the default world"
+
     lingers: float | None = None
     """Seconds after which it goes where nobody is in; None: it waits for the server's `idle_timeout`."""
     title: str | None = None
