@@ -50,11 +50,14 @@ class Rewards:
             return self._pack(reward, notes)
         if self._lanes is None:
             return as_number(reward)
-        array: Array = np.asarray(reward, np.float64)
+        try:
+            array: Array = np.asarray(reward, np.float64)
+        except (TypeError, ValueError):  # texts, or arrays of different lengths
+            array = np.zeros(())
         if array.shape != (self._lanes,):
             raise RequestError(
                 Code.INTERNAL,
-                f"expected a number as the reward of each lane, got {array!r:.80}; rewards of a reward_space need "
+                f"expected a number as the reward of each lane, got {reward!r:.80}; rewards of a reward_space need "
                 f"vectorization_mode='sync'; {_REMEDY}",
             )
         return array

@@ -365,7 +365,7 @@ class EnvWorld(World):
         self.refuse_if_over()
         if self._agent is not None:
             remedy = f"wait until it leaves, or {OTHER_WORLD}"
-            text = f"the world {self.name!r} is full: it has 1 agent of at most 1; {remedy}"
+            text = f"{self.title_in_messages} is full: it has 1 agent of at most 1; {remedy}"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         self._agent = self.make_agent()
         # A ResetWorld that came while nobody was in is for the agent that comes first.

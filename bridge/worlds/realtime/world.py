@@ -58,7 +58,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
         if player and self.has_players:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
-                f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
+                f"{self.title_in_messages} has its one player already; join it with the setting role=spectator, "
                 f"or {OTHER_WORLD}",
             )
         return RealtimeAgent(self, self.loop.join(player), wait)
