@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector as vector_wrappers
 
-from bridge import make_vec_remote, serve_gym
+from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.errors import EnvironmentFailedError, RequestError, ResetNeededError
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
 from bridge.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
@@ -663,18 +663,28 @@ def test_an_observation_of_another_dtype_is_converted_where_nothing_is_lost(mode
             assert np.array_equal(mine, theirs)
 
 
-def test_a_wrong_array_reward_ends_its_lane_alone():
-    class Wrong(Objectives):
-        def step(self, action):
-            observation, _, *rest = super().step(action)
-            return observation, 1.0, *rest
+class OneNumber(Objectives):
+    """Its reward is a number in place of the two that it promises."""
 
-    envs = with_lanes_of_ours(SyncVectorEnv([Objectives, Wrong]), Objectives.reward_space)
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, 1.0, *rest
+
+
+def test_a_wrong_array_reward_ends_its_lane_alone():
+    envs = with_lanes_of_ours(SyncVectorEnv([Objectives, OneNumber]), Objectives.reward_space)
     envs.reset()
     _, rewards, _, truncated, infos = envs.step(np.zeros(2, np.int64))
     assert (rewards.tolist(), truncated.tolist()) == ([[1, -1], [0, 0]], [False, True])
     assert "the environment's reward is not of its reward_space" in infos["error"][1]
     envs.close()
+
+
+def test_a_number_in_place_of_an_array_reward_is_an_error_of_a_single_environment_too():
+    with serve_gym(OneNumber) as server, make_remote(server.url) as env:
+        env.reset()
+        with pytest.raises(EnvironmentFailedError, match="the environment's reward is not of its reward_space"):
+            env.step(0)
 
 
 @pytest.mark.parametrize("info", [None, OrderedDict(a=1), types.MappingProxyType({"a": 1}), {}], ids=repr)
