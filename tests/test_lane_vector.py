@@ -1,5 +1,6 @@
 """`bridge.worlds.lane_vector`: beside Gymnasium's SyncVectorEnv without failures, beside separate worlds with them."""
 
+import contextlib
 import copy
 import re
 import types
@@ -768,6 +769,27 @@ def test_a_lane_that_fails_is_told_as_a_world_of_its_own(mode, place, fault, rec
 )
 def test_lanes_that_fail_are_told_as_worlds_of_their_own(mode, plans):
     assert_identical(remote_play(plans, mode, lanes=True), remote_play(plans, mode, lanes=False))
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [
+        {},
+        {20: {("step", 3): FAULTS["raises"]}, 30: {("step", 3): OF_STEPS["two flags"]}},
+        {20: {("step", 3): FAULTS["no observation"], ("reset", 3): FAULTS["nothing"]}},
+        {seed: {("step", 4): FAULTS["exits"]} for seed in LANES},
+    ],
+    ids=["none", "two", "a step and a reset", "all"],
+)
+def test_served_lanes_that_begin_anew_in_the_same_step_are_told_as_worlds_too(plans, recwarn):
+    def make():
+        return SyncVectorEnv([lambda: Faulty(plans)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    with serve_gym(make) as server:
+        envs = make_vec_remote(server.url, blocking=True, autoreset_mode="SameStep", timeout=30)
+        with contextlib.closing(envs):
+            found = plain([envs.reset(seed=LANES), *stepped(envs, AutoresetMode.SAME_STEP, 14)])
+    assert_identical(found, remote_play(plans, AutoresetMode.SAME_STEP, lanes=False))
 
 
 @pytest.mark.parametrize("name", sampled(WRONG, 4))
