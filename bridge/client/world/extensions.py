@@ -21,6 +21,7 @@ __all__ = [
     "call_request",
     "call_results",
     "extension",
+    "is_method",
     "looked_up",
     "property_request",
     "property_value",
@@ -93,11 +94,24 @@ def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:
     Raises:
         PeerError: The answer cannot be read.
     """
+    if is_method(message, url):
+        return None, True
     results = call_results(message, url)
-    is_method = bridge_pb2.CallResponse.FromString(message.extension.value).is_method
-    if not results and not is_method:
+    if not results:
         raise PeerError(url, "it answers with neither the value of an attribute nor that it is a method")
-    return (None if is_method else results[0]), is_method
+    return results[0], False
+
+
+def is_method(message: pb.EnvironmentResponse, url: str) -> bool:
+    """Return whether what was looked at is a method.
+
+    Raises:
+        PeerError: The answer cannot be read.
+    """
+    try:
+        return bool(bridge_pb2.CallResponse.FromString(message.extension.value).is_method)
+    except DecodeError as error:
+        raise PeerError(url, f"the result of a call cannot be read: {error}") from error
 
 
 def call_results(message: pb.EnvironmentResponse, url: str, count: int | None = None) -> list[Any]:
