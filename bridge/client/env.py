@@ -380,7 +380,8 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def set_attr(self, name: str, value: Any) -> None:
         """Set a public attribute of the remote environment."""
         with self._conflicts:
-            self._reply(self._asked(), attribute_write(name, [value]), f"to setting {name}")
+            remote = self._asked()
+            self._reply(remote, attribute_write(name, [value], columns=remote.reads_columns), f"to setting {name}")
 
     def __repr__(self) -> str:
         return f"<RemoteEnv {self.url}>"

@@ -100,7 +100,8 @@ class PoolOwner:
         """
         with self._conflicts:
             remote = self._asked()
-            reply = self._reply(remote, call_request(name, args, kwargs), f"to the call of {name}")
+            request = call_request(name, args, kwargs, columns=remote.reads_columns)
+            reply = self._reply(remote, request, f"to the call of {name}")
             return call_results(reply, remote.url, 1)[0]
 
     def _interrupted(self) -> None:

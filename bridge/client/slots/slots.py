@@ -165,7 +165,8 @@ class Slots:
         """
 
         def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
-            return call_request(name, args, kwargs, () if len(lanes) == member.lanes else lanes, look=look)
+            chosen = () if len(lanes) == member.lanes else lanes
+            return call_request(name, args, kwargs, chosen, look=look, columns=member.remote.reads_columns)
 
         self._ask(f"look at {name}" if look else f"call of {name}", write, slots)
 
@@ -201,7 +202,11 @@ class Slots:
         """
         with self.conflicts:
             self.check_order(f"setting of {name}")
-            self._ask(f"setting of {name}", lambda member, lanes: attribute_write(name, items[member.slots]), slots)
+
+            def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
+                return attribute_write(name, items[member.slots], columns=member.remote.reads_columns)
+
+            self._ask(f"setting of {name}", write, slots)
             self._wait_for_replies()
 
     def splits_worlds(self, slots: Sequence[int]) -> bool:
