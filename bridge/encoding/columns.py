@@ -50,8 +50,10 @@ def fill_column(column: pb.Value.Column, items: Sequence[Any], fill_array: Calla
     # By exact type: a subclass, such as an IntEnum or np.float64, comes back as another type than its base class.
     kinds = set(map(type, items))
     if kinds <= _ROWS.keys():
-        if not _fill_rows(column, items, fill):
-            return False
+        if _fill_rows(column, items, fill):
+            column.objects = len(items)
+            return True
+        return False
     elif len(kinds) > 1:
         return False
     elif kinds <= {float, int, bool}:
@@ -74,6 +76,9 @@ def fill_column(column: pb.Value.Column, items: Sequence[Any], fill_array: Calla
             return False
         fill_array(column.arrays, np.stack(items))
         column.arrays.is_scalar = kinds != {np.ndarray}
+        if not column.arrays.is_scalar:
+            column.objects = len(items)
+            return True
     else:
         return False
     column.count = len(items)
@@ -148,42 +153,43 @@ def read_column(column: pb.Value.Column, read_array: Callable[..., Any], read: C
     """
     kind = column.WhichOneof("items")
     if kind == "numbers":
-        numbers = _counted(read_array(column.numbers), column)
+        numbers = _counted(read_array(column.numbers), column.count)
         if numbers.ndim != 1 or numbers.dtype.kind not in "bif":
             raise TensorError(f"expected a column of numbers, got {numbers.dtype} of shape {numbers.shape}")
         return list(numbers.tolist())
     if kind == "arrays":
-        array = _counted(read_array(column.arrays), column)
-        if array.dtype == object or (column.arrays.is_scalar and array.ndim != 1):
+        is_scalar = column.arrays.is_scalar
+        array = _counted(read_array(column.arrays), column.count if is_scalar else column.objects)
+        if array.dtype == object or (is_scalar and array.ndim != 1):
             raise TensorError(f"expected a column of arrays, got {array.dtype} of shape {array.shape}")
         # Copied: else who keeps one would keep the memory of all.
-        return list(array) if column.arrays.is_scalar else [array[index, ...].copy() for index in range(len(array))]
+        return list(array) if is_scalar else [array[index, ...].copy() for index in range(len(array))]
     if kind == "texts":
         return _read_texts(column, read_array)
     if kind == "rows":
         return _read_rows(column, read)
     if kind == "nones":
-        return [None] * _same(len(column.nones), column)
+        return [None] * _same(len(column.nones), column.count)
     raise TensorError("expected the items of a column, got none")
 
 
-def _same(found: int, column: pb.Value.Column) -> int:
+def _same(found: int, count: int) -> int:
     """Return how many items were found, which must be as many as were counted before anything was read."""
-    if found != column.count:
-        raise TensorError(f"a column came with {found} items, and says that there are {column.count}")
+    if found != count:
+        raise TensorError(f"a column came with {found} items, and says that there are {count}")
     return found
 
 
-def _counted(array: Any, column: pb.Value.Column) -> Any:
+def _counted(array: Any, count: int) -> Any:
     """Return an array whose first axis has as many items as the column says, each of a byte at least."""
-    _same(len(array) if np.ndim(array) else -1, column)
-    if array.nbytes < column.count:
-        raise TensorError(f"a column of {column.count} items came with {array.nbytes} bytes")
+    _same(len(array) if np.ndim(array) else -1, count)
+    if array.nbytes < count:
+        raise TensorError(f"a column of {count} items came with {array.nbytes} bytes")
     return array
 
 
 def _read_texts(column: pb.Value.Column, read_array: Callable[..., Any]) -> list[Any]:
-    joined, lengths = column.texts.joined, _counted(read_array(column.texts.lengths), column)
+    joined, lengths = column.texts.joined, _counted(read_array(column.texts.lengths), column.count)
     if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 0).any() or (lengths > len(joined)).any():
         raise TensorError(f"expected the lengths of {len(joined)} characters, got {lengths!r:.80}")
     ends = lengths.astype(np.int64).cumsum().tolist()
@@ -194,7 +200,7 @@ def _read_texts(column: pb.Value.Column, read_array: Callable[..., Any]) -> list
 
 def _read_rows(column: pb.Value.Column, read: Callable[[pb.Value], Any]) -> list[Any]:
     forms, form_of = column.rows.forms, column.rows.form_of
-    _same(len(form_of), column)
+    _same(len(form_of), column.objects)
     if form_of and max(form_of) >= len(forms):
         raise TensorError(f"expected rows of {len(forms)} forms, got one of number {max(form_of)}")
     found = [_rows_of(form, form_of.count(index), read) for index, form in enumerate(forms)]

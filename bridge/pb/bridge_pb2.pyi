@@ -46,12 +46,13 @@ class Value(_message.Message):
         shape: _containers.RepeatedScalarFieldContainer[int]
         def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_scalar: bool = ..., column: _Optional[_Union[Value.Column, _Mapping]] = ...) -> None: ...
     class Column(_message.Message):
-        __slots__ = ["arrays", "count", "is_tuple", "nones", "numbers", "rows", "texts"]
+        __slots__ = ["arrays", "count", "is_tuple", "nones", "numbers", "objects", "rows", "texts"]
         ARRAYS_FIELD_NUMBER: _ClassVar[int]
         COUNT_FIELD_NUMBER: _ClassVar[int]
         IS_TUPLE_FIELD_NUMBER: _ClassVar[int]
         NONES_FIELD_NUMBER: _ClassVar[int]
         NUMBERS_FIELD_NUMBER: _ClassVar[int]
+        OBJECTS_FIELD_NUMBER: _ClassVar[int]
         ROWS_FIELD_NUMBER: _ClassVar[int]
         TEXTS_FIELD_NUMBER: _ClassVar[int]
         arrays: Value.Array
@@ -59,9 +60,10 @@ class Value(_message.Message):
         is_tuple: bool
         nones: bytes
         numbers: Value.Array
+        objects: int
         rows: Value.Table
         texts: Value.Texts
-        def __init__(self, count: _Optional[int] = ..., is_tuple: bool = ..., numbers: _Optional[_Union[Value.Array, _Mapping]] = ..., arrays: _Optional[_Union[Value.Array, _Mapping]] = ..., texts: _Optional[_Union[Value.Texts, _Mapping]] = ..., rows: _Optional[_Union[Value.Table, _Mapping]] = ..., nones: _Optional[bytes] = ...) -> None: ...
+        def __init__(self, count: _Optional[int] = ..., objects: _Optional[int] = ..., is_tuple: bool = ..., numbers: _Optional[_Union[Value.Array, _Mapping]] = ..., arrays: _Optional[_Union[Value.Array, _Mapping]] = ..., texts: _Optional[_Union[Value.Texts, _Mapping]] = ..., rows: _Optional[_Union[Value.Table, _Mapping]] = ..., nones: _Optional[bytes] = ...) -> None: ...
     class Complex(_message.Message):
         __slots__ = ["imaginary", "real"]
         IMAGINARY_FIELD_NUMBER: _ClassVar[int]
