@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
+from bridge.encoding.properties import ENCODED, NUMBER, Property, PropertyTree, encoded, read_encoded
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes
-from bridge.worlds.hosts import AnyHost, checked_lanes, checked_values, host_of
+from bridge.worlds.hosts import LANE_WRAPPERS, AnyHost, checked_lanes, checked_values, host_of, wrappers_by_lane
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
@@ -174,8 +174,16 @@ class LaneGroup(EnvironmentProxy):
 
     def properties(self) -> PropertyTree:
         """Return what the environments add to the tree below `world`."""
-        number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))
-        return self.lanes[0].properties().merged(PropertyTree([number]))
+        leaves = [Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))]
+        key = f"world.{LANE_WRAPPERS}"
+        # Each lane tells of itself alone.
+        found = [lane.properties().get(key) for lane in self.lanes]
+        if None not in found:
+            wrappers = wrappers_by_lane([kinds[index] for kinds, indices in found for index in indices])
+            leaves.append(
+                Property(key, ENCODED, "lists of wrappers' classes, and which each lane has", lambda: wrappers)
+            )
+        return self.lanes[0].properties().merged(PropertyTree(leaves))
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""

@@ -98,6 +98,8 @@ class JoinedWorld:
             self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
         self.form = None if self.codec is None or lanes is not None else self.codec.form
         """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
+        self.reads_columns = bool(properties.get("reads_columns"))
+        """Whether the server takes long lists of what is alike as columns."""
         self.seat: str | None = properties.get("seat")
         """The key of a stream for its actions; None: there is none."""
         self._known: dict[Any, bytes] = {}
