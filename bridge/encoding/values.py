@@ -30,6 +30,7 @@ __all__ = [
     "decode",
     "decode_info",
     "decode_request",
+    "decode_step_info",
     "encode",
     "encode_info",
     "from_value",
@@ -64,7 +65,7 @@ _MAX_ALIKE = 1000
 _VARINT, _WITH_LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 UNCHANGED: Any = object()
-"""Stands for the form of observations where it has not changed."""
+"""Stands for the form of observations, or for the type of rewards, where it has not changed."""
 
 
 class _TooDeepError(TensorError):
@@ -109,22 +110,27 @@ def encode(value: Any) -> bytes:
     return to_value(value).SerializeToString()
 
 
-def encode_info(info: Mapping[str, Any] | list[Mapping[str, Any]], notes: Notes, form: Any = UNCHANGED) -> bytes:
+def encode_info(
+    info: Mapping[str, Any] | list[Mapping[str, Any]], notes: Notes, form: Any = UNCHANGED, reward: Any = UNCHANGED
+) -> bytes:
     """Encode an info; what cannot be carried is left out of dicts and sets, and None in lists.
 
     Args:
         info: The environment's own dict, or a list of the lanes' dicts.
         notes: Grows by what is left out; those that were not sent yet go along.
         form: What `Layout.form` says of the observations from here on.
+        reward: The reward, where its tensor does not say what it is.
     """
     # Most steps have nothing to tell: both ends then skip building and parsing.
-    if not info and not notes and form is UNCHANGED:
+    if not info and not notes and form is UNCHANGED and reward is UNCHANGED:
         return EMPTY_DICT
     message = pb.Value()
     _fill(message, info, "info", 0, notes)
     message.notes.extend(notes.take())
     if form is not UNCHANGED:
         _fill(message.form, form, "form", 0)
+    if reward is not UNCHANGED:
+        _fill(message.reward, reward, "reward", 0)
     return message.SerializeToString()
 
 
@@ -134,11 +140,21 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
     Returns:
         The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`.
     """
+    return decode_step_info(data)[:3]
+
+
+def decode_step_info(data: bytes) -> tuple[Any, list[str], Any, Any]:
+    """Decode what `encode_info` gave; raises as `decode`.
+
+    Returns:
+        As `decode_info`, and the reward that came with it, whose type those that follow have; or `UNCHANGED`.
+    """
     if data == EMPTY_DICT:
-        return {}, [], UNCHANGED
+        return {}, [], UNCHANGED, UNCHANGED
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
-    return from_value(message), list(message.notes), form
+    reward = from_value(message.reward) if message.HasField("reward") else UNCHANGED
+    return from_value(message), list(message.notes), form, reward
 
 
 def remarks_of(data: bytes) -> pb.Value | None:

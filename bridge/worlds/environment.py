@@ -52,8 +52,8 @@ class Transition:
 
     observation: object
     """An element of the observation space."""
-    reward: float = 0.0
-    """The reward of this frame; 0.0 in the first frame of an episode."""
+    reward: Any = 0.0
+    """The reward of this frame, a number of any type, in real time a float; 0.0 in the first frame of an episode."""
     terminated: bool = False
     """True if the episode terminated in this frame."""
     truncated: bool = False

@@ -18,7 +18,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
 from bridge.worlds.environment import Environment, Spaces
 from bridge.worlds.hosts import refuse_private
-from bridge.worlds.rewards import Rewards
+from bridge.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
 
@@ -72,6 +72,11 @@ class EnvAgent(Agent):
         self._form: object = None
         self._observation: object = None
         self._reward: Array = np.zeros(self._rewards.spec.shape, self._rewards.spec.dtype)
+        # The client gives each reward the type of the last one that it was told in an info. In each step of nearly all
+        # environments the reward is of `_plain_type`, and its tensor says all.
+        self._reward_type: object = float
+        self._plain_type: object = float if self._rewards.spec.shape == () else None
+        self._untold_reward: Any = values.UNCHANGED
         self._terminated: Array = np.zeros(shape, np.bool_)
         self._truncated: Array = np.zeros(shape, np.bool_)
         self._info: Any = {}
@@ -98,6 +103,7 @@ class EnvAgent(Agent):
             self.pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
+        self._untold_reward = values.UNCHANGED
         return pb.RUNNING
 
     @property
@@ -113,7 +119,7 @@ class EnvAgent(Agent):
 
     def interrupt(self) -> None:
         """End the sequence by truncation, with the last observations."""
-        self._reward[...] = 0
+        self._reward[...], self._untold_reward = 0, values.UNCHANGED
         self._truncated[...] = True
         # The info of the last transition was told with that.
         self._info = {}
@@ -160,6 +166,7 @@ class EnvAgent(Agent):
         parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         # An empty info, which is not encoded anew in each step.
         told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms
+        told = told or self._untold_reward is not values.UNCHANGED
         info, reward = self._encode_info() if told else NO_INFO, self._reward
         if self.lanes is not None:
             return [*parts, reward, self._terminated, self._truncated, info]
@@ -172,13 +179,31 @@ class EnvAgent(Agent):
             for note in env.notes:
                 self._notes.add(note, note)
             env.notes.clear()
-        # The form is told when it changes, and the client keeps it.
+        # Forms and types are told when they change, and the client keeps them.
+        reward, self._untold_reward = self._untold_reward, values.UNCHANGED
+        if reward is not values.UNCHANGED:
+            self._reward_type = reward_type(reward)
+            self._plain_type = type(reward) if type(reward) in HELD_BY_FLOAT64 else None
         if form == self._form:
-            if not self._info and not self._notes:
+            if not self._info and not self._notes and reward is values.UNCHANGED:
                 return NO_INFO
-            return values.encode_info(self._info, self._notes)
+            return values.encode_info(self._info, self._notes, reward=reward)
         self._form = form
-        return values.encode_info(self._info, self._notes, form)
+        return values.encode_info(self._info, self._notes, form, reward)
+
+    def _take_reward(self, reward: object) -> None:
+        """Take the reward of a single environment. What its tensor does not say, the next info tells."""
+        typed = self._rewards.typed(reward, self._notes)
+        if self._reward.ndim:
+            self._reward[...] = typed
+            return
+        self._reward[...] = as_number(typed)
+        if reward_type(typed) == self._reward_type and is_held_by_float64(typed):
+            self._untold_reward = values.UNCHANGED
+            self._plain_type = type(typed) if type(typed) in HELD_BY_FLOAT64 else None
+        else:
+            # Until it is told, each reward is looked at: the next one may have to be told in its place.
+            self._untold_reward, self._plain_type = typed, None
 
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
@@ -224,7 +249,10 @@ class GymAgent(EnvAgent):
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = reward if type(reward) is float else self._rewards.read(reward, self._notes)
+            if type(reward) is self._plain_type:
+                self._reward[...] = reward
+            else:
+                self._take_reward(reward)
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
         except Exception as error:

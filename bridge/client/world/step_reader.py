@@ -27,7 +27,7 @@ SIGNALS = ("reward", "terminated", "truncated", "info")
 StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer
 """The answer to a Step: read by protobuf, or matched without it."""
 Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
-"""Observation, reward, terminated, truncated and info of a single environment; the reward is a float or an array."""
+"""Observation, reward, terminated, truncated and info of a single environment; the reward is of any type."""
 
 _MOST_NOTES = 100
 # Quicker than a loop in Python: it is called in each step of many slots.
@@ -70,6 +70,10 @@ class StepReader:
     allowance: float = 0.0
     """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
     _form: Any = None
+    _rewards_as: Any = None
+    """The last reward that an info told, whose type those after it have; None: they are floats, or arrays."""
+    _told_reward: Any = values.UNCHANGED
+    """The reward that the answer at hand tells in its info."""
     _notes: int = 0
 
     def __post_init__(self) -> None:
@@ -102,13 +106,41 @@ class StepReader:
                 # A copy, for the same reason.
                 if type(reward) is not float:
                     reward = np.array(reward)
+                if self._rewards_as is not None:
+                    reward = self._typed(reward)
                 return observation, reward, message.state == pb.TERMINATED, truncated, info
             tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
             reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
+            if self._rewards_as is not None:
+                reward = self._typed(reward)
             observation = self.layout.unpack(tensors, form=self._form)
             return observation, reward, bool(terminated), bool(truncated), info
         except UNREADABLE as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
+
+    def _typed(self, number: Any) -> Any:
+        """Return a reward in the environment's own type."""
+        told, self._told_reward = self._told_reward, values.UNCHANGED
+        if told is not values.UNCHANGED:
+            # Floats come as they are from here on.
+            if type(told) is float:
+                self._rewards_as = None
+            return told
+        if isinstance(self._rewards_as, np.ndarray):
+            return np.full(self._rewards_as.shape, number, self._rewards_as.dtype)
+        return type(self._rewards_as)(number)
+
+    def take_remarks(self, answer: StepMessage) -> None:
+        """Take from an answer that nobody reads what holds for those after it.
+
+        Raises:
+            PeerError: It cannot be read.
+        """
+        if isinstance(answer, StepAnswer):
+            self.read_info(answer)
+        elif "info" in self.uids and self.uids["info"] in answer.step.observations:
+            self._decode_info(answer.step.observations[self.uids["info"]].uint8s.array)
+        self._told_reward = values.UNCHANGED
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
         """Write an answer into a batch, from `slot` on.
@@ -168,7 +200,7 @@ class StepReader:
 
     def _decode_info(self, data: bytes) -> Any:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
-        info, notes, form = values.decode_info(data)
+        info, notes, form, reward = values.decode_step_info(data)
         # Else it would be found where the infos of all slots are joined, and cost those of other servers too.
         if not isinstance(info, dict) and not (
             isinstance(info, list) and len(info) == self.lanes and all(isinstance(own, dict) for own in info)
@@ -177,6 +209,10 @@ class StepReader:
         # Told only where it changes: it holds for the answers that follow.
         if form is not values.UNCHANGED:
             self._form = form
+        if reward is not values.UNCHANGED:
+            if not isinstance(reward, (bool, int, float, np.bool_, np.number, np.ndarray)) or np.size(reward) != 1:
+                raise TensorError(f"expected a number as the reward in an info, got {reward!r:.80}")
+            self._rewards_as = self._told_reward = reward
         if info:
             # It stays when the person has left: a server that is late then gets a second more, at most.
             self.allowance = _allowance(info) or self.allowance

@@ -85,6 +85,7 @@ class Codec:
             (Layout(pair[0], "observation", lanes), Layout(pair[1], "action", lanes)) for pair in pairs.values()
         ]
         self._rewards, self._notes = Rewards(facts.reward_space, lanes), values.Notes()
+        self._read_reward = self._rewards.typed if lanes is None else self._rewards.read
         self._read_flag: Callable[[Any], object] = bool if lanes is None else partial(np.asarray, dtype=np.bool_)
 
     def pack_action(self, action: Any) -> object:
@@ -113,7 +114,7 @@ class Codec:
                     # An agent may be missing in any part: PettingZoo has only those that were alive before the step, or
                     # came in by it.
                     self._pack_observation(layout, observation) if agent in observations else None,
-                    self._rewards.read(rewards[agent], self._notes) if agent in rewards else None,
+                    self._read_reward(rewards[agent], self._notes) if agent in rewards else None,
                     self._read_flag(terminations[agent]) if agent in terminations else None,
                     self._read_flag(truncations[agent]) if agent in truncations else None,
                     self._pack_info(infos[agent], layout.form(observation)) if agent in infos else None,

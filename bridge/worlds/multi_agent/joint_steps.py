@@ -22,6 +22,7 @@ from bridge.worlds.base import Agent
 from bridge.worlds.default_actions import DEFAULT, check_default_action
 from bridge.worlds.environment import Job, Transition, kept
 from bridge.worlds.resets import ResetBook
+from bridge.worlds.rewards import as_number
 from bridge.worlds.scheduling import PendingResult
 
 __all__ = ["JointStepTable", "MissingAgent", "MultiAgentOptions", "Participant"]
@@ -82,8 +83,8 @@ class Participant:
     """True if the sequence that it asked for began without it."""
     told: Transition = _NOTHING
     """The last transition that its agent received."""
-    reward: float = 0.0
-    """The rewards that no Step has told yet."""
+    reward: Any = None
+    """The reward that no Step has told yet, of several their sum, a float; None: there is none."""
     cut_off: bool = False
     """True if the Step that is answered now tells that the sequence was ended from outside."""
 
@@ -272,7 +273,7 @@ class JointStepTable:
 
     def _enter(self, participant: Participant) -> None:
         participant.sequence, participant.playing = self.sequence, True
-        participant.outcome, participant.absent, participant.reward = None, False, 0.0
+        participant.outcome, participant.absent, participant.reward = None, False, None
         participant.told = self._latest[participant.name]
         self._resets.start(participant.agent)
         self._answer(participant, pb.RUNNING)
@@ -404,7 +405,8 @@ class JointStepTable:
             if participant is not None and participant.playing:
                 participant.told = told
                 # Adds up over the steps that a late agent missed.
-                participant.reward += told.reward
+                waits, reward = participant.reward, kept(told.reward)
+                participant.reward = reward if waits is None else as_number(waits) + as_number(reward)
                 if told.ended:
                     # Kept as it is now: its Step may come later than further steps, which reuse the arrays.
                     end = kept((told.observation, told.info))

@@ -12,7 +12,7 @@ from bridge.worlds.base import failures_in
 from bridge.worlds.controls import controls_of_space, known_agent_names
 from bridge.worlds.default_actions import DEFAULT
 from bridge.worlds.environment import Call, Environment, Job, Spaces, Transition
-from bridge.worlds.rewards import as_number
+from bridge.worlds.rewards import as_typed
 from bridge.worlds.settings import Settings, read_choice
 
 __all__ = ["Members"]
@@ -85,7 +85,7 @@ class Members:
                 terminated = bool(terminations.get(name, False))
                 # An agent that the environment drops without an end is truncated.
                 truncated = bool(truncations.get(name, False)) or (name not in living and not terminated)
-                reward, info = as_number(rewards.get(name, 0.0)), infos.get(name, {})
+                reward, info = as_typed(rewards.get(name, 0.0)), infos.get(name, {})
                 told[name] = Transition(observation, reward, terminated, truncated, info)
             return told, living
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from bridge.encoding import values
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
 from bridge.worlds.base import OTHER_WORLD, Agent, in_environment
@@ -68,7 +69,11 @@ class MultiAgent(EnvAgent):
             # The world ended the sequence, not the environment: it is truncated, with the last observation.
             super().interrupt()
         # After `interrupt`, which sets the reward to 0: what was earned until the end is still told.
-        self._reward[...], self.participant.reward = self.participant.reward, 0.0
+        reward, self.participant.reward = self.participant.reward, None
+        if reward is None:
+            self._reward[...], self._untold_reward = 0.0, values.UNCHANGED
+        else:
+            self._take_reward(reward)
 
     def interrupt(self) -> None:
         """End the sequence for this agent, with what it has seen last."""
