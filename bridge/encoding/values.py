@@ -12,8 +12,8 @@ import dataclasses
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -26,6 +26,7 @@ __all__ = [
     "MAX_DIMENSIONS",
     "UNCHANGED",
     "Notes",
+    "StepInfo",
     "check_count",
     "decode",
     "decode_info",
@@ -66,6 +67,23 @@ _VARINT, _WITH_LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 UNCHANGED: Any = object()
 """Stands for the form of observations, or for the type of rewards, where it has not changed."""
+
+
+class StepInfo(NamedTuple):
+    """An info, and what travels beside it."""
+
+    info: Any
+    """A dict, or a list of the lanes' dicts."""
+    notes: Sequence[str] = ()
+    """Remarks for the user."""
+    form: Any = UNCHANGED
+    """What `Layout.form` says of the observations from here on."""
+    reward: Any = UNCHANGED
+    """The reward, whose type those that follow have."""
+    agents: Sequence[str] = ()
+    """Of several agents those that are alive; none: as before, without those that ended."""
+    missing: Sequence[str] = ()
+    """Of one of several agents: what the environment did not return for it."""
 
 
 class _TooDeepError(TensorError):
@@ -111,18 +129,26 @@ def encode(value: Any) -> bytes:
 
 
 def encode_info(
-    info: Mapping[str, Any] | list[Mapping[str, Any]], notes: Notes, form: Any = UNCHANGED, reward: Any = UNCHANGED
+    info: Mapping[str, Any] | list[Mapping[str, Any]],
+    notes: Notes,
+    form: Any = UNCHANGED,
+    *,
+    reward: Any = UNCHANGED,
+    agents: Sequence[str] = (),
+    missing: Sequence[str] = (),
 ) -> bytes:
     """Encode an info; what cannot be carried is left out of dicts and sets, and None in lists.
 
     Args:
         info: The environment's own dict, or a list of the lanes' dicts.
         notes: Grows by what is left out; those that were not sent yet go along.
-        form: What `Layout.form` says of the observations from here on.
-        reward: The reward, where its tensor does not say what it is.
+        form: As of `StepInfo`, like the arguments that follow.
+        reward: Where the tensor does not say what it is.
+        agents: Where they are others than expected.
+        missing: Of one of several agents.
     """
     # Most steps have nothing to tell: both ends then skip building and parsing.
-    if not info and not notes and form is UNCHANGED and reward is UNCHANGED:
+    if not (info or notes or agents or missing) and form is UNCHANGED and reward is UNCHANGED:
         return EMPTY_DICT
     message = pb.Value()
     _fill(message, info, "info", 0, notes)
@@ -131,6 +157,8 @@ def encode_info(
         _fill(message.form, form, "form", 0)
     if reward is not UNCHANGED:
         _fill(message.reward, reward, "reward", 0)
+    message.agents.extend(agents)
+    message.missing.extend(missing)
     return message.SerializeToString()
 
 
@@ -140,21 +168,18 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
     Returns:
         The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`.
     """
-    return decode_step_info(data)[:3]
+    info, notes, form, *_ = decode_step_info(data)
+    return info, list(notes), form
 
 
-def decode_step_info(data: bytes) -> tuple[Any, list[str], Any, Any]:
-    """Decode what `encode_info` gave; raises as `decode`.
-
-    Returns:
-        As `decode_info`, and the reward that came with it, whose type those that follow have; or `UNCHANGED`.
-    """
+def decode_step_info(data: bytes) -> StepInfo:
+    """Decode what `encode_info` gave, with everything that travels beside it; raises as `decode`."""
     if data == EMPTY_DICT:
-        return {}, [], UNCHANGED, UNCHANGED
+        return StepInfo({})
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
     reward = from_value(message.reward) if message.HasField("reward") else UNCHANGED
-    return from_value(message), list(message.notes), form, reward
+    return StepInfo(from_value(message), message.notes, form, reward, message.agents, message.missing)
 
 
 def remarks_of(data: bytes) -> pb.Value | None:

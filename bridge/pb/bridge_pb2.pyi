@@ -28,7 +28,7 @@ class CallResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_method: bool = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ["array", "big_integer", "boolean", "complex", "data", "dict", "form", "frozenset", "integer", "list", "none", "notes", "number", "reward", "set", "text", "tuple"]
+    __slots__ = ["agents", "array", "big_integer", "boolean", "complex", "data", "dict", "form", "frozenset", "integer", "list", "missing", "none", "notes", "number", "reward", "set", "text", "tuple"]
     class Array(_message.Message):
         __slots__ = ["data", "dtype", "is_scalar", "items", "shape"]
         DATA_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class Value(_message.Message):
         ITEMS_FIELD_NUMBER: _ClassVar[int]
         items: _containers.RepeatedCompositeFieldContainer[Value]
         def __init__(self, items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +77,7 @@ class Value(_message.Message):
     FROZENSET_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     NONE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +85,7 @@ class Value(_message.Message):
     SET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TUPLE_FIELD_NUMBER: _ClassVar[int]
+    agents: _containers.RepeatedScalarFieldContainer[str]
     array: Value.Array
     big_integer: str
     boolean: bool
@@ -93,6 +96,7 @@ class Value(_message.Message):
     frozenset: Value.List
     integer: int
     list: Value.List
+    missing: _containers.RepeatedScalarFieldContainer[str]
     none: Value.Empty
     notes: _containers.RepeatedScalarFieldContainer[str]
     number: float
@@ -100,4 +104,4 @@ class Value(_message.Message):
     set: Value.List
     text: str
     tuple: Value.List
-    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., reward: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., reward: _Optional[_Union[Value, _Mapping]] = ..., agents: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -60,6 +60,8 @@ class Transition:
     """True if the episode was truncated in this frame."""
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The info, a dict."""
+    missing: Sequence[str] = ()
+    """Of one of several agents: what the environment did not return for it, as `StepInfo` says."""
 
     @property
     def ended(self) -> bool:

@@ -76,7 +76,8 @@ class EnvAgent(Agent):
         # environments the reward is of `_plain_type`, and its tensor says all.
         self._reward_type: object = float
         self._plain_type: object = float if self._rewards.spec.shape == () else None
-        self._untold_reward: Any = values.UNCHANGED
+        self._beside: dict[str, Any] = {}
+        """What the next info tells beside it, arguments of `encode_info`."""
         self._terminated: Array = np.zeros(shape, np.bool_)
         self._truncated: Array = np.zeros(shape, np.bool_)
         self._info: Any = {}
@@ -103,7 +104,7 @@ class EnvAgent(Agent):
             self.pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
-        self._untold_reward = values.UNCHANGED
+        self._beside.clear()
         return pb.RUNNING
 
     @property
@@ -119,7 +120,8 @@ class EnvAgent(Agent):
 
     def interrupt(self) -> None:
         """End the sequence by truncation, with the last observations."""
-        self._reward[...], self._untold_reward = 0, values.UNCHANGED
+        self._reward[...] = 0
+        self._beside.pop("reward", None)
         self._truncated[...] = True
         # The info of the last transition was told with that.
         self._info = {}
@@ -165,8 +167,7 @@ class EnvAgent(Agent):
         as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
         parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         # An empty info, which is not encoded anew in each step.
-        told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms
-        told = told or self._untold_reward is not values.UNCHANGED
+        told = self._info or self._beside or self._notes.fresh or self._world.env.notes or self._has_forms
         info, reward = self._encode_info() if told else NO_INFO, self._reward
         if self.lanes is not None:
             return [*parts, reward, self._terminated, self._truncated, info]
@@ -180,16 +181,17 @@ class EnvAgent(Agent):
                 self._notes.add(note, note)
             env.notes.clear()
         # Forms and types are told when they change, and the client keeps them.
-        reward, self._untold_reward = self._untold_reward, values.UNCHANGED
-        if reward is not values.UNCHANGED:
+        beside, self._beside = self._beside, {}
+        if "reward" in beside:
+            reward = beside["reward"]
             self._reward_type = reward_type(reward)
             self._plain_type = type(reward) if type(reward) in HELD_BY_FLOAT64 else None
         if form == self._form:
-            if not self._info and not self._notes and reward is values.UNCHANGED:
+            if not (self._info or self._notes or beside):
                 return NO_INFO
-            return values.encode_info(self._info, self._notes, reward=reward)
+            return values.encode_info(self._info, self._notes, **beside)
         self._form = form
-        return values.encode_info(self._info, self._notes, form, reward)
+        return values.encode_info(self._info, self._notes, form, **beside)
 
     def _take_reward(self, reward: object) -> None:
         """Take the reward of a single environment. What its tensor does not say, the next info tells."""
@@ -199,11 +201,11 @@ class EnvAgent(Agent):
             return
         self._reward[...] = as_number(typed)
         if reward_type(typed) == self._reward_type and is_held_by_float64(typed):
-            self._untold_reward = values.UNCHANGED
+            self._beside.pop("reward", None)
             self._plain_type = type(typed) if type(typed) in HELD_BY_FLOAT64 else None
         else:
             # Until it is told, each reward is looked at: the next one may have to be told in its place.
-            self._untold_reward, self._plain_type = typed, None
+            self._beside["reward"], self._plain_type = typed, None
 
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""

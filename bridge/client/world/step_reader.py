@@ -74,6 +74,10 @@ class StepReader:
     """The last reward that an info told, whose type those after it have; None: they are floats, or arrays."""
     _told_reward: Any = values.UNCHANGED
     """The reward that the answer at hand tells in its info."""
+    agents: Sequence[str] = ()
+    """Of several agents, those that the answer that was read last says to be alive; none: it says nothing."""
+    missing: Sequence[str] = ()
+    """What that answer holds that the environment did not return, as `StepInfo` says."""
     _notes: int = 0
 
     def __post_init__(self) -> None:
@@ -129,6 +133,12 @@ class StepReader:
         if isinstance(self._rewards_as, np.ndarray):
             return np.full(self._rewards_as.shape, number, self._rewards_as.dtype)
         return type(self._rewards_as)(number)
+
+    def take_joint(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Return `agents` and `missing` of the answer that was read, once."""
+        found = self.agents, self.missing
+        self.agents = self.missing = ()
+        return found
 
     def take_remarks(self, answer: StepMessage) -> None:
         """Take from an answer that nobody reads what holds for those after it.
@@ -200,7 +210,7 @@ class StepReader:
 
     def _decode_info(self, data: bytes) -> Any:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
-        info, notes, form, reward = values.decode_step_info(data)
+        info, notes, form, reward, self.agents, self.missing = values.decode_step_info(data)
         # Else it would be found where the infos of all slots are joined, and cost those of other servers too.
         if not isinstance(info, dict) and not (
             isinstance(info, list) and len(info) == self.lanes and all(isinstance(own, dict) for own in info)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bridge.encoding import values
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
 from bridge.worlds.base import OTHER_WORLD, Agent, in_environment
@@ -38,7 +37,7 @@ class MultiAgent(EnvAgent):
         # Of a joint reset one agent sends the settings: the plain Resets of the others must not take them back.
         if seed is not None or options is not None:
             self._world.table.carried = (seed, options)
-        if running:
+        if running or self.participant.may_enter:
             self._world.table.drop(self.participant)
             self._world.advance()
 
@@ -65,13 +64,18 @@ class MultiAgent(EnvAgent):
         told = self.participant.told
         self._observation, self._info = told.observation, told.info
         self._terminated[...], self._truncated[...] = told.terminated, told.truncated
+        # What an earlier answer had to tell, and was asked for no info, is of no interest any more.
+        self._beside = {
+            name: told for name, told in (("agents", self.participant.agents), ("missing", told.missing)) if told
+        }
         if cut_off:
             # The world ended the sequence, not the environment: it is truncated, with the last observation.
             super().interrupt()
+            self._beside.clear()
         # After `interrupt`, which sets the reward to 0: what was earned until the end is still told.
         reward, self.participant.reward = self.participant.reward, None
         if reward is None:
-            self._reward[...], self._untold_reward = 0.0, values.UNCHANGED
+            self._reward[...] = 0.0
         else:
             self._take_reward(reward)
 
