@@ -97,6 +97,10 @@ def compare(plan, first=("a", "b"), episodes=2, isolation=None):
                 mine, theirs = remote.step(actions), local.step(actions)
                 for name, left, right in zip(PARTS, mine, theirs, strict=True):
                     assert_identical(left, right, f"{name} of step {step}")
+                # The order of a dict's keys is the environment's.
+                assert [list(item) for item in mine[0].values() if isinstance(item, dict)] == [
+                    list(theirs[0][agent]) for agent, item in mine[0].items() if isinstance(item, dict)
+                ]
                 assert remote.agents == local.agents, f"step {step}"
                 step += 1
         remote.close()
@@ -118,15 +122,17 @@ PLANS = {
     "ends and is there at once": [("ab", "b", "", ()), ("ab", "", "a", ()), ("ab", "a", "b", ())],
     "is not seen": [("ab", "", "", (("a", "observation"),)), ("ab", "", "", (("b", "observation"), ("b", "info")))],
     "enters unseen": [("abc", "", "", (("c", "observation"),)), ("abc", "", "", ())],
+    "has an observation alone": [("ab", "", "", tuple(("b", part) for part in PARTS[1:]))] * 3,
     "has no reward": [("ab", "", "", (("a", "reward"),)), ("ab", "", "", (("b", "terminated"), ("b", "truncated")))],
     "is named nowhere": [("a", "", "", tuple(("b", part) for part in PARTS)), ("a", "", "", ()), ("ab", "", "", ())],
     "an end in the last step": [("abcd", "", "", ()), ("", "abc", "d", ())],
 }
 
 
+@everywhere
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_of_comings_and_goings_is_that_of_the_local_environment(name):
-    compare(PLANS[name])
+def test_a_plan_of_comings_and_goings_is_that_of_the_local_environment(name, isolation):
+    compare(PLANS[name], isolation=isolation)
 
 
 def test_agents_may_be_fewer_and_in_another_order_from_the_reset_on():
