@@ -13,7 +13,7 @@ import enum
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -29,11 +29,12 @@ __all__ = [
     "MAX_VALUES_IN_ACTION",
     "UNCHANGED",
     "Notes",
+    "StepInfo",
     "check_count",
     "decode",
     "decode_info",
-    "decode_lane_infos",
     "decode_request",
+    "decode_step_info",
     "encode",
     "encode_info",
     "from_value",
@@ -72,7 +73,26 @@ _VARINT, _WITH_LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _COLUMN = pb.Value.Column.DESCRIPTOR
 UNCHANGED: Any = object()
-"""Stands for the form of observations where it has not changed."""
+"""Stands for the form of observations, or for the type of rewards, where it has not changed."""
+
+
+class StepInfo(NamedTuple):
+    """An info, and what travels beside it."""
+
+    info: Any
+    """A dict, or a list of the lanes' dicts."""
+    notes: Sequence[str] = ()
+    """Remarks for the user."""
+    form: Any = UNCHANGED
+    """What `Layout.form` says of the observations from here on."""
+    reward: Any = UNCHANGED
+    """The reward, whose type those that follow have."""
+    agents: Sequence[str] = ()
+    """Of several agents those that are alive; none: as before, without those that ended."""
+    missing: Sequence[str] = ()
+    """Of one of several agents: what the environment did not return for it."""
+    failed: Sequence[int] = ()
+    """Of lanes: those whose environments failed, each with an `error` in its info."""
 
 
 class _TooDeepError(TensorError):
@@ -129,6 +149,10 @@ def encode_info(
     info: Mapping[str, Any] | list[Mapping[str, Any]],
     notes: Notes,
     form: Any = UNCHANGED,
+    *,
+    reward: Any = UNCHANGED,
+    agents: Sequence[str] = (),
+    missing: Sequence[str] = (),
     failed: Sequence[int] = (),
 ) -> bytes:
     """Encode an info; what cannot be carried is left out of dicts and sets, and None in lists.
@@ -136,11 +160,14 @@ def encode_info(
     Args:
         info: The environment's own dict, or a list of the lanes' dicts.
         notes: Grows by what is left out; those that were not sent yet go along.
-        form: What `Layout.form` says of the observations from here on.
-        failed: The lanes whose environments failed, each with an `error` in its info.
+        form: As of `StepInfo`, like the arguments that follow.
+        reward: Where the tensor does not say what it is.
+        agents: Where they are others than expected.
+        missing: Of one of several agents.
+        failed: Of lanes.
     """
     # Most steps have nothing to tell: both ends then skip building and parsing.
-    if not info and not notes and form is UNCHANGED and not failed:
+    if not (info or notes or agents or missing or failed) and form is UNCHANGED and reward is UNCHANGED:
         return EMPTY_DICT
     message = pb.Value()
     _fill(message, info, "info", 0, notes)
@@ -151,6 +178,10 @@ def encode_info(
             message.notes.append(note)
     if form is not UNCHANGED:
         _fill(message.form, form, "form", 0)
+    if reward is not UNCHANGED:
+        _fill(message.reward, reward, "reward", 0)
+    message.agents.extend(agents)
+    message.missing.extend(missing)
     message.failed.extend(failed)
     return message.SerializeToString()
 
@@ -162,21 +193,20 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
         The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`. Names of
         attributes are an `AttributeNames` behind the notes.
     """
-    return decode_lane_infos(data)[:3]
+    info, notes, form, *_ = decode_step_info(data)
+    return info, list(notes), form
 
 
-def decode_lane_infos(data: bytes) -> tuple[Any, list[str], Any, tuple[int, ...]]:
-    """Decode what `encode_info` gave of lanes; raises as `decode`.
-
-    Returns:
-        As `decode_info`, and the lanes whose environments failed.
-    """
+def decode_step_info(data: bytes) -> StepInfo:
+    """Decode what `encode_info` gave, with everything that travels beside it; raises as `decode`."""
     if data == EMPTY_DICT:
-        return {}, [], UNCHANGED, ()
+        return StepInfo({})
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
+    reward = from_value(message.reward) if message.HasField("reward") else UNCHANGED
     names = [AttributeNames(message.names)] if message.names else []
-    return from_value(message), [*message.notes, *names], form, tuple(message.failed)
+    notes = [*message.notes, *names]
+    return StepInfo(from_value(message), notes, form, reward, message.agents, message.missing, message.failed)
 
 
 def remarks_of(data: bytes) -> pb.Value | None:

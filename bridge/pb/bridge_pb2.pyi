@@ -29,7 +29,7 @@ class CallResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_method: bool = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ["array", "big_integer", "boolean", "column", "complex", "data", "dict", "failed", "form", "frozenset", "integer", "list", "names", "none", "notes", "number", "reads_columns", "set", "text", "tuple"]
+    __slots__ = ["agents", "array", "big_integer", "boolean", "column", "complex", "data", "dict", "failed", "form", "frozenset", "integer", "list", "missing", "names", "none", "notes", "number", "reads_columns", "reward", "set", "text", "tuple"]
     class Array(_message.Message):
         __slots__ = ["column", "data", "dtype", "is_scalar", "items", "shape"]
         COLUMN_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class Value(_message.Message):
         joined: str
         lengths: Value.Array
         def __init__(self, joined: _Optional[str] = ..., lengths: _Optional[_Union[Value.Array, _Mapping]] = ...) -> None: ...
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
@@ -128,14 +129,17 @@ class Value(_message.Message):
     FROZENSET_FIELD_NUMBER: _ClassVar[int]
     INTEGER_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     NONE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     READS_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
     SET_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TUPLE_FIELD_NUMBER: _ClassVar[int]
+    agents: _containers.RepeatedScalarFieldContainer[str]
     array: Value.Array
     big_integer: str
     boolean: bool
@@ -148,12 +152,14 @@ class Value(_message.Message):
     frozenset: Value.List
     integer: int
     list: Value.List
+    missing: _containers.RepeatedScalarFieldContainer[str]
     names: str
     none: Value.Empty
     notes: _containers.RepeatedScalarFieldContainer[str]
     number: float
     reads_columns: bool
+    reward: Value
     set: Value.List
     text: str
     tuple: Value.List
-    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., column: _Optional[_Union[Value.Column, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., failed: _Optional[_Iterable[int]] = ..., names: _Optional[str] = ..., reads_columns: bool = ...) -> None: ...
+    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., column: _Optional[_Union[Value.Column, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., failed: _Optional[_Iterable[int]] = ..., names: _Optional[str] = ..., reads_columns: bool = ..., reward: _Optional[_Union[Value, _Mapping]] = ..., agents: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...

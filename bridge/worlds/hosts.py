@@ -22,7 +22,7 @@ from bridge.encoding.names import NAMES
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
 from bridge.encoding.random_state import state_of
 from bridge.encoding.space_json import space_to_json
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError, TensorError, UnsupportedSpaceError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
 from bridge.worlds import kinds
@@ -125,6 +125,9 @@ class Host(abc.ABC, Generic[E]):
             text = "the names of public attributes and methods, those of methods with (), separated by spaces"
             # Known at all times, so that a join does not wait for an environment that is in a long step.
             leaves.append(Property(NAMES, TEXT, text, lambda: names.text))
+        if facts.agents:
+            about = "the space of what state() returns, as JSON; empty: none"
+            leaves.append(_fixed("state_space", TEXT, about, _state_space_of(env)))
         return PropertyTree(leaves, [attributes])
 
     def _of_gymnasium(self) -> list[Property]:
@@ -506,6 +509,15 @@ def _raised_by_setattr(error: AttributeError) -> bool:
 def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
     """Return the entries of a dict that the values codec can encode."""
     return {key: value for key, value in data.items() if isinstance(key, str) and _travels(value)}
+
+
+def _state_space_of(env: Any) -> str:
+    """Return the space of an environment's global state as JSON; "": it has none, or one that does not travel."""
+    try:
+        space = kinds.read_attribute(env, "state_space", None)
+        return space_to_json(space) if isinstance(space, gymnasium.Space) else ""
+    except (NotImplementedError, UnsupportedSpaceError):  # the environment can be played all the same
+        return ""
 
 
 def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
