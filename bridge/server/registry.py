@@ -134,6 +134,8 @@ class Registry:
         """Of worlds that went."""
         self.counted: Callable[[], dict[str, float]] = dict
         """Counts what the other parts of the server do, for `status`."""
+        self.freed: Callable[[], None] = lambda: None
+        """Called once a world is closed, whose memory may have been much."""
 
     @property
     def names(self) -> list[str]:
@@ -335,6 +337,7 @@ class Registry:
         entry.world.resets.close()
         with self._awaited():
             await entry.world.close()
+        self.freed()
 
     async def reset_world(
         self,
@@ -497,6 +500,7 @@ class Registry:
                 _log.warning("the world %r did not close: %s", world.name, error)
             except Exception:
                 _log.exception("the world %r did not close", world.name)
+        self.freed()
 
     def _find(self, name: str) -> _Entry:
         if (entry := self._entries.get(name)) is None:
