@@ -44,7 +44,7 @@ class LocalEnv:
         self.times = StepTimes()
         self.notes = host.notes
         self.failures, self.retried = host.failures, host.retried
-        self.step = partial(executor.run, self._step)  # a method would be one call more in each step
+        self.step = partial(executor.run, self._step)  # type: ignore[method-assign]  # one call less in each step
 
     ended: RequestError | None = None
 
@@ -63,6 +63,10 @@ class LocalEnv:
             return in_environment("reset", host.reset, seed, options)
         finally:
             self.times.reset.add(time.perf_counter() - began)
+
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step the environment, or one lane by itself."""
+        return self.executor.run(self._step, action, lane)
 
     def _step(self, action: object, lane: int | None = None) -> Result:
         # Every step comes through here: no calls that can be left out.
@@ -98,6 +102,8 @@ class LocalEnv:
         # Worlds and agents may keep the tree, whose functions refer to the environment.
         self._tree = _without_environment(self._tree)
         if host is not None:
+            # It refers to this object, which would stay until the garbage collector comes, with its spaces.
+            del self.step
             in_environment("close", host.close)
 
     def _run(self, where: str, function: Callable[[AnyHost], T]) -> Call[T]:
