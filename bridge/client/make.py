@@ -113,8 +113,15 @@ def make_vec_remote(
     of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()}
     if of_blocking and not blocking:
         raise TypeError(f"make_vec_remote() takes {', '.join(sorted(of_blocking))} only with blocking=True")
-    make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, **keywords)
+    # With `continue` a lost slot is not waited for, and with a `step_timeout` neither is a slow one.
+    waits_for_all = blocking and of_blocking.get("on_lost") != "continue"
+    make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, waits_for_all=waits_for_all, **keywords)
     fewer = given_options(VectorOptions, keywords)
+    if (any(of_perlert) or any(of_openenv)) and fewer.pop("lanes", None):
+        scheme = "perlert" if any(of_perlert) else "openenv"
+        raise SettingError(
+            f"lanes=True is for servers of dm_env_rpc, {scheme}:// has no worlds of lanes: leave lanes out"
+        )
     if any(of_perlert):
         from bridge.perlert import PerlertVectorEnv
 
