@@ -72,7 +72,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
         # Else the keepalive thread would take the answers to the join, as it does between calls.
         with pool.turn:
             if directory is None:
-                _join_urls(pool, requests, num_envs, lanes=options.lanes is True)
+                _join_urls(pool, requests, num_envs, one_world=options.lanes is True)
             else:
                 name = directory.server_name if isinstance(directory, DnsDirectory) else None
                 placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
@@ -96,14 +96,14 @@ def _with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tup
     return list(zip(urls, names, strict=True))
 
 
-def _join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None, *, lanes: bool) -> None:
+def _join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None, *, one_world: bool) -> None:
     """Join a world for each request, all at once, and further ones where `num_envs` asks for more slots.
 
     Args:
         pool: Gets them.
         requests: The worlds.
         num_envs: The number of slots; None: those of the requests.
-        lanes: Whether the user wants one world for all slots.
+        one_world: Whether the user wants one world for all slots.
 
     Raises:
         SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
@@ -119,14 +119,15 @@ def _join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int
     have = len(pool.members.at)
     if have == num_envs and len(requests) == 1:
         pool.members.shared = False  # there is no other one
-    elif lanes:
+    elif one_world:
         # Another server than ours may know no such setting, and make what it always makes.
         raise SettingError(
             f"lanes=True: expected {pool.members.filling[0].remote.url} to make a world of {num_envs} lanes, got one "
             f"that fills {have} of the slots; leave lanes out"
         )
     if have < num_envs and (num_envs - have) % have == 0:
-        _Join(pool, list(requests) * ((num_envs - have) // have)).run()
+        further = [dataclasses.replace(request, lanes_if_alike=None) for request in requests]  # it has answered
+        _Join(pool, further * ((num_envs - have) // have)).run()
     elif have != num_envs:
         lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members.filling)
         raise SettingError(
@@ -149,10 +150,8 @@ class _Join:
         """The members that are being connected."""
         self._wanted = len(pool.members.filling)
         """The number of worlds."""
-        # Separate worlds are joined in two turns: the first, then all others.
-        turns = 2 if any(request.lanes_if_alike for request in requests) else 1
-        self._patience = turns * pool.timeout
-        """Seconds until what has not been joined is late."""
+        self._asks = any(request.lanes_if_alike for request in requests)
+        """True if a server is asked which form of world to make."""
 
     def run(self) -> None:
         """Join them, and give them their slots."""
@@ -160,10 +159,18 @@ class _Join:
         began = now = time.monotonic()
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
+            deadline = began + pool.timeout
+            # Separate worlds are joined in two turns, the first and then all others: lanes get as much time.
+            if self._asks and any(member.remote.session.agreed_on_lanes for member in missing):
+                deadline += pool.timeout
             # Not `pool.gather`: it would let the policy connect again what fails, and here a failure is raised.
-            pool.poller.ready(min(began + self._patience, now + min(LOOK, _LOOK)) - time.monotonic())
+            pool.poller.ready(min(deadline, now + min(LOOK, _LOOK)) - time.monotonic())
             pool.drain()
             now = time.monotonic()
+            if self._asks:
+                for member in list(missing):
+                    if now > member.silent_until and member.remote.session.asking:
+                        self._ask_nothing(member)
             for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
                 self._on_silent(member)
             # A list, because the loop takes members out of `missing`.
@@ -175,7 +182,7 @@ class _Join:
                     self._on_failed(member, member.error)
                 else:
                     self._on_joined(member)
-            if missing and now > began + self._patience:
+            if missing and now > deadline:
                 urls = ", ".join(dict.fromkeys(member.remote.url for member in missing))
                 raise RemoteTimeoutError(urls, next(iter(missing)).remote.late("to join a world", pool.timeout).reason)
             if missing and now >= tell_at:
@@ -198,12 +205,14 @@ class _Join:
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
         """Go on without a world, or raise why it cannot be joined."""
-        remote = member.remote
         refused = isinstance(error, RefusedError) and error.code == Code.UNAUTHENTICATED
-        if refused or remote.request.lanes_if_alike is None or not remote.session.asking:
+        if refused or not member.remote.session.asking:
             raise error
-        # Another server than ours may have ended the stream at a question that it did not expect: it gets none.
-        again = dataclasses.replace(remote.request, lanes_if_alike=None)
+        self._ask_nothing(member)
+
+    def _ask_nothing(self, member: Member) -> None:
+        """Connect again, without a question: another server than ours may have ended the stream at it, or be silent."""
+        again = dataclasses.replace(member.remote.request, lanes_if_alike=None)
         self._missing[self._pool.connect(member, again)] = None
 
     def _on_silent(self, member: Member) -> None:

@@ -53,6 +53,8 @@ class JoinSequence:
         """The world wanted, as it stands: it begins as the argument, and says of lanes what was found out."""
         lanes = request.lanes_if_alike
         self._question = None if lanes is None else LanesQuestion(lanes)
+        self.agreed_on_lanes = False
+        """True if the server has said that the lanes wanted are as good as worlds."""
         self._instead: WorldRequest | None = None
         """What is asked for if the world of lanes that was asked for cannot be had; None: nothing."""
         self.world_name: str | None = None
@@ -91,12 +93,11 @@ class JoinSequence:
 
     def _decide(self, agreed: bool) -> _Next:
         """Create a world of lanes if the server agreed to these, or else one for a slot."""
-        alone = dataclasses.replace(self.request, lanes_if_alike=None)
-        if agreed and self.request.lanes_if_alike is not None:
-            self._instead = alone
-            self.request = self.request.as_lanes(self.request.lanes_if_alike)
-        else:
-            self.request = alone
+        count = self.request.lanes_if_alike
+        self.request = alone = dataclasses.replace(self.request, lanes_if_alike=None)
+        if agreed and count is not None:
+            self.agreed_on_lanes, self._instead = True, alone
+            self.request = alone.as_lanes(count)
         self._question = None
         return self._create()
 

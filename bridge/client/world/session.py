@@ -123,6 +123,11 @@ class ClientSession:
         return self._joining.asking
 
     @property
+    def agreed_on_lanes(self) -> bool:
+        """True if the server has said that lanes are as good as worlds, and so was asked for them."""
+        return self._joining.agreed_on_lanes
+
+    @property
     def outstanding(self) -> bool:
         """True if an answer is still to come."""
         return bool(self._pending)
