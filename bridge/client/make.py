@@ -97,6 +97,9 @@ def make_vec_remote(
             a `bridge.perlert.PerlertVectorEnv`, `openenv://` URLs a `bridge.openenv.env.OpenEnvVectorEnv`.
         blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
+            Since the slots wait for each other, one world of `num_envs` lanes may fill them, as `lanes` says. Then a
+            slow environment delays the others within each step, and a crash of the world ends all episodes; one that
+            raises ends its own.
         keywords: The fields of `bridge.client.options.VectorOptions`.
 
     Raises:
