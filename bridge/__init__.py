@@ -57,8 +57,13 @@ __all__ = [
 ]
 
 # Names that need an extra: without it they are no part of `from bridge import *` and `dir(bridge)`, which would raise
-# ImportError otherwise. Who asks for one by its name is told what to install.
-_NEED = {"Recorder": "pyarrow", "RemoteParallelEnv": "pettingzoo", "make_parallel_remote": "pettingzoo"}
+# ImportError otherwise, as `inspect.getmembers(bridge)` would. Who asks for one by its name is told what to install.
+_NEED = {
+    "Recorder": "pyarrow",
+    "RemoteParallelEnv": "pettingzoo",
+    "make_parallel_remote": "pettingzoo",
+    "recording": "pyarrow",
+}
 _absent = [name for name, package in _NEED.items() if not is_installed(package)]
 __all__ = [name for name in __all__ if name not in _absent]
 

@@ -18,7 +18,8 @@
     │   ├── ConnectionLostError         it was there, and went (ConnectionError)
     │   ├── RemoteTimeoutError          no answer within the deadline (TimeoutError)
     │   ├── RefusedError                the server answered with an error; has `code`
-    │   │   └── EnvironmentFailedError  the environment itself raised; has its traceback text
+    │   │   ├── EnvironmentFailedError  the environment itself raised; has its traceback text
+    │   │   └── MissingAttributeError   the environment has no such method or attribute (AttributeError)
     │   └── PeerError                   the peer broke the protocol
     ├── StartError                      a server's environment failed while it was made at the start
     ├── PacketError                     a PERLERT datagram outside of its grammar (ValueError)
@@ -47,6 +48,7 @@ __all__ = [
     "ConnectionLostError",
     "EnvironmentFailedError",
     "InvalidActionError",
+    "MissingAttributeError",
     "NothingPendingError",
     "PacketError",
     "PeerError",
@@ -243,12 +245,30 @@ class EnvironmentFailedError(RefusedError):
     """The remote environment raised an exception; the reason holds its traceback text."""
 
 
+class MissingAttributeError(RefusedError, AttributeError):
+    """The remote environment has no method or attribute of that name, or none that can be asked for, or set."""
+
+    @classmethod
+    def of(cls, error: RefusedError) -> MissingAttributeError:
+        """Return a refusal as one of this class."""
+        return cls(error.url, error.reason, error.code)
+
+
 class PeerError(RemoteError):
     """The peer broke the protocol: an answer of the wrong kind, without a needed part, or unreadable."""
 
 
 class StartError(BridgeError):
     """The environment that a server makes at its start raised an exception, did not return, or ended its process."""
+
+    def __init__(self, reason: str, traceback: str = "") -> None:
+        super().__init__(reason, traceback)
+        self.reason = reason
+        self.traceback = traceback
+        """The traceback of what was raised, as Python prints it; empty: nothing was raised."""
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class PacketError(BridgeError, ValueError):

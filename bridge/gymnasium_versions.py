@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.vector import VectorWrapper
+from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
 from bridge.errors import UnsupportedSpaceError
 
-__all__ = ["VERSION", "BatchWrapper", "dict_space", "discrete_space", "graph_space"]
+__all__ = ["VERSION", "BatchWrapper", "SyncLanes", "dict_space", "discrete_space", "graph_space"]
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", gymnasium.__version__)[:3])
 """The installed version: major, minor and patch."""
 
 if TYPE_CHECKING or VERSION >= (1, 4):
     _Base: TypeAlias = VectorWrapper[Any, Any, Any, Any, np.ndarray[Any, Any]]
-else:  # 1.4 made the class generic
-    _Base = VectorWrapper
+    _Sync: TypeAlias = SyncVectorEnv[Any, Any]
+else:  # 1.4 made the classes generic
+    _Base, _Sync = VectorWrapper, SyncVectorEnv
 
 
 class BatchWrapper(_Base):
@@ -36,6 +37,10 @@ class BatchWrapper(_Base):
         # `BlockingReset(envs).reset()` that would close `envs`, which the caller still has.
         def __del__(self) -> None:
             """Leave the wrapped environment open, as from Gymnasium 1.3 on."""
+
+
+class SyncLanes(_Sync):
+    """The base of a SyncVectorEnv that steps its environments in a way of its own."""
 
 
 def discrete_space(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Discrete:

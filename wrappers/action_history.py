@@ -10,6 +10,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
+from bridge.client.attributes import OwnAttributes
 from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
@@ -22,7 +23,7 @@ __all__ = ["ActionHistory"]
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-class ActionHistory(BatchWrapper):
+class ActionHistory(OwnAttributes, BatchWrapper):
     """Appends the last actions to observations.
 
     With a delay of k frames an observation does not show the effect of the last k actions; an agent that sees these

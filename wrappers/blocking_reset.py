@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
+from bridge.client.attributes import OwnAttributes
 from bridge.client.make import make_vec_remote
 from bridge.client.options import checked_timeout
 from bridge.client.slots.remote_record import RemoteReport
@@ -29,7 +30,7 @@ MAX_FAILURES = 10
 """Episodes of a slot that end by failures of its environment one after the other, after which `step` raises."""
 
 
-class BlockingReset(BatchWrapper):
+class BlockingReset(OwnAttributes, BatchWrapper):
     """Makes `reset` and `step` wait until every slot has an observation, and returns batched arrays.
 
     The results equal those of `gymnasium.vector.SyncVectorEnv` with the same environments, seeds, actions and autoreset
@@ -126,6 +127,16 @@ class BlockingReset(BatchWrapper):
     def timeout(self) -> float:
         """Seconds that a slot may be without an observation."""
         return self._timeout
+
+    @property
+    def on_lost(self) -> OnLost:
+        """What becomes of a slot whose remote was lost."""
+        return self._on_lost
+
+    @property
+    def max_failures(self) -> int | None:
+        """The failures of a slot's environment in a row after which `step` raises; None: it never does."""
+        return self._max_failures
 
     @property
     def spec(self) -> EnvSpec | None:

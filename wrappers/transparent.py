@@ -6,6 +6,7 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
+from bridge.client.attributes import OwnAttributes
 from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError
@@ -14,7 +15,7 @@ from bridge.gymnasium_versions import BatchWrapper
 __all__ = ["Transparent"]
 
 
-class Transparent(BatchWrapper):
+class Transparent(OwnAttributes, BatchWrapper):
     """Forwards every attribute, so that `BlockingReset` can wrap it like the remote environment itself.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,6 @@ from bridge.client.pool_owner import PoolOwner
 from bridge.client.slots.resets import reset_settings
 from bridge.client.warn import warn
 from bridge.client.world.events import StepAnswered
-from bridge.client.world.extensions import attribute_write, call_request, looked_up
 from bridge.client.world.joined_world import JoinedWorld
 from bridge.client.world.remote import Remote
 from bridge.client.world.session_states import ONLINE, ClientState
@@ -54,8 +52,8 @@ class RolloutStep(NamedTuple):
     """The action that was sent."""
     observation: Any
     """The result of `step`, or of `reset` where `first` is set."""
-    reward: float
-    """0.0 where `first` is set."""
+    reward: Any
+    """Of the type that the environment returns; 0 where `first` is set."""
     terminated: bool
     """True if the episode terminated."""
     truncated: bool
@@ -88,6 +86,11 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     `spec.id` names the environment, such as `CartPole-v1`; `gymnasium.make(env.spec)` connects a second one to the same
     URL, with the keywords in `spec.kwargs`.
 
+    Public attributes and methods of the environment are read, called and set by a dot, as on a local `env.unwrapped`:
+    `env.gravity = 2.0`. What this class itself has (docs/limits.md lists it) hides the environment's; `call`,
+    `get_attr` and `set_attr` reach those too. A name that neither has is an AttributeError; `set_wrapper_attr` makes a
+    new one.
+
     Args:
         url: The server's URL; its path may name the environment, its query further CreateWorld settings.
         keywords: Those of `make_remote`.
@@ -98,6 +101,10 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         RefusedError: The server has no such environment, or not with these arguments.
     """
 
+    _remedy = (
+        "the remote environment has none of that name, as far as it is known here: get_wrapper_attr and "
+        "set_wrapper_attr ask where it runs"
+    )
     # What gymnasium.make may ask for; an instance has those of its remote.
     metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's declaration
         "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
@@ -109,7 +116,8 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         if options.agent is not None and not isinstance(options.agent, str):
             raise SettingError(f"expected agent to be the name of one agent, got {options.agent!r:.80}")
         self._own_pool(options.timeout)
-        self._remote = Remote(options.request(url, options.agent), self._pool.poller)
+        request = dataclasses.replace(options.request(url, options.agent), names=True)
+        self._remote = Remote(request, self._pool.poller)
         self._remotes = {"": self._remote}
         self._rollout: object | None = None
         self._connect()
@@ -196,14 +204,15 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             observation, _, _, _, info = self._await_step("to reset")
             return observation, info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Apply an action.
 
         Args:
             action: An element of `action_space`; floats are rounded to the space's dtype.
 
         Returns:
-            Observation, reward, terminated, truncated and info.
+            Observation, reward (of the type that the environment returns; in real time a float), terminated, truncated
+            and info.
 
         Raises:
             InvalidActionError: It is not in the action space; nothing was sent.
@@ -323,25 +332,16 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                 that calls it there.
 
         Raises:
-            AttributeError: Neither has it, or the server does not say.
+            MissingAttributeError: Neither has it, or the server does not say: an AttributeError, and a RefusedError.
         """
         # An attribute of this object hides the remote's, as in a wrapper. `hasattr` of the object would run its
         # properties.
-        if self._has_own(name):
-            return getattr(self, name)
-        try:
-            with self._conflicts:
-                request = call_request(name, (), {}, look=True)
-                found, is_method = looked_up(self._reply(self._asked(), request, f"to a look at {name}"), self.url)
-        except RefusedError as error:
-            # As Gymnasium's own environments, whose AttributeError its wrappers expect.
-            if error.code not in (Code.NOT_FOUND, Code.PERMISSION_DENIED, Code.UNIMPLEMENTED):
-                raise
-            raise AttributeError(f"the remote environment has no attribute {name!r}: {error}") from error
-        return functools.partial(self.call, name) if is_method else found
+        return getattr(self, name) if self._has_own(name) else self._look(name)
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Tell whether this object or the remote environment has an attribute."""
+        """Tell whether this object or the remote environment has an attribute; asks only for a name that is unknown."""
+        if self._has_own(name) or name in (self._attribute_names() or ()):
+            return True
         try:
             self.get_wrapper_attr(name)
         except AttributeError:
@@ -372,15 +372,6 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             return False
         self.set_attr(name, value)
         return True
-
-    def get_attr(self, name: str) -> Any:
-        """Read a public attribute of the remote environment."""
-        return self.call(name)
-
-    def set_attr(self, name: str, value: Any) -> None:
-        """Set a public attribute of the remote environment."""
-        with self._conflicts:
-            self._reply(self._asked(), attribute_write(name, [value]), f"to setting {name}")
 
     def __repr__(self) -> str:
         return f"<RemoteEnv {self.url}>"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
+from bridge.client.attributes import RemoteAttributes, missing_attributes
 from bridge.client.conflict import ConflictDetector
 from bridge.client.slots.pool import Pool
 from bridge.client.world.events import Replied
-from bridge.client.world.extensions import call_request, call_results, property_request, property_value
+from bridge.client.world.extensions import (
+    attribute_write,
+    call_request,
+    call_results,
+    looked_up,
+    property_request,
+    property_value,
+)
 from bridge.client.world.remote import Remote
-from bridge.errors import ClosedError, ConnectionLostError
+from bridge.encoding.attribute_names import KnownNames
+from bridge.errors import ClosedError, Code, ConnectionLostError
 from bridge.forks import forget_in_child
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -20,7 +30,7 @@ __all__ = ["PoolOwner"]
 _NOT_COPIED = ("_conflicts", "_pool", "_remote", "_remotes", "_maker")
 
 
-class PoolOwner:
+class PoolOwner(RemoteAttributes):
     """An environment on a pool of its own, which one thread uses at a time.
 
     In a copy, and in a forked process, the remotes have no connection; the next call that needs one makes it.
@@ -96,12 +106,50 @@ class PoolOwner:
             kwargs: What the values codec carries.
 
         Raises:
-            RefusedError: PERMISSION_DENIED for a private name, UNIMPLEMENTED where the server has no method calls.
+            MissingAttributeError: The environment has none of that name: an AttributeError, and a RefusedError.
+            RefusedError: PERMISSION_DENIED for a private name, for `reset`, `step` and `close`, and where this client
+                only watches, or shares the world; UNIMPLEMENTED where the server has no method calls.
+            EnvironmentFailedError: The method raised, an AttributeError for example.
         """
-        with self._conflicts:
+        with self._conflicts, missing_attributes():
             remote = self._asked()
-            reply = self._reply(remote, call_request(name, args, kwargs), f"to the call of {name}")
+            request = call_request(name, args, kwargs, columns=remote.reads_columns)
+            reply = self._reply(remote, request, f"to the call of {name}")
             return call_results(reply, remote.url, 1)[0]
+
+    def get_attr(self, name: str) -> Any:
+        """Read a public attribute of the remote environment; raises as `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set a public attribute of the remote environment.
+
+        Args:
+            name: The name; one that is new is set at the outermost wrapper.
+            value: What the values codec carries.
+
+        Raises:
+            MissingAttributeError: It cannot be set, as a property without a setter: an AttributeError.
+            RefusedError: As `call`.
+        """
+        with self._conflicts, missing_attributes():
+            remote = self._asked()
+            self._reply(remote, attribute_write(name, [value], columns=remote.reads_columns), f"to setting {name}")
+            if (names := self._attribute_names()) is not None:
+                names.add_attribute(name)
+
+    def _attribute_names(self) -> KnownNames | None:
+        # All remotes of one environment have the same; which of them was told last is not known.
+        return next((remote.names for remote in self._remotes.values()), None)
+
+    def _look(self, name: str) -> Any:
+        # Another server than ours, and a viewer's, may have the name and not give it.
+        codes = Code.PERMISSION_DENIED, Code.UNIMPLEMENTED
+        with self._conflicts, missing_attributes(*codes):
+            remote = self._asked()
+            request = call_request(name, (), {}, look=True)
+            found, is_method = looked_up(self._reply(remote, request, f"to a look at {name}"), remote.url)
+        return functools.partial(self.call, name) if is_method else found
 
     def _interrupted(self) -> None:
         """Disconnect if an answer is outstanding: it would be taken for the answer to another call."""

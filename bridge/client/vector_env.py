@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from bridge.client.attributes import OwnAttributes
 from bridge.client.endpoints import Directory, as_directory
 from bridge.client.env import remote_metadata, remote_spec
 from bridge.client.options import VectorOptions, checked_urls
@@ -37,7 +39,7 @@ VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
 """The entry point that `gymnasium.make_vec(envs.spec)` calls."""
 
 
-class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
+class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
     """A vector of remote environments, in the semantics of OpenAI Universe under Gymnasium's contract.
 
     Observations are a tuple with an entry a slot: an observation of `single_observation_space`, or None for a slot
@@ -318,7 +320,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
         """Call a public method of every environment, or read a public attribute; return a result a slot.
 
         Raises:
-            RefusedError: A server has no method calls, or the name is private.
+            MissingAttributeError: The environments have none of that name: an AttributeError, and a RefusedError.
+            RefusedError: A server has no method calls; the name is private, or `reset`, `step` or `close`; or this
+                client shares a world with others.
+            EnvironmentFailedError: The method raised, an AttributeError for example.
         """
         if name == "render" and not args and not kwargs:
             return self.render()
@@ -358,19 +363,50 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
             return self._slots.call_results()
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Read a public attribute of every environment; the spaces and generators as copies."""
+        """Read a public attribute of every environment; the spaces and generators as copies. Raises as `call`."""
         # Spaces and generators do not travel as values: what is known of them is here.
         if name in ("observation_space", "action_space"):
             space = self.single_observation_space if name == "observation_space" else self.single_action_space
             return tuple(copy.deepcopy(space) for _ in range(self.num_envs))
         if name == "np_random":
             return self.np_random
+        return self.call(name)
+
+    def get_attr_at(self, slots: Sequence[int], name: str) -> tuple[Any, ...]:
+        """Read a public attribute of the environments in some slots, in the order of `slots`.
+
+        Nothing is called there: a method is returned as a function that calls it in its slot.
+
+        Raises:
+            AttributeError: They have none of that name.
+            SettingError: A slot is out of range.
+        """
+        if name in ("observation_space", "action_space", "np_random"):
+            found = self.get_attr(name)
+            return tuple(found[slot] for slot in slots)
         try:
-            return self.call(name)
+            with self._slots.conflicts:
+                self._slots.check_order(f"look at {name}")
+                self._slots.begin_call(slots, name, (), {}, look=True)
+                values = self._slots.looks()
         except RefusedError as error:
-            if error.code == Code.NOT_FOUND:  # as Gymnasium's own vector environments raise
+            # As `RemoteEnv.get_wrapper_attr`: a server that does not say has none, for all that a trainer can do.
+            if error.code in (Code.NOT_FOUND, Code.PERMISSION_DENIED):
                 raise AttributeError(f"the environments have no attribute {name!r}: {error}") from error
-            raise
+            if error.code != Code.UNIMPLEMENTED:
+                raise
+            # Lanes that are in other processes or in a simulator are called all together, and cannot be looked at.
+            try:
+                found = self.get_attr(name)
+            except RefusedError as refusal:
+                if refusal.code != Code.UNIMPLEMENTED:
+                    raise
+                raise AttributeError(f"the server does not say whether there is {name!r}: {refusal}") from refusal
+            return tuple(found[slot] for slot in slots)
+        return tuple(partial(self._call_in, slot, name) if slot not in values else values[slot] for slot in slots)
+
+    def _call_in(self, slot: int, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self.call_at([slot], name, *args, **kwargs)[0]
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""
@@ -381,18 +417,36 @@ class RemoteVectorEnv(VectorEnv[Any, Any, Array]):
 
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
-        # The lanes of a world are set together, so the others are set to what they have.
-        before = self.get_attr(name) if self._slots.splits_worlds(slots) else (None,) * self.num_envs
+        before: Sequence[Any] = (None,) * self.num_envs
+        if self._slots.splits_worlds(slots):
+            # The other lanes may not have the attribute, or one that cannot be sent: only these are asked to set it.
+            try:
+                self.call_at(slots, "set_wrapper_attr", name, value)
+                return
+            except RefusedError as error:
+                # The lanes of another process or of a simulator, and an old Gym's, which has no such method.
+                if error.code not in (Code.UNIMPLEMENTED, Code.NOT_FOUND):
+                    raise
+            # They are set together, so the others are set to what they have.
+            before = self.get_attr(name)
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
         self._slots.set_attr(name, items, slots)
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
         try:
-            names = self._slots.read_property("world.wrappers")
+            found = self._slots.read_property("world.lane_wrappers")
+        except RefusedError:
+            return self._wrapper_classes_of_worlds()
+        return tuple(different[index] for _, (different, indices) in found for index in indices)
+
+    def _wrapper_classes_of_worlds(self) -> tuple[list[str], ...]:
+        """Return `wrapper_classes` where a server is older, and tells of the first lane of each world alone."""
+        try:
+            found = self._slots.read_property("world.wrappers")
         except RefusedError:
             return ([],) * self.num_envs
-        return tuple(found for member, found in names for _ in range(member.lanes))
+        return tuple(names for member, names in found for _ in range(member.lanes))
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""

@@ -3,7 +3,9 @@
 __all__ = [
     "CALL_REQUEST_URL",
     "CALL_RESPONSE_URL",
+    "CLIENT_KEY",
     "GYMNASIUM",
+    "NAMES",
     "NO_SEED",
     "PROPERTY_REQUEST_URL",
     "PROPERTY_RESPONSE_URL",
@@ -26,6 +28,14 @@ CALL_RESPONSE_URL = "type.googleapis.com/gymnasium_bridge.CallResponse"
 GYMNASIUM = "gymnasium"
 """The JoinWorld setting, a bool: whether a client gets the observations that are Gymnasium's and not dm_env's: `info`
 and, of a single environment, `discount`, `terminated` and `truncated`. Without it, clients of this package do."""
+
+NAMES = "world.names"
+"""The property with the names of the environment's public attributes and methods, separated by spaces; those of methods
+end in `()`. At most 64 KiB; an info says it anew where a reset has changed it."""
+
+CLIENT_KEY = "connection.client"
+"""The property to which a client writes a secret, the same on all its connections: so a server knows that the agents of
+a world are all of that client."""
 
 NO_SEED = -1
 """In the Reset setting `seed` of a world of lanes: no seed for this lane."""

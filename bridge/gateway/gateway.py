@@ -89,7 +89,8 @@ class Gateway:
 
     def open(self, hub: Registry, version: str, may_act: bool) -> GatewaySession:
         """Make the session of a call."""
-        return GatewaySession(self, Session(hub, version, may_act=may_act), version, may_act)
+        own = Session(hub, version, may_act=may_act)
+        return GatewaySession(self, own, version, may_act, shared_control=hub.shared_control)
 
     @property
     def servers(self) -> list[PublishedServer]:

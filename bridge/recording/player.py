@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from bridge.errors import RecordingError, SettingError
 from bridge.facade.serve import serve_gym
 from bridge.recording.episodes import ObservedRows, observed_rows
 from bridge.recording.reader import RecordedEpisode, open_episode
+from bridge.server.auth import Auth
 from bridge.server.server import Server
 
 __all__ = ["LARGEST_SPEED", "EpisodeEnv", "begun", "serve_episode"]
@@ -259,4 +261,6 @@ def serve_episode(
         """Make the environment; a client's render mode changes nothing."""
         return EpisodeEnv(found, env, mode, allow_calls=allow_calls)
 
-    return serve_gym(make, fps=rate, **keywords)
+    # Nobody plays in it, so whoever watches may call `seek`, and set `speed`.
+    auth = dataclasses.replace(keywords.pop("auth", None) or Auth(), shared_control=True)
+    return serve_gym(make, fps=rate, auth=auth, **keywords)

@@ -276,6 +276,7 @@ class ReplayWorld(RealtimeWorld):
     """
 
     lingers = LINGER
+    steered_by_all = True
 
     def __init__(self, name: str, env: SteeredEnv, scheduler: Scheduler, closed: Callable[[], None]) -> None:
         super().__init__(name, env, scheduler, RealtimeOptions(env.state["fps"]))

@@ -31,11 +31,14 @@ class Auth:
         watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
         watch_token_file: A file that contains the watch token.
         insecure: Ask for no token beyond loopback either: whoever reaches the port is let in, with a warning.
+        shared_control: Let everybody in a world call methods of its environment and set its attributes: spectators,
+            viewers, and agents that share the world with those of other clients. False: these only read attributes.
     """
 
     watch_token: TokenLike | None = dataclasses.field(default=None, repr=False)
     watch_token_file: str | os.PathLike[str] | None = None
     insecure: bool = False
+    shared_control: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Security:
     """PEM: the CA that must have signed each client's certificate; None: clients need none."""
     generated: bool = False
     """True if the server has made the token."""
+    shared_control: bool = dataclasses.field(default=False, kw_only=True)
+    """True if also who watches, or shares a world, may call methods and set attributes of environments."""
 
     @classmethod
     def of(
@@ -93,6 +98,7 @@ class Security:
             watch_token=None
             if auth.watch_token is None and auth.watch_token_file is None
             else read_token(auth.watch_token, auth.watch_token_file, name="watch_token"),
+            shared_control=auth.shared_control,
         )
         if token_file is not None:
             warn_of_readers(token_file, stacklevel)

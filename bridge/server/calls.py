@@ -196,6 +196,8 @@ class Calls:
         self._charge = charge
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
+        self.freed: Callable[[], None] = lambda: None
+        """Called where memory was freed that may be much, and not in an ordinary step."""
         self._numbers = itertools.count(1)
         self.ready: deque[tuple[Call, Request | None]] = deque()
         """Requests that have come, in their order."""
@@ -222,7 +224,11 @@ class Calls:
             # see what it does would take it for dead.
             places, refusal = self._operators, error
             places.enter()
-        call = Call(client, self._open_session(self._hub, version, may_act), str(next(self._numbers)))
+        session = self._open_session(self._hub, version, may_act)
+        if isinstance(session, Session):
+            # Older clients of this package do not say that the agents of one connection are theirs.
+            session.connection = client
+        call = Call(client, session, str(next(self._numbers)))
         call.places, call.refusal = places, refusal
         call.limited = not may_act or refusal is not None
         client.calls.add(call)
@@ -265,6 +271,7 @@ class Calls:
         call.client.blocked_calls.discard(call)
         call.client.hold(-call.unsent)
         call.unsent = 0
+        self.freed()
 
     def _release(self, call: Call) -> None:
         """Queue the first of a call's waiting requests. Of a call that is over, drop all of them."""
@@ -491,6 +498,7 @@ class Calls:
         # Also where the session failed to close: else each such call would take a place for ever.
         if call.places is not None:
             call.places.leave()
+        self.freed()
         client.calls.discard(call)
         self._unblocked(call)
         while call.requests:

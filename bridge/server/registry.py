@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
@@ -22,6 +22,9 @@ from bridge.worlds.resets import ResetOrder
 from bridge.worlds.scheduling import PendingResult, Runtime
 from bridge.worlds.settings import Settings
 from bridge.worlds.single import EnvWorld
+
+if TYPE_CHECKING:
+    from bridge.server.session import Session
 
 __all__ = ["Registry", "WorldSource"]
 
@@ -79,7 +82,7 @@ class _Entry:
     """A world and whom it belongs to."""
 
     world: World
-    owner: object | None
+    owner: Session | None
     """The connection that created it, as long as it is there."""
     goes_with_owner: bool = False
     """True if its creator joined it, or made it for nobody else."""
@@ -104,6 +107,8 @@ class Registry:
         runtime: Runs the calls of environments, and what waits.
         unix_path: Where this server listens on a Unix socket; None: nowhere.
         lists_worlds: Whether clients may see the worlds that others made, and who is in them: for the page.
+        shared_control: Whether also who watches, or shares a world, may call methods and set attributes of
+            environments.
         observers: Are told of the worlds, and let agents in; the first is asked first.
     """
 
@@ -115,10 +120,15 @@ class Registry:
         *,
         unix_path: str | None = None,
         lists_worlds: bool = False,
+        shared_control: bool = False,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._observers = observers
         self._lists_worlds = lists_worlds
+        self.shared_control = shared_control
+        """True if also who watches, or shares a world, may change environments by attributes and methods."""
+        self._inside: dict[World, list[Session]] = {}
+        """The sessions that are in each world."""
         self._unix_path = unix_path
         self._source = source
         self._limits = limits
@@ -136,6 +146,8 @@ class Registry:
         """Logs what an environment raised where no request is refused for it: the world's name, and the message."""
         self.counted: Callable[[], dict[str, float]] = dict
         """Counts what the other parts of the server do, for `status`."""
+        self.freed: Callable[[], None] = lambda: None
+        """Called once a world is closed, whose memory may have been much."""
 
     @property
     def names(self) -> list[str]:
@@ -172,12 +184,26 @@ class Registry:
 
     @property
     def has_room(self) -> bool:
-        """True if there are fewer worlds than there may be."""
-        most = self._limits.max_worlds
+        """True if a further client may have a world of its own, or be the first in the default one."""
         # With `max_worlds=0` all clients join the default world, whose own seats are the bound.
-        return not most or sum(other != DEFAULT_WORLD for other in self._entries) < most
+        return not self._limits.max_worlds or self._used < self._limits.max_worlds
 
-    async def create_world(self, settings: Settings, owner: object, *, for_others: bool = True) -> str:
+    @property
+    def _used(self) -> int:
+        """How many worlds are in use: all that clients made, and the default one while somebody plays in it."""
+        default = self._entries.get(DEFAULT_WORLD)
+        made = len(self._entries) - (default is not None)
+        return made + (default is not None and default.world.has_players)
+
+    def _refuse_another(self) -> RequestError:
+        return RequestError(
+            Code.RESOURCE_EXHAUSTED,
+            f"this server has max_worlds={self._limits.max_worlds} worlds in use, and serves no further client: close "
+            "an environment of yours, wait until another client leaves, start the server with a larger max_worlds, or "
+            "use another server",
+        )
+
+    async def create_world(self, settings: Settings, owner: Session, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
 
         Args:
@@ -190,11 +216,7 @@ class Registry:
             text = "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         if not self.has_room:
-            text = (
-                f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one of yours, wait "
-                "until another client leaves, or use another server"
-            )
-            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
+            raise self._refuse_another()
         # Not a number: who knows the name of a world can join and destroy it.
         name = f"world-{secrets.token_hex(8)}"
         self._entries[name] = None  # holds the place while the environment is built
@@ -206,7 +228,7 @@ class Registry:
             raise
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
         # Nobody has joined it yet: one that `lingers` waits from here on.
-        self.left(world)
+        self._linger(world)
         return name
 
     @contextlib.contextmanager
@@ -235,8 +257,13 @@ class Registry:
         return world
 
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
-        """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`."""
+        """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`.
+
+        Raises:
+            RequestError: As `World.admit`; RESOURCE_EXHAUSTED where the default world would be one too many.
+        """
         joined: list[Agent] = []
+        was_free, had_room = not world.has_players, self.has_room
 
         def note(join: Callable[[Settings], Agent], settings: Settings) -> Agent:
             joined.append(join(settings))
@@ -247,7 +274,11 @@ class Registry:
         for observer in reversed(self._observers):
             join = partial(note, partial(observer.join, world, join=join))
         try:
-            return world.admit(settings, join, ours=ours)
+            agent = world.admit(settings, join, ours=ours)
+            # A world that a client made has its place since then. Who only watches takes none.
+            if world.name == DEFAULT_WORLD and was_free and not had_room and world.has_players:
+                raise self._refuse_another()
+            return agent
         except BaseException:
             # An agent that has joined would keep its seat although its client is refused: by an observer, which may be
             # a user's own, or for a setting that is read only then. The outermost leaves first.
@@ -274,6 +305,9 @@ class Registry:
         # One that ended by itself, such as an isolated one whose process died, is made anew below.
         if entry is not None and entry.world.alive:
             return entry.world
+        # Before it is made: there may be but one robot, which a client has in another world.
+        if not self.has_room:
+            raise self._refuse_another()
         with self._awaited() as self._default:
             try:
                 if entry is not None:
@@ -287,16 +321,32 @@ class Registry:
             finally:
                 self._default = None
 
-    def joined(self, world: World, owner: object) -> None:
-        """Note whether a world's creator joined it."""
+    def inside(self, world: World) -> Sequence[Session]:
+        """Return the sessions that are in a world."""
+        return self._inside.get(world, ())
+
+    def maker(self, world: World) -> Session | None:
+        """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""
+        entry = self._entries.get(world.name)
+        return entry.owner if entry is not None and entry.world is world and entry.goes_with_owner else None
+
+    def joined(self, world: World, owner: Session) -> None:
+        """Note who joined a world, and whether it is its creator."""
+        self._inside.setdefault(world, []).append(owner)
         if (entry := self._entries.get(world.name)) is None:
             return
         entry.idle_since = None
         if entry.owner is owner:
             entry.goes_with_owner = True
 
-    def left(self, world: World) -> None:
+    def left(self, world: World, owner: Session | None = None) -> None:
         """Note that an agent has left. The world goes on (D-16); one that `lingers` ends if it stays empty so long."""
+        others = [each for each in self._inside.pop(world, ()) if each is not owner]
+        if others:
+            self._inside[world] = others
+        self._linger(world)
+
+    def _linger(self, world: World) -> None:
 
         def close() -> None:
             entry = self._entries.get(world.name)
@@ -316,6 +366,7 @@ class Registry:
         entry.world.resets.close()
         with self._awaited():
             await entry.world.close()
+        self.freed()
 
     async def reset_world(
         self,
@@ -354,7 +405,7 @@ class Registry:
                     self._close_later(name)
         return idle
 
-    def disconnected(self, owner: object) -> None:
+    def disconnected(self, owner: Session) -> None:
         """Destroy the worlds that nobody but this connection used."""
         for name, entry in list(self._entries.items()):
             if entry is None or entry.owner is not owner:
@@ -486,6 +537,7 @@ class Registry:
                 _log.warning("the world %r did not close: %s", world.name, error)
             except Exception:
                 _log.exception("the world %r did not close", world.name)
+        self.freed()
 
     def _find(self, name: str) -> _Entry:
         if (entry := self._entries.get(name)) is None:

@@ -15,21 +15,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
-from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.encoding import values
+from bridge.encoding.names import (
+    CALL_REQUEST_URL,
+    CALL_RESPONSE_URL,
+    CLIENT_KEY,
+    NAMES,
+    PROPERTY_REQUEST_URL,
+    PROPERTY_RESPONSE_URL,
+)
+from bridge.encoding.properties import TEXT, Property, PropertyTree, encoded
 from bridge.encoding.step_codec import StepCodec
 from bridge.encoding.tensors import Array
 from bridge.encoding.values import check_count
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server.rights import as_look, attribute_in, no_right, refuse_acting, refuse_method, refuse_requests
 from bridge.worlds.base import Agent, World, fill_observations
 from bridge.worlds.resets import ResetOrder
 
 if TYPE_CHECKING:
     from bridge.server.registry import Registry
 
-__all__ = ["TRANSITIONS", "Session", "SessionEvent", "SessionState", "error_response", "refuse_acting"]
+__all__ = ["TRANSITIONS", "Session", "SessionEvent", "SessionState", "error_response"]
 
 
 class SessionState(enum.Enum):
@@ -155,6 +164,9 @@ class Session:
         self._hub = hub
         self._may_act = may_act
         self._client_version = client_version
+        self.connection: object = self
+        """The same for all sessions of one connection."""
+        self._client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
         self._agent: Agent | None = None
@@ -328,8 +340,36 @@ class Session:
 
     def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
         """Raise where a request does more than watch."""
-        agent = self._agent
-        refuse_acting(kind, request, lambda asked: agent is not None and agent.properties().runs_environment(asked))
+        costs = False
+        if self._agent is not None and request.extension.type_url == PROPERTY_REQUEST_URL:
+            asked, tree = properties_pb2.PropertyRequest.FromString(request.extension.value), self._agent.properties()
+            costs = tree.runs_environment(asked) and attribute_in(asked, tree) is None
+        refuse_acting(kind, request, costs, shared_control=self._hub.shared_control)
+
+    @property
+    def plays(self) -> bool:
+        """True if it takes part in a world, and does not only watch."""
+        return self._agent is not None and self._agent.unwrapped.plays
+
+    def _may_change(self) -> bool:
+        """True if the client may call methods of the environment, and set its attributes."""
+        world, hub = self._world, self._hub
+        if world is None or hub.shared_control or (world.steered_by_all and self._may_act):
+            return True
+        if not (self._may_act and self.plays):
+            return False
+        # Agents of one client, such as those of `make_parallel_remote`, have the world alone.
+        others = [other for other in hub.inside(world) if other is not self and other.plays]
+        return all(self._is_same_client(other, world) for other in others)
+
+    def _is_same_client(self, other: Session, world: World) -> bool:
+        """True if another session in the same world is of the same client."""
+        if self._client_key:
+            return self._client_key == other._client_key
+        # Older clients of this package say no key. Their agents share a connection, and a world that one of them has
+        # made for them alone. A connection by itself tells nothing: proxies send those of many clients over one.
+        maker = self._hub.maker(world)
+        return maker is not None and self.connection is other.connection is maker.connection
 
     def _refused(self, kind: str, problem: BaseException) -> pb.EnvironmentResponse:
         """Return the answer to a request of this kind that raised."""
@@ -511,7 +551,7 @@ class Session:
             finally:
                 if not kept:
                     agent.leave()
-                self._hub.left(world)
+                self._hub.left(world, self)
 
     async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(SessionEvent.DESTROY_WORLD)
@@ -527,27 +567,68 @@ class Session:
     async def _answer_property(self, request: properties_pb2.PropertyRequest) -> bytes:
         text = "the client's version, as the server knows it; empty for a client that is not of this package"
         own = Property("connection.client_version", TEXT, text, lambda: self._client_version)  # U-12
-        tree = self._hub.properties().merged(PropertyTree([own]))
-        if self._agent is not None:
-            tree = tree.merged(self._agent.properties())
+        text = "a secret that the connections of one client have in common, as it was written; empty: none was"
+        key = Property(CLIENT_KEY, TEXT, text, lambda: self._client_key, self._set_client_key)
+        tree = self._hub.properties().merged(PropertyTree([own, key]))
+        if (agent := self._agent) is not None:
+            tree = tree.merged(agent.properties())
+            if (name := attribute_in(request, tree)) is not None:
+                return (await self._answer_attribute(agent, name, request)).SerializeToString()
             # All other properties are answered here, also while the environment is in a long call.
             if tree.runs_environment(request):
-                return (await self._agent.answer_property(request)).SerializeToString()
+                return (await agent.answer_property(request)).SerializeToString()
+            if request.read_property.key == NAMES and (names := tree.get(NAMES)) is not None:
+                agent.unwrapped.follow_names(names)
         return tree.answer(request).SerializeToString()
+
+    def _set_client_key(self, key: str) -> None:
+        if key and not 16 <= len(key) <= 64:
+            text = f"expected {CLIENT_KEY} to be a secret of 16 to 64 characters, got {len(key)}"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        self._client_key = key
+
+    async def _answer_attribute(
+        self, agent: Agent, name: str, request: properties_pb2.PropertyRequest
+    ) -> properties_pb2.PropertyResponse:
+        """Read or write an attribute of the environment."""
+        # To read a method calls it.
+        refuse_requests(name)
+        if self._may_change():
+            return await agent.answer_property(request)
+        if request.WhichOneof("payload") == "write_property":
+            raise no_right(name)
+        found = await self._call(agent, bridge_pb2.CallRequest(name=name))
+        response = properties_pb2.PropertyResponse()
+        response.read_property.value.CopyFrom(encoded([values.from_value(result) for result in found.results]))
+        return response
+
+    async def _call(self, agent: Agent, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a method of the environment, or read an attribute."""
+        if request.look:
+            return await agent.call(request)
+        refuse_requests(request.name)
+        if self._may_change():
+            return await agent.call(request)
+        response = await agent.call(as_look(request))
+        refuse_method(request, response)
+        return response
 
     async def _extension(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(SessionEvent.EXTENSION)
         url, data = request.extension.type_url, request.extension.value
         try:
             if url == PROPERTY_REQUEST_URL:
-                answer = await self._answer_property(properties_pb2.PropertyRequest.FromString(data))
+                asked = properties_pb2.PropertyRequest.FromString(data)
+                # Else a client could have a server read a value of any size.
+                check_count(asked.write_property.value.uint8s.array)
+                answer = await self._answer_property(asked)
                 response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, answer
             elif url == CALL_REQUEST_URL:
                 if self._agent is None:
                     raise RequestError(Code.FAILED_PRECONDITION, "a method call needs a world; send JoinWorld first")
                 # Before protobuf makes objects of it, which take many times the memory of the bytes.
                 check_count(data, bridge_pb2.CallRequest)
-                called = await self._agent.call(bridge_pb2.CallRequest.FromString(data))
+                called = await self._call(self._agent, bridge_pb2.CallRequest.FromString(data))
                 answer = called.SerializeToString()
                 response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
             else:
@@ -568,31 +649,6 @@ class Session:
         "destroy_world": _destroy_world,
         "extension": _extension,
     }
-
-
-def refuse_acting(
-    kind: str, request: pb.EnvironmentRequest, runs_environment: Callable[[properties_pb2.PropertyRequest], bool]
-) -> None:
-    """Raise PERMISSION_DENIED where a request does more than watch; the Steps of a spectator change nothing.
-
-    Args:
-        kind: Of the request.
-        request: The request.
-        runs_environment: Whether a request for a property runs code of an environment.
-    """
-    # Steps and Resets are a spectator's: it could join in no other role.
-    allowed = kind in ("step", "reset", "leave_world")
-    if kind == "join_world":
-        role = request.join_world.settings["role"] if "role" in request.join_world.settings else pb.Tensor()
-        allowed = list(role.strings.array) == ["spectator"]
-    elif kind == "extension" and request.extension.type_url == PROPERTY_REQUEST_URL:
-        asked = properties_pb2.PropertyRequest.FromString(request.extension.value)
-        allowed = asked.WhichOneof("payload") != "write_property" and not runs_environment(asked)
-    if not allowed:
-        raise RequestError(
-            Code.PERMISSION_DENIED,
-            "this token is for watching; to play, or to make or change anything, ask for the other token",
-        )
 
 
 def error_response(error: RequestError) -> bytes:

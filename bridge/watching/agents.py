@@ -264,7 +264,7 @@ class WatchingAgent(Agent):
         return await self._inner.answer_property(request)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Hand on a call; a spectator may make none."""
+        """Hand on a call."""
         return await self._inner.call(request)
 
     def hang_up(self) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
+from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.watching.shared_steps import SharedSteps, Stretch
 from bridge.worlds.base import Agent
 from bridge.worlds.environment import EnvironmentProxy, Result
+from bridge.worlds.hosts import refuse_private
 from bridge.worlds.scheduling import PendingResult
 from bridge.worlds.single import EnvAgent, EnvWorld, GymWorld
 
@@ -50,7 +52,7 @@ class Mirror(EnvironmentProxy):
         self._unseen: Stretch | None = None
         """The first steps that it has not told; None: it is in no episode."""
         self._error: RequestError | None = None
-        self.notes, self.failures = [], {}
+        self.notes, self.failures, self.retried = [], {}, []
 
     def hang_up(self, error: RequestError) -> None:
         """Let nobody wait any longer."""
@@ -176,9 +178,30 @@ class Spectator(Agent):
         """Return observations of the last transition."""
         return {} if self._agent is None else self._agent.observe(uids)
 
+    @property
+    def plays(self) -> bool:
+        """False: it watches."""
+        return False
+
+    def follow_names(self, names: str) -> None:
+        """Have infos say the names of the environment's attributes where they change; its client has read `names`."""
+        if self._agent is not None:
+            self._agent.follow_names(names)
+
     def properties(self) -> PropertyTree:
         """Return the properties of the world."""
         return self._world.properties()
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Hand on a request for a property."""
+        self._world.refuse_if_over()
+        return await self._world.env.answer_property(request)
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Hand on a call, of which the session lets through what a spectator may ask for."""
+        refuse_private(request.name)
+        self._world.refuse_if_over()
+        return await self._world.env.call(request)
 
     def hang_up(self) -> None:
         """End its wait."""

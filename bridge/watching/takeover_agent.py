@@ -11,13 +11,14 @@ from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 from bridge.watching.match import visible_name
 from bridge.watching.takeovers import Takeover
 from bridge.watching.watch import Watch
 from bridge.worlds.base import Agent
 from bridge.worlds.controls import controls_of_space, known_agent_names
+from bridge.worlds.hosts import refuse_private
 from bridge.worlds.settings import read_scalar, refuse_unknown
 from bridge.worlds.single import EnvWorld
 
@@ -214,6 +215,17 @@ class TakeoverAgent(Agent):
 
         keys = Property("world.controls", TEXT, "what keys do for a person, as JSON", controls)
         return self._world.properties().merged(PropertyTree([keys]))
+
+    @property
+    def plays(self) -> bool:
+        """False: it acts for an agent that somebody else has."""
+        return False
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Hand on a call, of which the session lets through what a person who takes over may ask for."""
+        refuse_private(request.name)
+        self._world.refuse_if_over()
+        return await self._world.env.call(request)
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Hand on a request for a property."""

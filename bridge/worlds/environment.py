@@ -52,14 +52,16 @@ class Transition:
 
     observation: object
     """An element of the observation space."""
-    reward: float = 0.0
-    """The reward of this frame; 0.0 in the first frame of an episode."""
+    reward: Any = 0.0
+    """The reward of this frame, a number of any type, in real time a float; 0.0 in the first frame of an episode."""
     terminated: bool = False
     """True if the episode terminated in this frame."""
     truncated: bool = False
     """True if the episode was truncated in this frame."""
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The info, a dict."""
+    missing: Sequence[str] = ()
+    """Of one of several agents: what the environment did not return for it, as `StepInfo` says."""
 
     @property
     def ended(self) -> bool:
@@ -156,6 +158,8 @@ class Environment(Protocol):
     """Remarks for clients on what it returned; whoever tells them takes them."""
     failures: dict[int, str]
     """Why lanes failed in the last call, by lane, where each fails alone; always the same object."""
+    retried: list[str]
+    """What resets of such lanes raised that were tried again; whoever logs them takes them."""
 
     @property
     def ended(self) -> RequestError | None:
@@ -201,7 +205,7 @@ class EnvironmentProxy:
         self.executor = env.executor
         self.times = env.times
         self.notes = env.notes
-        self.failures = env.failures
+        self.failures, self.retried = env.failures, env.retried
 
     @property
     def ended(self) -> RequestError | None:

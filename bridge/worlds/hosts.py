@@ -18,22 +18,35 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from bridge.encoding import values
+from bridge.encoding.names import NAMES
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
 from bridge.encoding.random_state import state_of
 from bridge.encoding.space_json import space_to_json
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError, TensorError, UnsupportedSpaceError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
 from bridge.worlds import kinds
+from bridge.worlds.attributes import AttributeList, named_values
 from bridge.worlds.base import answer_to, failures_in
 from bridge.worlds.controls import controls_of
 from bridge.worlds.environment import EnvFacts, Result
-from bridge.worlds.kinds import BatchVector, GymEnv, Known, Lanes, ParallelEnv
+from bridge.worlds.kinds import GymEnv, Known, Lanes, ParallelEnv
 from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
 from bridge.worlds.rewards import refuse_array_rewards
 
-__all__ = ["AnyHost", "checked_lanes", "checked_values", "host_of", "refuse_private"]
+__all__ = [
+    "LANE_WRAPPERS",
+    "AnyHost",
+    "checked_lanes",
+    "checked_values",
+    "host_of",
+    "refuse_private",
+    "wrappers_by_lane",
+]
+
+LANE_WRAPPERS = "lane_wrappers"
+"""The property below `world` with what `wrappers_by_lane` returns."""
 
 _log = SafeLog(__name__)
 _MOST_NAMES = 100
@@ -59,6 +72,10 @@ class Host(abc.ABC, Generic[E]):
         """Remarks for clients on what it returned."""
         self.failures: dict[int, str] = {}
         """Why lanes failed in the last call, by lane, where each fails alone; always the same dict."""
+        self.names: AttributeList | None = None
+        """What its attributes are called; None: nobody is told, as of lanes."""
+        self.retried: list[str] = []
+        """What resets of such lanes raised that were tried again; whoever logs them takes them."""
 
     def reset(self, seed: object, options: Any) -> Result:
         """Reset it, as a local caller would: not every `reset` takes both."""
@@ -66,7 +83,10 @@ class Host(abc.ABC, Generic[E]):
         if options is not None:
             # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
             given["options"] = dict(options)
-        return cast(Result, self.env.reset(**given))
+        result = cast(Result, self.env.reset(**given))
+        if self.names is not None:
+            self.names.renew(kinds.attribute_layers(self.env))
+        return result
 
     def step(self, action: Any) -> Result:
         """Step it."""
@@ -100,6 +120,14 @@ class Host(abc.ABC, Generic[E]):
         attributes = Family("world.attributes", "an attribute, a value for each lane", *access, in_environment=True)
         if not facts.agents:  # each of several has spaces of its own, which worlds add
             leaves += self._of_gymnasium()
+        if facts.num_envs is None:  # vector environments have no attributes of their lanes
+            names = self.names = AttributeList(kinds.attribute_layers(env))
+            text = "the names of public attributes and methods, those of methods with (), separated by spaces"
+            # Known at all times, so that a join does not wait for an environment that is in a long step.
+            leaves.append(Property(NAMES, TEXT, text, lambda: names.text))
+        if facts.agents:
+            about = "the space of what state() returns, as JSON; empty: none"
+            leaves.append(_fixed("state_space", TEXT, about, _state_space_of(env)))
         return PropertyTree(leaves, [attributes])
 
     def _of_gymnasium(self) -> list[Property]:
@@ -109,11 +137,16 @@ class Host(abc.ABC, Generic[E]):
         one = "single_" if isinstance(env, VectorEnv) else ""
         names = "observation_space", "action_space"
         spaces = {name: space_to_json(getattr(env, f"{one}{name}")) for name in names}
+        # Nobody can tell of lanes that are elsewhere.
+        wrappers = wrappers_by_lane(
+            [_wrappers_of(part) for part in kinds.local_parts(env)] or [[]] * (self.facts.num_envs or 1)
+        )
         return [
             *(_fixed(name, TEXT, "one environment's exact space, as JSON", space) for name, space in spaces.items()),
             _live("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of(cast(Any, self.env))),
             _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
-            _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", _wrappers_of(env)),
+            _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", wrappers[0][0]),
+            _fixed(LANE_WRAPPERS, ENCODED, "lists of wrappers' classes, and which of them each lane has", wrappers),
         ]
 
     def _random(self) -> list[dict[str, object]]:
@@ -146,18 +179,16 @@ class Host(abc.ABC, Generic[E]):
         """
         found: dict[str, object] = {}
         with failures_in("listing its attributes"):
-            for layer in _layers(self.env):
-                for owner in (layer, *type(layer).__mro__):
-                    for name, value in getattr(owner, "__dict__", {}).items():
-                        # The outermost layer wins, as where an attribute is looked up.
-                        found.setdefault(name, value)
-            return [name for name, value in found.items() if not name.startswith("_") and _listed(value)][:_MOST_NAMES]
+            for name, value, _ in named_values(kinds.attribute_layers(self.env)):
+                # The outermost layer wins, as where an attribute is looked up.
+                found.setdefault(name, value)
+            return [name for name, value in found.items() if _listed(value)][:_MOST_NAMES]
 
     def _look_for(self, name: str) -> None:
         """Raise NOT_FOUND where the environment has no attribute or method of a name."""
         refuse_private(name)
         with failures_in(f"looking for {name}"):
-            layers = _layers(self.env)
+            layers = kinds.attribute_layers(self.env)
             # Nothing is known here of lanes in other processes: there the call itself fails.
             if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
                 raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
@@ -168,7 +199,13 @@ class Host(abc.ABC, Generic[E]):
     def _set_attr(self, name: str, value: object) -> None:
         refuse_private(name)
         with failures_in(f"setting {name}"):
-            self._set(name, checked_values(value, self.facts.num_envs or 1))
+            try:
+                self._set(name, checked_values(value, self.facts.num_envs or 1))
+            except AttributeError as error:
+                if not _raised_by_setattr(error):
+                    raise
+                text = f"the attribute {name!r} cannot be set: {error}"
+                raise RequestError(Code.NOT_FOUND, text) from error
 
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
@@ -252,12 +289,13 @@ class LanesHost(Host[Lanes]):
 
     def _adopt(self, env: Lanes) -> None:
         facts = self.facts
-        self.env = env = with_lanes_of_ours(env, facts.observation_space, facts.reward_space)
+        self.env = env = with_lanes_of_ours(env, facts.reward_space)
         refuse_array_rewards(env, facts.reward_space)
         inner = env.unwrapped
+        self._is_async = isinstance(inner, AsyncVectorEnv)
         self._ours = inner if isinstance(inner, LaneVectorEnv) else None
         if self._ours is not None:
-            self.failures = self._ours.failed
+            self.failures, self.retried = self._ours.failed, self._ours.retried
         # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
         self._collects = type(env) in (LaneVectorEnv, AsyncVectorEnv)
         if type(env) is AsyncVectorEnv:
@@ -334,6 +372,14 @@ class LanesHost(Host[Lanes]):
             return [frame if frame.size else None] * self.env.num_envs
         return list(kinds.each_lane(frame, self.env.num_envs))
 
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
+        # Lanes of a simulator are in this process, though not one by one.
+        if self.facts.resets_lanes:
+            return super()._find(name, lanes)
+        value = _look_up(partial(kinds.attribute_of, self.env, name), name)
+        each = [value] * self.env.num_envs if callable(value) else kinds.each_lane(value, self.env.num_envs)
+        return [each[lane] for lane in lanes]
+
     def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
         # `VectorEnv.call` is always for all lanes.
         if set(lanes) < set(range(self.env.num_envs)):
@@ -342,6 +388,9 @@ class LanesHost(Host[Lanes]):
             # For NOT_FOUND: `SyncVectorEnv.call` raises the AttributeError of a lane, which would be a failure of the
             # environment.
             self._find(name, [0])
+        # In its process an AttributeError would end the lane, and with it the whole vector environment.
+        elif self._is_async and not all(cast(Any, self.env).call("has_wrapper_attr", name)):
+            raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
         if not self.facts.resets_lanes:
             results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
         else:
@@ -366,6 +415,11 @@ class ParallelHost(Host[ParallelEnv]):
         return *self.env.step(action), list(self.env.agents)
 
     def _set(self, name: str, value: list[object]) -> None:
+        # Where it is read from: an attribute of a wrapper would hide one that is set further in.
+        for layer in kinds.attribute_layers(self.env):
+            if kinds.defines(layer, name):
+                setattr(layer, name, value[0])
+                return
         # Not all environments that have agents know `unwrapped`.
         setattr(kinds.read_attribute(self.env, "unwrapped", self.env), name, value[0])
 
@@ -405,13 +459,25 @@ def refuse_private(name: str) -> None:
         raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
 
 
-def _wrappers_of(env: GymEnv | Lanes) -> list[str]:
+def _wrappers_of(env: object) -> list[str]:
+    """Return the classes of the wrappers around one environment, and their bases, as `module:name`."""
     names: dict[str, None] = {}
-    one = next(iter(kinds.local_parts(env)), None)
-    while isinstance(one, gymnasium.Wrapper):
-        names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(one).__mro__)
-        one = one.env
+    while isinstance(env, gymnasium.Wrapper):
+        names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
+        env = env.env
     return list(names)
+
+
+def wrappers_by_lane(lanes: Sequence[list[str]]) -> tuple[list[list[str]], list[int]]:
+    """Return the different lists among those of the lanes, and each lane's index in them.
+
+    Lanes are nearly always alike: so the names of a thousand take no more bytes than those of one.
+    """
+    different: list[list[str]] = []
+    for found in lanes:
+        if found not in different:
+            different.append(found)
+    return different, [different.index(found) for found in lanes]
 
 
 def _fixed(name: str, kind: str, description: str, value: object) -> Property:
@@ -431,9 +497,27 @@ def _look_up(look: Callable[[], T], name: str) -> T:
         raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}") from error
 
 
+def _raised_by_setattr(error: AttributeError) -> bool:
+    """True if Python itself refused to set an attribute, as one without a setter; False: code of the environment."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    # The functions that call `setattr`: ours, and Gymnasium's.
+    return trace is not None and trace.tb_frame.f_code.co_name in ("_set", "set_attr", "set_wrapper_attr")
+
+
 def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
     """Return the entries of a dict that the values codec can encode."""
     return {key: value for key, value in data.items() if isinstance(key, str) and _travels(value)}
+
+
+def _state_space_of(env: Any) -> str:
+    """Return the space of an environment's global state as JSON; "": it has none, or one that does not travel."""
+    try:
+        space = kinds.read_attribute(env, "state_space", None)
+        return space_to_json(space) if isinstance(space, gymnasium.Space) else ""
+    except (NotImplementedError, UnsupportedSpaceError):  # the environment can be played all the same
+        return ""
 
 
 def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
@@ -445,12 +529,6 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
 
 
 # Attributes
-
-
-def _layers(env: Known) -> Sequence[object]:
-    """The wrappers, the outermost first, and the environment in them; nothing where that lives in another process."""
-    parts = [env] if isinstance(env, BatchVector) else kinds.local_parts(env)
-    return list(kinds.layers_of(parts[0])) if parts else []
 
 
 def _listed(value: object) -> bool:

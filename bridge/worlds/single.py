@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from bridge.encoding import values
+from bridge.encoding.attribute_names import AttributeNames
+from bridge.encoding.names import NAMES
 from bridge.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, Spec
@@ -18,7 +20,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
 from bridge.worlds.environment import Environment, Spaces
 from bridge.worlds.hosts import refuse_private
-from bridge.worlds.rewards import Rewards
+from bridge.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
 
@@ -72,11 +74,31 @@ class EnvAgent(Agent):
         self._form: object = None
         self._observation: object = None
         self._reward: Array = np.zeros(self._rewards.spec.shape, self._rewards.spec.dtype)
+        # The client gives each reward the type of the last one that it was told in an info. In each step of nearly all
+        # environments the reward is of `_plain_type`, and its tensor says all.
+        self._reward_type: object = float
+        self._plain_type: object = self._rewards.plain_type
+        self._beside: dict[str, Any] = {}
+        """What the next info tells beside it, arguments of `encode_info`."""
         self._terminated: Array = np.zeros(shape, np.bool_)
         self._truncated: Array = np.zeros(shape, np.bool_)
         self._info: Any = {}
         self._failed: Sequence[int] = ()
         """The lanes that failed in the last transition, each alone."""
+        self._known_names: str | None = None
+
+    def follow_names(self, names: str) -> None:
+        """Have infos say the names of the environment's attributes where they change; its client has read `names`."""
+        self._known_names = names
+
+    def _tell_names(self) -> None:
+        """Have the next info say the names of attributes, where the reset at hand has changed them."""
+        if self._known_names is None:
+            return
+        names = self._world.env.properties().get(NAMES)
+        if names is not None and names != self._known_names:
+            self._known_names = names
+            self._notes.rename(AttributeNames(names))
 
     def reset(self, settings: Settings, running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
@@ -100,6 +122,8 @@ class EnvAgent(Agent):
             self.pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
+        self._beside.clear()
+        self._tell_names()
         return pb.RUNNING
 
     @property
@@ -116,6 +140,8 @@ class EnvAgent(Agent):
     def interrupt(self) -> None:
         """End the sequence by truncation, with the last observations."""
         self._reward[...] = 0
+        for told in ("reward", "failed"):
+            self._beside.pop(told, None)
         self._truncated[...] = True
         # The info of the last transition was told with that.
         self._info, self._failed = {}, ()
@@ -161,7 +187,7 @@ class EnvAgent(Agent):
         as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
         parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         # An empty info, which is not encoded anew in each step.
-        told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms
+        told = self._info or self._beside or self._notes.fresh or self._world.env.notes or self._has_forms
         info, reward = self._encode_info() if told else NO_INFO, self._reward
         if self.lanes is not None:
             return [*parts, reward, self._terminated, self._truncated, info]
@@ -174,13 +200,32 @@ class EnvAgent(Agent):
             for note in env.notes:
                 self._notes.add(note, note)
             env.notes.clear()
-        # The form is told when it changes, and the client keeps it.
+        # Forms and types are told when they change, and the client keeps them.
+        beside, self._beside = self._beside, {}
+        if "reward" in beside:
+            reward = beside["reward"]
+            self._reward_type = reward_type(reward)
+            self._plain_type = type(reward) if type(reward) in HELD_BY_FLOAT64 else None
         if form == self._form:
-            if not self._info and not self._notes:
+            if not (self._info or self._notes or beside):
                 return NO_INFO
-            return values.encode_info(self._info, self._notes, failed=self._failed)
+            return values.encode_info(self._info, self._notes, **beside)
         self._form = form
-        return values.encode_info(self._info, self._notes, form, self._failed)
+        return values.encode_info(self._info, self._notes, form, **beside)
+
+    def _take_reward(self, reward: object) -> None:
+        """Take the reward of a single environment. What its tensor does not say, the next info tells."""
+        typed = self._rewards.typed(reward, self._notes)
+        if self._reward.ndim:
+            self._reward[...] = typed
+            return
+        self._reward[...] = as_number(typed)
+        if reward_type(typed) == self._reward_type and is_held_by_float64(typed):
+            self._beside.pop("reward", None)
+            self._plain_type = type(typed) if type(typed) in HELD_BY_FLOAT64 else None
+        else:
+            # Until it is told, each reward is looked at: the next one may have to be told in its place.
+            self._beside["reward"], self._plain_type = typed, None
 
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
@@ -226,7 +271,10 @@ class GymAgent(EnvAgent):
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = reward if type(reward) is float else self._rewards.read(reward, self._notes)
+            if type(reward) is self._plain_type:
+                self._reward[...] = reward
+            else:
+                self._take_reward(reward)
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
         except Exception as error:
@@ -281,22 +329,28 @@ class VectorAgent(EnvAgent):
 
     def _note_failures(self) -> None:
         """Keep which lanes failed in the last call of the environment, and have the server log why."""
-        failures = self._world.env.failures
+        failures, retried = self._world.env.failures, self._world.env.retried
         if failures or self._failed:
             self._failed = tuple(failures)
-        for message in failures.values():
-            self._world.report_failure(message)
+            if failures:
+                self._beside["failed"] = self._failed
+        if failures or retried:
+            for message in (*retried, *failures.values()):
+                self._world.report_failure(message)
+            retried.clear()
 
     async def apply(self, action: object) -> int:
         """Step all lanes with actions of their own."""
         result = await self._world.env.step(action)
         self._note_failures()
+        # Those that ended before: what failed is their reset, and no episode ended by it.
+        unbegun = sum(bool(self._terminated[lane] or self._truncated[lane]) for lane in self._failed)
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = self._rewards.read(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
-        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated))
+        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated)) - unbegun
         return pb.RUNNING
 
 
@@ -341,7 +395,7 @@ class EnvWorld(World):
         self.refuse_if_over()
         if self._agent is not None:
             remedy = f"wait until it leaves, or {OTHER_WORLD}"
-            text = f"the world {self.name!r} is full: it has 1 agent of at most 1; {remedy}"
+            text = f"{self.title_in_messages} is full: it has 1 agent of at most 1; {remedy}"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         self._agent = self.make_agent()
         # A ResetWorld that came while nobody was in is for the agent that comes first.

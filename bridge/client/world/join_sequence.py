@@ -11,12 +11,13 @@ import math
 from typing import Any, TypeAlias
 
 from bridge.client.realtime.answer_buffer import pays
-from bridge.client.world.extensions import property_request, property_value, property_write
+from bridge.client.world.extensions import property_request, property_value, property_write, reads_columns
 from bridge.client.world.lanes_choice import LanesQuestion
 from bridge.client.world.session_states import ClientState, Trigger
 from bridge.client.world.world_request import WorldRequest
+from bridge.encoding.names import NAMES
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import RefusedError
+from bridge.errors import Code, RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["WORLD_PROPERTIES", "JoinSequence"]
@@ -36,6 +37,7 @@ WORLD_PROPERTIES = (
 _ENCODED = ("metadata", "spec", "fps")
 # Of a world whose Steps are to be in flight.
 _FAR = ("seat", "wait")
+_NAMES = NAMES.removeprefix("world.")
 
 _Next: TypeAlias = tuple[Trigger, pb.EnvironmentRequest]
 """A request, and the change of state that it makes."""
@@ -62,7 +64,10 @@ class JoinSequence:
         self.specs = pb.ActionObservationSpecs()
         """That world's."""
         self.properties: dict[str, Any] = {}
-        """Those that have been read; with `round_trip`, in seconds, where the server holds Steps."""
+        """Those that have been read, and whether the server `reads_columns`; with `round_trip`, in seconds, where it
+        holds Steps."""
+        self._not_created: RefusedError | None = None
+        """Why the server made no world, where the default one was asked for in its place."""
         self._unread: list[str] = []
         self._round_trip = math.inf
 
@@ -148,14 +153,17 @@ class JoinSequence:
             if error is not None and self.request.settings():
                 raise error
             # D-4: a server may have but one world, and refuse to make others
+            self._not_created = error
             return self._join("" if error is not None else message.create_world.world_name)
         if state is ClientState.JOINING:
             if error is not None:
-                raise error
+                raise self._no_world(error)
             self.specs = message.join_world.specs
             # Other servers are asked for no property: they may not bear an extension. Their specs are enough (D-24).
             if version is not None:
                 self._unread += WORLD_PROPERTIES
+                if self.request.names:
+                    self._unread.append(_NAMES)
                 if any(spec.name == "frames" for spec in self.specs.observations.values()):
                     self._unread.append("fps")
         else:
@@ -176,19 +184,34 @@ class JoinSequence:
         further = self._question.following(message, error, version, self.request.address.url)
         return self._decide(self._question.agreed) if further is None else (Trigger.ASK, further)
 
+    def _no_world(self, error: RefusedError) -> RefusedError:
+        """Return what to tell of a refused JoinWorld: of a server that has no room for a world of the user's, that."""
+        full = self._not_created
+        # The user asked for no default world, so that this one is full is not the reason.
+        if full is None or {full.code, error.code} != {Code.RESOURCE_EXHAUSTED} or full.reason == error.reason:
+            return error
+        return RefusedError(
+            full.url, f"{full.reason}. Nor is there room in its default world: {error.reason}", full.code
+        )
+
     def _read_property(self, message: pb.EnvironmentResponse, error: RefusedError | None, took: float) -> None:
         key = self._unread.pop(0)
         # The shortest: a longer one may be the work of a busy server, which Steps in flight would not hide.
         self._round_trip = min(took, self._round_trip)
         if error is not None:
             # Older servers of ours lack the properties of Steps in flight: the world works without.
-            if key not in _FAR:
+            if key in _FAR:
+                self._unread.clear()
+            # They lack the names of attributes too, which viewers are not told.
+            elif key != _NAMES:
                 raise error
-            self._unread.clear()
         elif key == "wait":
             self.properties["round_trip"] = self._round_trip
         else:
-            self.properties[key] = property_value(message, self.request.address.url, key in _ENCODED)
+            url = self.request.address.url
+            self.properties[key] = property_value(message, url, key in _ENCODED)
+            if key == "metadata":  # each property of the values codec says so
+                self.properties["reads_columns"] = reads_columns(message, url)
         # `fps` comes after the others: by now several round trips were measured. The server may hold Steps unless the
         # user has said what they wait for.
         may_wait = "wait" not in self.request.join_settings

@@ -25,6 +25,7 @@ from bridge.client.world.session import ClientSession
 from bridge.client.world.session_states import CONNECTING, ONLINE, ClientState
 from bridge.client.world.step_reader import StepMessage
 from bridge.client.world.world_request import WorldInfo, WorldRequest
+from bridge.encoding.attribute_names import KnownNames
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.forks import leak
@@ -95,6 +96,16 @@ class Remote:
         if world is None:
             raise PeerError(self.url, "there is no connection")
         return world
+
+    @property
+    def names(self) -> KnownNames | None:
+        """The names of the environment's attributes and methods; None: they are not known."""
+        return None if self.session.world is None else self.session.world.reader.names
+
+    @property
+    def reads_columns(self) -> bool:
+        """True if the server that it is at, or was at last, takes long lists of what is alike as columns."""
+        return self.session.world is not None and self.session.world.reads_columns
 
     @property
     def allowance(self) -> float:

@@ -51,6 +51,8 @@ class WorldRequest:
     """How to connect, as for `connect`."""
     lanes_if_alike: int | None = None
     """Make a world of so many lanes, if the server says that it is as good as a world for each; None: do not ask."""
+    names: bool = False
+    """True if the names of the environment's attributes and methods are wanted."""
     plain_spaces: bool = False
     """True if a space of a class of its own is read as the plain one that stands for it, without a warning."""
 

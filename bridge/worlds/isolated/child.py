@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, parent_process
 
 from bridge.encoding import values
+from bridge.encoding.names import NAMES
 from bridge.encoding.properties import Property, PropertyTree
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -104,6 +105,8 @@ class _Child:
         self._codecs: Sequence[Codec] = ()
         """Of the environment, and of a lane that is stepped by itself."""
         self._properties = PropertyTree()
+        self._names: str | None = None
+        """The names of attributes that the server was told last; None: it is told none."""
 
     def serve(self, pipe: Pipe) -> None:
         """Answer messages until one asks to close; does not return where the pipe ends before."""
@@ -147,6 +150,7 @@ class _Child:
         facts = self._host.facts
         self._codecs = Codec(facts), Codec(facts.of_lane)
         self._properties = self._host.properties()
+        self._names = self._properties.get(NAMES)
         leaves = [
             [leaf.key, leaf.kind, leaf.description, leaf.in_environment, _value(leaf)]
             for leaf in self._properties.leaves
@@ -157,7 +161,10 @@ class _Child:
     def _reset(self, payload: bytes) -> bytes:
         lane, seed, options = values.decode(payload)
         with failures_in("reset"):
-            return self._packed(lane, self._hosted(lane).reset(seed, options))
+            result = self._hosted(lane).reset(seed, options)
+            # The one property that a reset may change, though it is known without the environment.
+            told, self._names = self._names, self._properties.get(NAMES)
+            return self._packed(lane, result, *([] if self._names == told else [self._names]))
 
     def _step(self, payload: bytes) -> bytes:
         lane, packed = values.decode(payload)
@@ -165,11 +172,13 @@ class _Child:
         with failures_in("step"):
             return self._packed(lane, self._hosted(lane).step(action))
 
-    def _packed(self, lane: int | None, result: Result) -> bytes:
+    def _packed(self, lane: int | None, result: Result, *more: object) -> bytes:
         host = self._hosted()
-        packed = values.encode([self._codecs[lane is not None].pack(result), host.notes, host.failures])
+        codec = self._codecs[lane is not None]
+        packed = values.encode([codec.pack(result), host.notes, host.failures, host.retried, *more])
         # They went along with this answer; each is told once.
         host.notes.clear()
+        host.retried.clear()
         return packed
 
     def _call(self, payload: bytes) -> bytes:

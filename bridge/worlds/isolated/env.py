@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from bridge.encoding import values
+from bridge.encoding.names import NAMES
 from bridge.encoding.properties import Family, Property, PropertyTree, read_encoded
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -39,7 +41,14 @@ class IsolatedEnv:
         self.times = StepTimes()
         self.notes: list[str] = []
         self.failures: dict[int, str] = {}
-        self._tree = PropertyTree([_leaf(*leaf) for leaf in leaves], [_family(*family) for family in families])
+        self.retried: list[str] = []
+        self._known = {key: value for key, _, _, live, value in leaves if not live}
+        """The values of properties that are known without the environment."""
+        found = [
+            Property(key, kind, text, partial(self._known.get, key), in_environment=live)
+            for key, kind, text, live, _ in leaves
+        ]
+        self._tree = PropertyTree(found, [_family(*family) for family in families])
         self._codecs = Codec(facts), Codec(facts.of_lane)
         """Of the environment, and of a lane that is stepped by itself."""
 
@@ -89,18 +98,17 @@ class IsolatedEnv:
         """Have the environment reset or stepped, and time it."""
         began = time.perf_counter()
         try:
-            answer, notes, failures = values.decode(await self.process.ask(kind, values.encode(payload), where))
+            answer = await self.process.ask(kind, values.encode(payload), where)
+            packed, notes, failures, retried, *names = values.decode(answer)
         finally:
             times.add(time.perf_counter() - began)
+        if names:  # a reset has changed them
+            self._known[NAMES] = names[0]
         self.notes.extend(notes)
         self.failures.clear()
         self.failures.update(failures)
-        return codec.unpack(answer, self.notes)
-
-
-def _leaf(key: str, kind: str, text: str, live: bool, value: object) -> Property:
-    # Read once, in the environment's process; what is `live` is asked of it again each time.
-    return Property(key, kind, text, lambda: value, in_environment=live)
+        self.retried.extend(retried)
+        return codec.unpack(packed, self.notes)
 
 
 def _family(key: str, text: str) -> Family:

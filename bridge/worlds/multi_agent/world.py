@@ -37,13 +37,15 @@ class MultiAgent(EnvAgent):
         # Of a joint reset one agent sends the settings: the plain Resets of the others must not take them back.
         if seed is not None or options is not None:
             self._world.table.carried = (seed, options)
-        if running:
+        if running or self.participant.may_enter:
             self._world.table.drop(self.participant)
             self._world.advance()
 
     async def begin(self) -> int:
         """Wait for the next sequence, or enter the running one."""
-        return await self._wait(begins=True)
+        state = await self._wait(begins=True)
+        self._tell_names()
+        return state
 
     async def apply(self, action: object) -> int:
         """Hand in an action and wait for the joint step."""
@@ -64,11 +66,20 @@ class MultiAgent(EnvAgent):
         told = self.participant.told
         self._observation, self._info = told.observation, told.info
         self._terminated[...], self._truncated[...] = told.terminated, told.truncated
+        # What an earlier answer had to tell, and was asked for no info, is of no interest any more.
+        self._beside = {
+            name: told for name, told in (("agents", self.participant.agents), ("missing", told.missing)) if told
+        }
         if cut_off:
             # The world ended the sequence, not the environment: it is truncated, with the last observation.
             super().interrupt()
+            self._beside.clear()
         # After `interrupt`, which sets the reward to 0: what was earned until the end is still told.
-        self._reward[...], self.participant.reward = self.participant.reward, 0.0
+        reward, self.participant.reward = self.participant.reward, None
+        if reward is None:
+            self._reward[...] = 0.0
+        else:
+            self._take_reward(reward)
 
     def interrupt(self) -> None:
         """End the sequence for this agent, with what it has seen last."""
@@ -125,7 +136,7 @@ class MultiAgentWorld(EnvWorld):
         wanted = self.members.read(settings)
         self.refuse_if_over()
         taken = self.table.participants
-        name = self.members.choose(wanted, taken, self.name, f"wait until one is free, or {OTHER_WORLD}")
+        name = self.members.choose(wanted, taken, self.title_in_messages, f"wait until one is free, or {OTHER_WORLD}")
         agent = MultiAgent(self, name)
         self.table.join(agent.participant)
         self.advance()

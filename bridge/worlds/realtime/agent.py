@@ -83,6 +83,11 @@ class RealtimeAgent(EnvAgent):
         self._batched_actions = action_space if lanes is None else batch_space(action_space, lanes)
 
     @property
+    def plays(self) -> bool:
+        """True if it is a player."""
+        return not self.spectator
+
+    @property
     def spectator(self) -> bool:
         """True if its actions and resets change nothing."""
         return not self._loop_agent.player
@@ -115,6 +120,7 @@ class RealtimeAgent(EnvAgent):
         await self.world.settled()
         await self._wait_for_lanes()
         self._collect(self._take(repeats=True), received)
+        self._tell_names()
         return pb.RUNNING
 
     def _take(self, *, repeats: bool = False, enters: bool = True) -> list[Taken | None]:

@@ -16,6 +16,7 @@ from bridge.encoding.properties import PropertyTree
 from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
 from bridge.worlds.base import Agent
 from bridge.worlds.settings import Settings, read_scalar, refuse_unknown
 
@@ -106,9 +107,18 @@ class _ActingStream(Agent):
         """Return when the Step was received and answered, seconds of the world's clock."""
         return dict.fromkeys(uids, self._timing)
 
+    @property
+    def plays(self) -> bool:
+        """False: its agent does."""
+        return False
+
     def properties(self) -> PropertyTree:
         """Return the properties of the agent."""
         return self._agent.properties()
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Hand on a request for a property."""
+        return await self._agent.answer_property(request)
 
     def leave(self) -> None:
         """Leave; the agent stays, and its last action goes on."""
