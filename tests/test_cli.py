@@ -567,6 +567,27 @@ def test_info_says_in_a_few_lines_what_is_served_and_its_last_line_but_one_conne
             env.reset()
 
 
+@pytest.mark.parametrize(
+    ("served", "said"),
+    [
+        ({}, "gets one world of N lanes (up to 256)"),
+        ({"limits": Limits(max_worlds=7)}, "gets one world of N lanes (up to 7)"),
+        ({"limits": Limits(max_lanes=5)}, "gets one world of N lanes (up to 5)"),
+        ({"isolation": "process"}, "gets N worlds"),
+        ({"fps": 30}, "gets N worlds"),
+    ],
+    ids=str,
+)
+def test_info_says_which_form_of_world_the_usual_call_gets(
+    served: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_gym("CartPole-v1", **served) as server:
+        for more in ([], ["--all"]):
+            assert main(["info", server.url, *more]) == 0
+            out = capsys.readouterr().out
+            assert f"a single environment; num_envs=N with blocking=True {said}\n" in out
+
+
 def test_info_of_a_match_says_how_a_program_takes_a_seat_and_a_token_stays_unseen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -802,6 +823,20 @@ def test_bench_counts_environment_steps_and_leaves_nothing_behind(
     assert rates[1] > 1
     assert rates[0] == pytest.approx(rates[1] * count, rel=0.1)
     assert all(name in lines[3] for name in ("median", "90 %", "99 %", "most"))
+
+
+def test_bench_says_which_form_of_world_it_got(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = tmp_path / "urls.txt"
+    with serve_gym("CartPole-v1") as one, serve_gym("CartPole-v1", num_envs=2, thread_safe=True) as lanes:
+        listed.write_text(f"{one.url}\n")
+        for arguments, said in (
+            ([one.url, "--num-envs", "4"], "4 environments, lanes of one world"),
+            ([listed.as_uri(), "--num-envs", "4"], "4 environments, 4 worlds"),
+            ([lanes.url, "--num-envs", "4"], "4 environments, 2 worlds of 2 lanes"),
+            ([lanes.url, one.url], "3 environments, 2 worlds of 1, 2 lanes"),
+        ):
+            assert main(["bench", *arguments, "--seconds", "0.1"]) == 0
+            assert capsys.readouterr().out.splitlines()[0].endswith(f": {said}")
 
 
 def test_bench_takes_a_directory_and_refuses_what_no_environment_takes(

@@ -15,8 +15,11 @@ from bridge.client.world.events import Joined, Lost, Refused, Replied, StepAnswe
 from bridge.client.world.extensions import property_request, property_value
 from bridge.client.world.session import ClientSession
 from bridge.client.world.world_request import WorldRequest
+from bridge.encoding.names import PROPERTY_RESPONSE_URL
+from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, RemoteTimeoutError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
 from bridge.testing import CountingEnv
 from tests.support import direct_registry, direct_session, gym_source
 
@@ -63,13 +66,18 @@ def joined(*, foreign: bool = False) -> ClientSession:
     session = ClientSession(WorldRequest.of("grpc://virtual:1", max_message_bytes=1 << 20))
     session.connect(NOW)
     session.receive(answer(create_world=pb.CreateWorldResponse(world_name="w")), NOW)
+    assert isinstance(session.receive(answer(join_world=pb.JoinWorldResponse(specs=board())), NOW), Joined)
+    session.data_to_send()
+    return session
+
+
+def board() -> pb.ActionObservationSpecs:
+    """The specs of a world."""
     specs = pb.ActionObservationSpecs()
     specs.actions[1].name, specs.actions[1].dtype = "paddle", pb.INT8
     specs.observations[1].name, specs.observations[1].dtype = "board", pb.FLOAT
     specs.observations[2].name, specs.observations[2].dtype = "reward", pb.DOUBLE
-    assert isinstance(session.receive(answer(join_world=pb.JoinWorldResponse(specs=specs)), NOW), Joined)
-    session.data_to_send()
-    return session
+    return specs
 
 
 def answer(**kind: Any) -> bytes:
@@ -146,6 +154,116 @@ def test_a_refused_join_is_a_loss_of_what_was_not_established() -> None:
     assert not event.established
     session.connect(NOW)
     assert session.state.value == "joining"
+
+
+# Lanes where they are as good as worlds
+
+
+def asking(version: str | None = "1.0") -> ClientSession:
+    """A session that has just connected, and would rather have a world of four lanes."""
+    request = WorldRequest.of("grpc://virtual:1?kwargs.gravity=1", max_message_bytes=1 << 20, lanes_if_alike=4)
+    session = ClientSession(request)
+    session.server_version = version
+    session.connect(NOW)
+    return session
+
+
+def sent(session: ClientSession) -> list[tuple[str, int | None]]:
+    """The kinds of the requests that it sends, and the lanes that a CreateWorld asks for."""
+    found = []
+    for data in session.data_to_send():
+        request = pb.EnvironmentRequest.FromString(data)
+        settings = request.create_world.settings
+        lanes = settings["num_envs"].int64s.array[0] if "num_envs" in settings else None
+        found.append((str(request.WhichOneof("payload")), lanes))
+    return found
+
+
+def says(value: Any) -> bytes:
+    """The answer to a question for a property."""
+    body = properties_pb2.PropertyResponse()
+    body.read_property.value.CopyFrom(pack_tensor(value))
+    response = pb.EnvironmentResponse()
+    response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, body.SerializeToString()
+    return response.SerializeToString()
+
+
+LEFT = answer(leave_world=pb.LeaveWorldResponse())
+MADE = answer(create_world=pb.CreateWorldResponse(world_name="w"))
+
+
+def test_a_server_that_agrees_to_lanes_is_asked_for_them_and_again_after_a_loss() -> None:
+    session = asking()
+    assert session.asking
+    assert sent(session) == [("leave_world", None)]
+    assert session.receive(LEFT, NOW) is None
+    assert sent(session) == [("extension", None)]
+    assert session.receive(says(4), NOW) is None
+    assert sent(session) == [("create_world", 4)]
+    assert session.agreed_on_lanes
+    assert not session.asking
+    session.receive(MADE, NOW)
+    session.server_version = None  # so that no property of the world is read
+    assert isinstance(session.receive(answer(join_world=pb.JoinWorldResponse(specs=board())), NOW), Joined)
+    assert session.request.lanes_if_alike is None
+    session.connection_lost(ConnectionLostError("grpc://virtual:1", "gone"))
+    sent(session)
+    session.connect(NOW)
+    assert sent(session) == [("create_world", 4)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [says(3), says(0), says(-1), says("many"), says([4, 4]), says(True), refusal(), LEFT, b""],
+    ids=["fewer", "none", "negative", "text", "two", "true", "refused", "another answer", "empty"],
+)
+def test_whatever_else_a_server_says_of_lanes_a_world_for_each_slot_is_made(said: bytes) -> None:
+    session = asking()
+    session.receive(LEFT, NOW)
+    sent(session)
+    session.receive(said, NOW)
+    assert sent(session) == [("create_world", None)]
+    assert not session.agreed_on_lanes
+
+
+@pytest.mark.parametrize("left", [LEFT, refusal(), MADE], ids=["answered", "refused", "nonsense"])
+def test_another_server_is_asked_for_no_property_whatever_it_says_to_leave_world(left: bytes) -> None:
+    session = asking(None)
+    session.receive(left, NOW)
+    assert sent(session)[1:] == [("create_world", None)]
+
+
+def test_where_lanes_cannot_be_made_a_world_for_each_slot_is() -> None:
+    session = asking()
+    for said in (LEFT, says(4096), refusal(Code.INTERNAL)):
+        assert session.receive(said, NOW) is None
+    assert sent(session) == [("leave_world", None), ("extension", None), ("create_world", 4), ("create_world", None)]
+    event = session.receive(refusal(Code.INTERNAL), NOW)
+    assert isinstance(event, Lost)
+    assert isinstance(event.error, RefusedError)
+
+
+def test_where_lanes_cannot_be_joined_their_world_is_destroyed_first() -> None:
+    session = asking()
+    for said in (LEFT, says(4), MADE, refusal()):
+        assert session.receive(said, NOW) is None
+    assert sent(session)[2:] == [("create_world", 4), ("join_world", None), ("destroy_world", None)]
+    assert session.receive(answer(destroy_world=pb.DestroyWorldResponse()), NOW) is None
+    assert session.receive(MADE, NOW) is None
+    assert sent(session) == [("create_world", None), ("join_world", None)]
+    assert isinstance(session.receive(refusal(), NOW), Lost)
+
+
+def test_a_stream_that_ends_at_any_question_leaves_a_session_that_asks_again() -> None:
+    answers = [LEFT, says(4), refusal(), MADE]
+    for count in range(len(answers) + 1):
+        session = asking()
+        for said in answers[:count]:
+            session.receive(said, NOW)
+        assert not session.connection_lost(ConnectionLostError("grpc://virtual:1", "gone")).established
+        sent(session)
+        session.connect(NOW)
+        assert sent(session) == [("leave_world", None)]
 
 
 def test_a_server_of_ours_that_refuses_a_property_cannot_be_used() -> None:

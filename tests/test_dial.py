@@ -544,7 +544,7 @@ def test_info_and_bench_listen_for_a_server(scheme: str, capsys: pytest.CaptureF
         assert main(["info", url, "--token", "a"]) == 0
         said = capsys.readouterr().out
         assert "CartPole-v1, a single environment" in said
-        assert f'envs = make_vec_remote("{url}", num_envs=1, token=…)' in said
+        assert f'envs = make_vec_remote("{url}", num_envs=1, blocking=True, token=…)' in said
         assert main(["bench", url, "--token", "a", "--num-envs", "2", "--seconds", "0.1"]) == 0
         assert f"{url}: 2 environments" in capsys.readouterr().out
         assert main(["check", url, "--token", "a", "--only", "D-1,D-9"]) == (0 if scheme == "ws" else 2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -15,12 +16,15 @@ from bridge.client.make import make_vec_remote
 from bridge.errors import shown_url
 from bridge.transport.credentials import add_credential_options, credential_keywords
 
+if TYPE_CHECKING:
+    from bridge.wrappers import BlockingReset
+
 __all__ = ["register"]
 
 _EPILOG = """examples:
   bridge bench grpc://localhost:50051
+  bridge bench localhost:50051 --num-envs 64             as make_vec_remote(url, num_envs=64, blocking=True)
   bridge bench localhost:50051/CartPole-v1?num_envs=64   a world of 64 lanes
-  bridge bench localhost:50051 --num-envs 8              eight worlds
   bridge bench host-a:50051 host-b:50051 --seconds 20
 
 A step is one call of step() on the vector environment, with random actions. The latency is the time that a training
@@ -68,11 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls  # a directory is one URL
     envs = make_vec_remote(urls, blocking=True, **held)
     try:
+        worlds = [len(remote.slots) for remote in cast("BlockingReset", envs).remotes() if remote.slots]
         latencies, episodes = _measure(envs, arguments.seconds, arguments.seed)
     finally:
         envs.close()
     total = latencies.sum()
-    print(f"{' '.join(map(shown_url, arguments.urls))}: {envs.num_envs} environment{'s' if envs.num_envs > 1 else ''}")
+    print(f"{' '.join(map(shown_url, arguments.urls))}: {_form(worlds)}")
     print(f"  env steps/s  {len(latencies) * envs.num_envs / total:,.0f}")
     print(f"  steps/s      {len(latencies) / total:,.0f}  ({len(latencies):,} in {total:.2f} s)")
     shares = (50, 90, 99, 100)
@@ -81,6 +86,17 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"  latency/ms   {', '.join(f'{name} {point:.3g}' for name, point in zip(names, points, strict=True))}")
     print(f"  episodes     {episodes:,} ended")
     return OK
+
+
+def _form(worlds: Sequence[int]) -> str:
+    """Say how many environments there are, and in what worlds, each of so many slots."""
+    count = sum(worlds)
+    if count == 1:
+        return "1 environment"
+    if len(worlds) == 1:
+        return f"{count} environments, lanes of one world"
+    lanes = "" if count == len(worlds) else f" of {', '.join(map(str, sorted(set(worlds))))} lanes"
+    return f"{count} environments, {len(worlds)} worlds{lanes}"
 
 
 def _measure(envs: VectorEnv[Any, Any, Any], seconds: float, seed: int) -> tuple[np.ndarray[Any, Any], int]:

@@ -49,8 +49,11 @@ def connecting_lines(
             f'env = make_remote("{joining_url(urls[0])}", timeout=3600{given})  # reset() waits for the next round',
         ]
     if kind == "dialed":
-        return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({quoted[0]}, num_envs=1{given})"]
+        return [
+            f"from bridge import {names}make_vec_remote",
+            f"envs = make_vec_remote({quoted[0]}, num_envs=1, blocking=True{given})",
+        ]
     if len(urls) > 1 or kind == "lanes":
         where = f"[{', '.join(quoted)}]" if len(urls) > 1 else quoted[0]
-        return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}{given})"]
+        return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}, blocking=True{given})"]
     return [f"from bridge import {names}make_remote", f"env = make_remote({quoted[0]}{given})"]

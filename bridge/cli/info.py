@@ -39,7 +39,7 @@ It creates a world, joins it, steps nothing, and destroys it.
 """
 _SIGNALS = ("reward", "discount")
 _KEYS = frozenset(
-    {f"server.{key}" for key in ("environments", "web", "worlds", "limits.max_worlds")}
+    {f"server.{key}" for key in ("environments", "web", "worlds", "lanes", "limits.max_worlds")}
     | {f"world.{key}" for key in ("env_id", "num_envs", "observation_space", "action_space", "agent", "agents")}
 )
 """The properties of which the short form is made."""
@@ -201,7 +201,7 @@ def _print_world(specs: pb.ActionObservationSpecs, properties: Properties, versi
         kind = "lanes"
     elif agents and _overview(properties).get("match"):
         kind = "match"
-    _row("world", _title(texts, agents, lanes))
+    _row("world", _title(texts, agents, lanes) + (_vector_form(texts) if kind == "one" and not agents else ""))
     _row("observations", _shortened(observation_space, 300))
     _row("actions", _shortened(action_space, 300))
     if version is None:
@@ -215,6 +215,15 @@ def _title(texts: Mapping[str, str], agents: Sequence[str], lanes: int) -> str:
         return f"{len(agents)} agents: {', '.join(agents)}; these are the spaces of {texts['world.agent']}"
     title = texts.get("world.env_id") or "an environment without an id"
     return f"{title}, {f'{lanes} lanes' if lanes else 'a single environment'}"
+
+
+def _vector_form(texts: Mapping[str, str]) -> str:
+    """Say what a vector of single environments gets, of a server that says so; an older one makes worlds."""
+    if "server.name" not in texts:
+        return ""
+    most = int(texts.get("server.lanes") or 0)
+    form = f"one world of N lanes (up to {most})" if most > 1 else "N worlds"
+    return f"; num_envs=N with blocking=True gets {form}"
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, str]:

@@ -97,6 +97,9 @@ def make_vec_remote(
             a `bridge.perlert.PerlertVectorEnv`, `openenv://` URLs a `bridge.openenv.env.OpenEnvVectorEnv`.
         blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
+            Since the slots wait for each other, one world of `num_envs` lanes may fill them, as `lanes` says. Then a
+            slow environment delays the others within each step, and a crash of the world ends all episodes; one that
+            raises ends its own.
         keywords: The fields of `bridge.client.options.VectorOptions`.
 
     Raises:
@@ -113,8 +116,15 @@ def make_vec_remote(
     of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()}
     if of_blocking and not blocking:
         raise TypeError(f"make_vec_remote() takes {', '.join(sorted(of_blocking))} only with blocking=True")
-    make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, **keywords)
+    # With `continue` a lost slot is not waited for, and with a `step_timeout` neither is a slow one.
+    waits_for_all = blocking and of_blocking.get("on_lost") != "continue"
+    make: Callable[[], RemoteVectorEnv] = partial(RemoteVectorEnv, urls, waits_for_all=waits_for_all, **keywords)
     fewer = given_options(VectorOptions, keywords)
+    if (any(of_perlert) or any(of_openenv)) and fewer.pop("lanes", None):
+        scheme = "perlert" if any(of_perlert) else "openenv"
+        raise SettingError(
+            f"lanes=True is for servers of dm_env_rpc, {scheme}:// has no worlds of lanes: leave lanes out"
+        )
     if any(of_perlert):
         from bridge.perlert import PerlertVectorEnv
 

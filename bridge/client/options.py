@@ -96,6 +96,7 @@ class VectorKeywords(_WorldKeywords, total=False):
 
     agent: str | Sequence[str] | None
     num_envs: int | None
+    lanes: bool | None
     spares: str | Sequence[str]
     connect_timeout: float
 
@@ -255,6 +256,9 @@ class VectorOptions(EnvOptions):
 
     Args:
         num_envs: The number of slots; None: what the URLs give, a world each.
+        lanes: With one URL, whether one world of `num_envs` lanes fills all slots, stepped by one message, or each has
+            a world. None: lanes with `blocking=True`, where the server says that nothing but speed is changed by them,
+            else worlds. True: also where something is, such as in a world that is stepped in a process of its own.
         spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
             Where there are more `urls` than `num_envs`, those beyond are spares too. Not with a directory, whose
             servers that are not needed stand by.
@@ -264,6 +268,7 @@ class VectorOptions(EnvOptions):
     """
 
     num_envs: int | None = None
+    lanes: bool | None = None
     spares: str | Sequence[str] = ()
     connect_timeout: float = CONNECT_TIMEOUT
 
@@ -272,6 +277,8 @@ class VectorOptions(EnvOptions):
         # By exact type, because True is an int.
         if self.num_envs is not None and (type(self.num_envs) is not int or self.num_envs < 1):
             raise SettingError(f"expected num_envs to be a positive integer, got {self.num_envs!r}")
+        if self.lanes is not None and not isinstance(self.lanes, bool):
+            raise SettingError(f"expected lanes to be True, False or None, got {self.lanes!r:.80}")
         object.__setattr__(self, "connect_timeout", checked_timeout(self.connect_timeout, "connect_timeout"))
         if self.spares:
             object.__setattr__(self, "spares", checked_urls(self.spares))

@@ -67,6 +67,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
     Args:
         urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for; or a
             directory, as for `make_vec_remote`. A world of N lanes fills N slots.
+        waits_for_all: Whether a wrapper waits for every slot in each step: then `lanes=None` may mean lanes.
         keywords: Those of `make_vec_remote`.
 
     Raises:
@@ -77,7 +78,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
     """
 
     @grouped(VectorOptions, tls=TLS)
-    def __init__(self, urls: str | Sequence[str] | Directory, **keywords: Any) -> None:
+    def __init__(self, urls: str | Sequence[str] | Directory, *, waits_for_all: bool = False, **keywords: Any) -> None:
         options = VectorOptions(**keywords)
         self.closed = False
         # They are kept in `spec.kwargs`, which is printed: tokens stay out of it.
@@ -85,7 +86,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             urls = secret_url(urls)
         elif as_directory(urls) is None:
             urls = checked_urls(urls)
-        self._slots = Slots(join(urls, options))
+        self._slots = Slots(join(urls, options, waits_for_all=waits_for_all))
         members = self._slots.pool.members
         world_info = members.world_info()
         self.num_envs = len(members.at)

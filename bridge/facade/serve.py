@@ -120,6 +120,7 @@ def serve_gym(
         allow_env_factories=allow_env_factories,
         kind=world,
         traits={"play_fps": options.play_fps()},
+        watched=options.page is not None or bool(options.observers),
     )
     speaks = OpenEnvOptions.of(
         openenv, source.title, web=options.page is not None, single=num_envs == 1 and options.fps is None

@@ -482,6 +482,14 @@ class Registry:
                     lambda: self._unix_path or "",
                 ),
                 Property("server.worlds", NUMBER, "the number of worlds now", lambda: len(self.names)),
+                Property(
+                    "server.lanes",
+                    NUMBER,
+                    "the most lanes for which one world of lanes is as good as a world for each; 0: there are none",
+                    # No more than there may be worlds: nobody gets more environments than they would otherwise. A
+                    # user's own source may know nothing of lanes.
+                    lambda: min(getattr(self._source, "lanes", 0), self._limits.max_worlds),
+                ),
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
                 Property("server.web", TEXT, "what a page shows: the worlds, as JSON", self._overview),
                 *limits,

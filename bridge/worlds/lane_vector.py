@@ -12,9 +12,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from bridge.encoding import values
 from bridge.encoding.space_json import published_space
@@ -106,6 +106,8 @@ class LaneVectorEnv(SyncLanes):
         # Two in turns: what a lane observed last is still in one when its next observation turns out to be wrong.
         empty: list[Any] = [create_empty_array(self.single_observation_space, n=lanes, fn=np.zeros) for _ in range(2)]
         self._batch, self._next_batch = empty
+        # Of a Dict or Tuple without parts, Gymnasium's `iterate` gives no row at all.
+        self._iterates = not _lacks_parts(self.single_action_space)
         self._began = False
         self._seen: list[Any] = [None] * lanes
         """Each lane's newest observation."""
@@ -216,7 +218,12 @@ class LaneVectorEnv(SyncLanes):
         seen, over, looks, integers = self._seen, self._over, self._holds_objects, self._integers
         plain_reward = self._rewards_read.plain_type
         begun: list[int] = []
-        for lane, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
+        rows = (
+            iterate(self.action_space, actions)
+            if self._iterates
+            else _rows(self.single_action_space, actions, len(seen))
+        )
+        for lane, (env, action) in enumerate(zip(self.envs, rows, strict=True)):
             reward, terminated, truncated = self._no_reward, False, False
             begins = over[lane]
             try:
@@ -404,6 +411,31 @@ class LaneVectorEnv(SyncLanes):
         observations = concatenate(space, self._seen, self._next_batch)
         self._batch, self._next_batch = observations, self._batch
         return observations
+
+
+def _lacks_parts(space: Space[Any]) -> bool:
+    """Tell whether a space is, or holds, a Dict or a Tuple without parts."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return False
+    parts = list(space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces)
+    return not parts or any(_lacks_parts(part) for part in parts)
+
+
+def _rows(space: Space[Any], batch: Any, count: int) -> list[Any]:
+    """Return the rows of a batch, as `iterate` gives them; of a space without parts too.
+
+    Args:
+        space: Of one row: a batch of other spaces may be a tuple too.
+        batch: The batch.
+        count: The number of its rows.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = {key: _rows(part, batch[key], count) for key, part in space.spaces.items()}
+        return [{key: part[row] for key, part in parts.items()} for row in range(count)]
+    if isinstance(space, spaces.Tuple):
+        columns = [_rows(part, column, count) for part, column in zip(space.spaces, batch, strict=True)]
+        return [tuple(column[row] for column in columns) for row in range(count)]
+    return list(iterate(batch_space(space, count), batch))
 
 
 def _copied_info(info: Any) -> dict[str, object]:

@@ -20,7 +20,7 @@ from bridge.worlds.isolated.world import start_method
 from bridge.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
 from bridge.worlds.settings import Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
 
-__all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "constructed", "lanes_already"]
+__all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "LanesAlreadyError", "constructed"]
 
 EnvLike: TypeAlias = "str | EnvSpec | Callable[..., object] | Sequence[str]"
 """The types that `serve_gym` takes as its environment."""
@@ -44,6 +44,21 @@ class Adapter(Protocol):
         """Return what a recording says of it, by keyword."""
 
 
+class LanesAlreadyError(RequestError):
+    """Lanes were asked for where what is served has lanes by itself.
+
+    Args:
+        title: What is served.
+        count: The number of its lanes.
+        env: The vector environment that showed it, which is still open; None: it is closed.
+    """
+
+    def __init__(self, title: str, count: int, env: Lanes | None = None) -> None:
+        text = f"{title} returns a vector environment of {count} lanes, so num_envs cannot be given"
+        super().__init__(Code.INVALID_ARGUMENT, text)
+        self.env = env
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvRecipe:
     """How to make environments: those of a server, or by `read` that of one world of it.
@@ -63,6 +78,8 @@ class EnvRecipe:
     max_lanes: int = 4096
     adapters: tuple[Adapter, ...] = ()
     """The adapters that wrap each environment, the innermost first."""
+    hands_over: bool = False
+    """True: LanesAlreadyError holds the vector environment that was made in vain, for the world that is made next."""
 
     @classmethod
     def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
@@ -207,8 +224,9 @@ class EnvRecipe:
             return AsyncVectorEnv([lambda: self._one(factory)] * self.num_envs, copy=False, context=start_method())
         first = self._adapted(factory(**self.kwargs))
         if isinstance(first, VectorEnv):
-            first.close()
-            raise lanes_already(self.title, first.num_envs)
+            if not self.hands_over:
+                first.close()
+            raise LanesAlreadyError(self.title, first.num_envs, first if self.hands_over else None)
         # The environment that was made to see what the function returns becomes the first lane.
         made = [first]
         with _closing_on_failure() as note:
@@ -251,12 +269,6 @@ def _closing_on_failure() -> Iterator[Callable[[Any], Any]]:
         raise
     finally:
         made.clear()
-
-
-def lanes_already(title: str, count: int) -> RequestError:
-    """Return how to refuse `num_envs` where what is served, by its title, has lanes by itself."""
-    text = f"{title} returns a vector environment of {count} lanes, so num_envs cannot be given"
-    return RequestError(Code.INVALID_ARGUMENT, text)
 
 
 def constructed(

@@ -21,7 +21,7 @@ from bridge.worlds.kinds import Known
 from bridge.worlds.local import LaneGroup, adopt
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, lanes_already
+from bridge.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, LanesAlreadyError
 from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler, gather
 from bridge.worlds.settings import Settings
 from bridge.worlds.single import GymWorld
@@ -112,6 +112,11 @@ class Source(abc.ABC, Generic[R]):
     def env_ids(self) -> list[str]:
         """The ids that a client may name."""
         return []
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes for which one world of lanes is as good as a world for each; 0: there are none."""
+        return 0
 
     @property
     def offers_one(self) -> bool:
@@ -227,6 +232,7 @@ class EnvSource(Source[EnvRecipe]):
         allow_env_factories: Whether a client may send the environment's factory, which needs `isolation`.
         kind: Makes its worlds in lock-step; None: one agent steps the environment, or all lanes.
         traits: What a page shows of all its worlds.
+        watched: Whether somebody looks at single worlds, who would miss them: people at a page, a user's observers.
 
     Raises:
         SettingError: Something of this cannot be served, such as an id that is not registered.
@@ -249,6 +255,7 @@ class EnvSource(Source[EnvRecipe]):
         allow_env_factories: bool = False,
         kind: WorldKind | None = None,
         traits: Mapping[str, object] = MappingProxyType({}),
+        watched: bool = False,
     ) -> None:
         if kind is not None and (realtime is not None or not callable(kind)):
             raise SettingError(
@@ -267,11 +274,25 @@ class EnvSource(Source[EnvRecipe]):
             kwargs=dict(env_kwargs or {}),
             max_lanes=max_lanes,
             adapters=tuple(adapters),
+            # Else it would be open in a thread that ends, or in another process.
+            hands_over=not thread_safe and isolation is None,
         )
+        # Lanes are stepped one after the other, by one message. Worlds are too, where one thread steps them all when
+        # their messages come; a world of another kind, or in real time, may do more than its lanes would.
+        alike = recipe.single and kind is None and realtime is None and recipe.hands_over and not watched
+        self._lanes = max_lanes if alike else 0
         if realtime is not None:
             kind = partial(RealtimeWorld, options=realtime)
         super().__init__(recipe, kind or GymWorld, realtime, thread_safe, isolation, traits)
         self._factories = allow_env_factories
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes for which one world of lanes is as good as a world for each; 0: there are none.
+
+        What a function returns is known from the first environment: until then it is taken to be a single one.
+        """
+        return self._lanes
 
     @property
     def env_ids(self) -> list[str]:
@@ -307,7 +328,20 @@ class EnvSource(Source[EnvRecipe]):
     async def _make_env(self, name: str, recipe: EnvRecipe, factory: bytes | None, runtime: Runtime) -> Environment:
         """Make the environment of a world; the lanes of a real-time world may have a thread or a process each."""
         if self._realtime is None or not self._thread_safe or recipe.num_envs == 1:
-            return await super()._make_env(name, recipe, factory, runtime)
+            try:
+                env = await super()._make_env(name, recipe, factory, runtime)
+            except LanesAlreadyError as error:
+                self._lanes = 0
+                if error.env is not None:
+                    # A simulator may be there but once in a process. It is held for the world that the client then
+                    # asks for, as one that was made ahead.
+                    single, made = dataclasses.replace(recipe, num_envs=1), [error.env]
+                    again = lambda: made.pop() if made else single.make_env()  # noqa: E731
+                    self._made = (single, await adopt(again, runtime.executor))
+                raise
+            if recipe.single and env.facts.num_envs is not None:
+                self._lanes = 0
+            return env
         if recipe.vectorization_mode != "sync":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -321,7 +355,7 @@ class EnvSource(Source[EnvRecipe]):
                 own = f"{name or 'default'} {lane}"
                 lanes.append(await super()._make_env(own, single, factory, runtime))
                 if (count := lanes[-1].facts.num_envs) is not None:
-                    raise lanes_already(recipe.title, count)
+                    raise LanesAlreadyError(recipe.title, count)
         except BaseException:
             # Their threads and processes would stay.
             await gather(runtime.scheduler, [lane.close() for lane in lanes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ from bridge.client.slots.endpoint import EndpointEvent
 from bridge.client.slots.placement import Load, Placement
 from bridge.client.slots.slot import CONNECTING, Member, SlotPhase
 from bridge.client.slots.vector_pool import VectorPool
+from bridge.client.world.lanes_choice import choose_lanes
 from bridge.client.world.world_request import WorldRequest
-from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
+from bridge.errors import Code, RefusedError, RemoteError, RemoteTimeoutError, SettingError
 from bridge.logs import SafeLog
 from bridge.progress import LOOK, tell
 
@@ -28,12 +30,18 @@ _AT_ONCE = 64
 _log = SafeLog(__name__)
 
 
-def join(urls: str | Sequence[str] | Directory, options: VectorOptions) -> VectorPool:
+def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits_for_all: bool = False) -> VectorPool:
     """Return a pool whose worlds are joined, and whose spares are being connected.
+
+    Args:
+        urls: As of `make_vec_remote`.
+        options: What it was given beside.
+        waits_for_all: Whether whoever steps the slots waits for all of them, so that lanes may stand for worlds.
 
     Raises:
         AddressError: A URL cannot be read.
-        SettingError: The worlds differ in their spaces, do not add up to `num_envs`, or have no room.
+        SettingError: The worlds differ in their spaces, do not add up to `num_envs`, or have no room; with `lanes=True`
+            there cannot be one world for all slots.
         RemoteError: What cannot be joined, and nothing stands in for it.
     """
     pool, num_envs = VectorPool(options.timeout), options.num_envs
@@ -42,7 +50,15 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions) -> Vecto
     spares = [options.request(url) for url in options.spares]
     if directory is None:
         requests = [options.request(url, name) for url, name in _with_agents(checked_urls(urls), options.agent)]
-        if num_envs is not None:
+    has_directory, has_spares = directory is not None, bool(spares)
+    of_all = choose_lanes(
+        options.lanes, num_envs, requests, directory=has_directory, spares=has_spares, waits_for_all=waits_for_all
+    )
+    if directory is None:
+        if of_all is not None and num_envs is not None:
+            # What stands by for a world of lanes has as many.
+            requests, spares = [of_all], [request.as_lanes(num_envs) for request in spares]
+        elif num_envs is not None:
             requests, spares = requests[:num_envs], requests[num_envs:] + spares
     elif spares:
         raise SettingError(
@@ -56,7 +72,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions) -> Vecto
         # Else the keepalive thread would take the answers to the join, as it does between calls.
         with pool.turn:
             if directory is None:
-                _join_urls(pool, requests, num_envs)
+                _join_urls(pool, requests, num_envs, one_world=options.lanes is True)
             else:
                 name = directory.server_name if isinstance(directory, DnsDirectory) else None
                 placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
@@ -80,8 +96,14 @@ def _with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tup
     return list(zip(urls, names, strict=True))
 
 
-def _join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None) -> None:
+def _join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None, *, one_world: bool) -> None:
     """Join a world for each request, all at once, and further ones where `num_envs` asks for more slots.
+
+    Args:
+        pool: Gets them.
+        requests: The worlds.
+        num_envs: The number of slots; None: those of the requests.
+        one_world: Whether the user wants one world for all slots.
 
     Raises:
         SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
@@ -95,8 +117,17 @@ def _join_urls(pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int
         return
     # How many lanes a world has is known only now, and with it how many worlds make up `num_envs`.
     have = len(pool.members.at)
+    if have == num_envs and len(requests) == 1:
+        pool.members.shared = False  # there is no other one
+    elif one_world:
+        # Another server than ours may know no such setting, and make what it always makes.
+        raise SettingError(
+            f"lanes=True: expected {pool.members.filling[0].remote.url} to make a world of {num_envs} lanes, got one "
+            f"that fills {have} of the slots; leave lanes out"
+        )
     if have < num_envs and (num_envs - have) % have == 0:
-        _Join(pool, list(requests) * ((num_envs - have) // have)).run()
+        further = [dataclasses.replace(request, lanes_if_alike=None) for request in requests]  # it has answered
+        _Join(pool, further * ((num_envs - have) // have)).run()
     elif have != num_envs:
         lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members.filling)
         raise SettingError(
@@ -119,6 +150,8 @@ class _Join:
         """The members that are being connected."""
         self._wanted = len(pool.members.filling)
         """The number of worlds."""
+        self._asks = any(request.lanes_if_alike for request in requests)
+        """True if a server is asked which form of world to make."""
 
     def run(self) -> None:
         """Join them, and give them their slots."""
@@ -126,10 +159,18 @@ class _Join:
         began = now = time.monotonic()
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
+            deadline = began + pool.timeout
+            # Separate worlds are joined in two turns, the first and then all others: lanes get as much time.
+            if self._asks and any(member.remote.session.agreed_on_lanes for member in missing):
+                deadline += pool.timeout
             # Not `pool.gather`: it would let the policy connect again what fails, and here a failure is raised.
-            pool.poller.ready(min(began + pool.timeout, now + min(LOOK, _LOOK)) - time.monotonic())
+            pool.poller.ready(min(deadline, now + min(LOOK, _LOOK)) - time.monotonic())
             pool.drain()
             now = time.monotonic()
+            if self._asks:
+                for member in list(missing):
+                    if now > member.silent_until and member.remote.session.asking:
+                        self._ask_nothing(member)
             for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
                 self._on_silent(member)
             # A list, because the loop takes members out of `missing`.
@@ -141,7 +182,7 @@ class _Join:
                     self._on_failed(member, member.error)
                 else:
                     self._on_joined(member)
-            if missing and now > began + pool.timeout:
+            if missing and now > deadline:
                 urls = ", ".join(dict.fromkeys(member.remote.url for member in missing))
                 raise RemoteTimeoutError(urls, next(iter(missing)).remote.late("to join a world", pool.timeout).reason)
             if missing and now >= tell_at:
@@ -164,7 +205,15 @@ class _Join:
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
         """Go on without a world, or raise why it cannot be joined."""
-        raise error
+        refused = isinstance(error, RefusedError) and error.code == Code.UNAUTHENTICATED
+        if refused or not member.remote.session.asking:
+            raise error
+        self._ask_nothing(member)
+
+    def _ask_nothing(self, member: Member) -> None:
+        """Connect again, without a question: another server than ours may have ended the stream at it, or be silent."""
+        again = dataclasses.replace(member.remote.request, lanes_if_alike=None)
+        self._missing[self._pool.connect(member, again)] = None
 
     def _on_silent(self, member: Member) -> None:
         """Join a world of a server that answers in place of a silent one, where their URLs ask for the same."""

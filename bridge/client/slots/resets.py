@@ -65,7 +65,7 @@ def plan_resets(
         if any(own != owns[0] for own in owns):
             raise SettingError(
                 f"expected the same options for all {member.lanes} lanes of {member.remote.url}, which are reset by "
-                f"one call, got {owns}"
+                f"one call, got {owns}; give make_vec_remote lanes=False for options of each slot's own"
             )
         together = {**given, **(owns[0] if owns else {})}
         sent = member.remote.options(together if together or options is not None else None)

@@ -314,7 +314,7 @@ class Stepper:
             if member.lanes > 1 and order[position:stop] != list(range(member.start, member.start + member.lanes)):
                 raise SettingError(
                     f"{member.title} are lanes of one world, which one message steps: name all of them, in order and "
-                    "side by side, as recv returns them"
+                    "side by side, as recv returns them; or give make_vec_remote lanes=False"
                 )
             members.append(member)
             positions.append(position)

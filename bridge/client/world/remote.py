@@ -276,6 +276,7 @@ class Remote:
             return event
         self._flush()
         if isinstance(event, Joined):
+            self.request = self.session.request
             self._open_acting()
         if isinstance(event, Lost):
             self.finish(0.0)

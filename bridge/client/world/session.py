@@ -118,6 +118,16 @@ class ClientSession:
         return self._joining.world_name
 
     @property
+    def asking(self) -> bool:
+        """True if the server has not said yet which form of world to make, also where the stream has ended since."""
+        return self._joining.asking
+
+    @property
+    def agreed_on_lanes(self) -> bool:
+        """True if the server has said that lanes are as good as worlds, and so was asked for them."""
+        return self._joining.agreed_on_lanes
+
+    @property
     def outstanding(self) -> bool:
         """True if an answer is still to come."""
         return bool(self._pending)
@@ -363,6 +373,8 @@ class ClientSession:
             self._go_on(following, answer.now)
             return None
         self._learn(self._joining.specs, self._joining.properties, self.server_version)
+        # Whether it is of lanes is settled: so it is when the world is made again, after a loss.
+        self.request = self._joining.request
         self._move(Trigger.READY)
         return Joined()
 

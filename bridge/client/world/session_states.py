@@ -16,6 +16,8 @@ class ClientState(enum.Enum):
 
     OFFLINE = "offline"
     """There is no stream yet."""
+    ASKING = "asking"
+    """The server is asked which form of world to make, or told that one that it made is of no use."""
     CREATING = "creating"
     """CreateWorld was sent."""
     JOINING = "joining"
@@ -40,6 +42,7 @@ class ClientState(enum.Enum):
 class Trigger(enum.Enum):
     """An event that changes the state."""
 
+    ASK = "question before CreateWorld sent"
     CREATE = "CreateWorld sent"
     JOIN = "JoinWorld sent"
     DESCRIBE = "property asked for"
@@ -52,11 +55,16 @@ class Trigger(enum.Enum):
     END = "end of stream"
 
 
-_O, _C, _W, _D = ClientState.OFFLINE, ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING
+_O, _A, _C = ClientState.OFFLINE, ClientState.ASKING, ClientState.CREATING
+_W, _D = ClientState.JOINING, ClientState.DESCRIBING
 _J, _B, _R, _E, _L = ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED, ClientState.LOST
 
-# The driver's requests are CREATE, JOIN, DESCRIBE and BEGIN. What the answers say is READY, STEP_RAN, STEP_ENDED and
-# REFUSED. ABANDON is the driver's decision, of which the server hears nothing; END is the end of the stream.
+# The driver's requests are ASK, CREATE, JOIN, DESCRIBE and BEGIN. What the answers say is READY, STEP_RAN, STEP_ENDED
+# and REFUSED. ABANDON is the driver's decision, of which the server hears nothing; END is the end of the stream.
+#
+# A client that prefers lanes, where they are as good as worlds, asks first (ASK). Where the server cannot make lanes,
+# CREATE follows at once, for a world of one environment; where it does not let the client into them, that world is
+# destroyed first (ASK again).
 #
 # A Step within an episode moves nothing when it is sent: many may be on their way (D-25), so the state is that of the
 # last answer.
@@ -68,10 +76,16 @@ _J, _B, _R, _E, _L = ClientState.JOINED, ClientState.RESETTING, ClientState.RUNN
 # LOST is no end: the same session connects again, and still knows the world that it was in. Worlds of lanes never get
 # to ENDED, because their lanes begin their next episodes by themselves.
 TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
+    (_O, Trigger.ASK): _A,
     (_O, Trigger.CREATE): _C,
     (_O, Trigger.JOIN): _W,
+    (_A, Trigger.ASK): _A,  # one question after the other
+    (_A, Trigger.CREATE): _C,
+    (_A, Trigger.END): _L,
+    (_C, Trigger.CREATE): _C,
     (_C, Trigger.JOIN): _W,
     (_C, Trigger.END): _L,
+    (_W, Trigger.ASK): _A,
     (_W, Trigger.DESCRIBE): _D,
     (_W, Trigger.READY): _J,  # another server than ours has no properties
     (_W, Trigger.END): _L,
@@ -102,11 +116,12 @@ TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
     (_E, Trigger.REFUSED): _E,
     (_E, Trigger.ABANDON): _J,
     (_E, Trigger.END): _L,
+    (_L, Trigger.ASK): _A,
     (_L, Trigger.CREATE): _C,
     (_L, Trigger.JOIN): _W,
 }
 
-CONNECTING = frozenset({ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING})
+CONNECTING = frozenset({ClientState.ASKING, ClientState.CREATING, ClientState.JOINING, ClientState.DESCRIBING})
 """Not in a world yet."""
 ONLINE = frozenset({ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED})
 """In a world."""

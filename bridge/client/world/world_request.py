@@ -49,6 +49,8 @@ class WorldRequest:
     """The largest request or answer, in bytes."""
     transport: str = "http2"
     """How to connect, as for `connect`."""
+    lanes_if_alike: int | None = None
+    """Make a world of so many lanes, if the server says that it is as good as a world for each; None: do not ask."""
     names: bool = False
     """True if the names of the environment's attributes and methods are wanted."""
     plain_spaces: bool = False
@@ -76,6 +78,12 @@ class WorldRequest:
         """The environment, settings and agent, on any server; None: a world that exists already, in one place."""
         address = self.address
         return None if address.world is not None else (self.env_id, address.settings, self.agent)
+
+    def as_lanes(self, count: int) -> WorldRequest:
+        """Return the request for a world of so many lanes."""
+        settings = (*self.address.settings, ("num_envs", str(count)))
+        address = dataclasses.replace(self.address, settings=settings)
+        return dataclasses.replace(self, address=address, lanes_if_alike=None)
 
     def too_large(self, size: int) -> SettingError:
         """Return the error of a request of this many bytes."""
