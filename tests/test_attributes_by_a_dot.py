@@ -52,6 +52,9 @@ class Planet(CountingEnv):
 
     @wind.setter
     def wind(self, speed: float) -> None:
+        self._set(speed)
+
+    def _set(self, speed: float) -> None:
         if speed < 0:
             raise AttributeError("in the setter")
         self._wind = speed
