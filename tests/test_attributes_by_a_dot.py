@@ -52,6 +52,9 @@ class Planet(CountingEnv):
 
     @wind.setter
     def wind(self, speed: float) -> None:
+        self._set(speed)
+
+    def _set(self, speed: float) -> None:
         if speed < 0:
             raise AttributeError("in the setter")
         self._wind = speed
@@ -303,7 +306,69 @@ def test_names_of_the_class_stay_here() -> None:
         assert not hasattr(env, "env"), "a loop that unwraps environments ends here"
 
 
-def test_a_copy_knows_the_names_once_it_is_reset() -> None:
+class Curious(bridge.RemoteEnv):
+    """Sets attributes of its own by each kind of code that a class may have."""
+
+    def reset(self, **keywords: Any) -> Any:
+        def remember() -> None:
+            self.nested = 1
+
+        remember()
+        self.few = [setattr(self, f"item_{index}", index) for index in range(2)]
+        (lambda: setattr(self, "by_lambda", 2))()
+        return super().reset(**keywords)
+
+    @property
+    def level(self) -> Any:
+        return self.chosen
+
+    @level.setter
+    def level(self, value: Any) -> None:
+        self.chosen = value
+
+    @classmethod
+    def of(cls, url: str) -> Curious:
+        made = cls(url)
+        made.made_by = "of"
+        return made
+
+    @staticmethod
+    def mark(env: Curious) -> None:
+        env.marked = True
+
+    @functools.cached_property
+    def summary(self) -> str:
+        self.summed = 1
+        return "s"
+
+
+def test_whatever_code_of_a_users_subclass_sets_stays_here() -> None:
+    with serve_gym(planet) as server, Curious.of(server.url) as env:
+        env.reset(seed=0)
+        env.level = 3
+        env.mark(env)
+        assert (env.nested, env.item_1, env.by_lambda, env.level, env.made_by, env.marked) == (1, 1, 2, 3, "of", True)
+        assert (env.summary, env.summed) == ("s", 1)
+        assert not {"nested", "item_0", "chosen", "marked"} & {*dir(planet().unwrapped)}
+        with pytest.raises(AttributeError, match="set_wrapper_attr"):
+            (lambda: setattr(env, "nestd", 1))()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env)), copy.copy])
+def test_a_copy_has_the_attributes_before_it_is_reset(copied: Any) -> None:
+    with serve_gym(planet) as server, make_remote(server.url) as env:
+        env.set_attr("only_there", 1)
+        for act in (lambda again: again.gravity, lambda again: setattr(again, "gravity", 1.0)):
+            again = copied(env)
+            act(again)
+            assert again.fall(1.0) == again.call("gravity")
+            # Its environment is another one, which has not been given this.
+            assert not hasattr(again, "only_there")
+            again.close()
+        assert (env.gravity, env.only_there) == (9.8, 1)
+
+
+def test_a_copy_knows_the_names_that_its_reset_adds() -> None:
     with serve_gym(planet) as server, make_remote(server.url) as env:
         again = copy.deepcopy(env)
         again.reset(seed=0)

@@ -162,3 +162,28 @@ def test_the_console_says_where_a_module_failed(
         ["line 5", "in <module>"],
         ["line 3", "in table"],
     ]
+
+
+def test_the_console_says_which_line_imports_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "outer_1.py").write_text("import json\nimport inner_1\n")
+    (tmp_path / "inner_1.py").write_text("\n\ndef load():\n    from json import no_such_name\n\n\nload()\n")
+    (tmp_path / "needy_1.py").write_text("\nimport no_such_package_1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, place in (("outer_1", ("inner_1.py", 4)), ("needy_1", ("needy_1.py", 2))):
+        assert main(["serve", f"{name}:Arm"]) == 2
+        where = f"(imported in {tmp_path / place[0]}, line {place[1]})"
+        assert where in capsys.readouterr().err
+    assert main(["serve", "no_such_package_1:Arm"]) == 2
+    assert "imported in" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("query", "text"), [("timeout=soon", "the timeout 'soon' is"), ("tls_ca=x", "a CA's certificate is for wss://")]
+)
+def test_what_is_wrong_in_a_policys_url_is_no_option(query: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "grpc://127.0.0.1:1", "--policy", f"ws://127.0.0.1:1?{query}", "--episodes", "1"]) == 2
+    told = capsys.readouterr().err
+    assert text in told
+    assert "--t" not in told

@@ -221,8 +221,8 @@ def test_what_cannot_be_meant_is_refused():
             RemotePolicy(url)
         assert "grpc://HOST" not in str(caught.value)
     for query, text in (
-        ("timeout=soon", "timeout='soon' is no number of seconds"),
-        ("tls_ca=ca.pem", "tls_ca= is for URLs with TLS"),
+        ("timeout=soon", "the timeout 'soon' is no number of seconds"),
+        ("tls_ca=ca.pem", "a CA's certificate is for wss:// URLs"),
         ("horizon=3", "'horizon' means nothing to a policy"),
     ):
         with pytest.raises(AddressError, match=rf"{text}\. Expected ws://HOST:PORT or wss://HOST:PORT, optionally"):

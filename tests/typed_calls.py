@@ -26,11 +26,17 @@ def mistakes(url: str) -> None:
     serve_parallel(dict, web=Web(host="play.example.org"))  # pyright: ignore[reportCallIssue]
     BlockingReset(make_vec_remote(url), autoreset_mode="same_step")  # pyright: ignore[reportArgumentType]
     BlockingReset(make_remote(url))  # pyright: ignore[reportArgumentType]
+    make_vec_remote(url).stepp()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    make_vec_remote(url).gravity = 2.0  # pyright: ignore[reportAttributeAccessIssue]
+    BlockingReset(make_vec_remote(url)).gravity = 2.0  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def taken(url: str) -> None:
     """Call what is right."""
     make_remote(url, token_file="token.txt", tag="Ann")
+    env = make_remote(url)
+    env.gravity = 2.0
+    print(env.gravity, env.get_action_meanings())
     envs = BlockingReset(make_vec_remote(url, num_envs=4), autoreset_mode="SameStep", on_lost="continue")
     envs.close()
     make_vec_remote(url, blocking=True, on_lost="raise").close()

@@ -8,9 +8,9 @@ import inspect
 import os
 import sys
 import traceback
+import types
 import typing
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -41,7 +41,7 @@ class Target:
     @property
     def factory(self) -> Any:
         """The id or callable that makes one environment, if it is no list of ids."""
-        if isinstance(self.env, ModuleType):
+        if isinstance(self.env, types.ModuleType):
             return getattr(self.env, "parallel_env", None) or self.env.env
         return self.env
 
@@ -129,7 +129,7 @@ def _find(item: str) -> str | Target:
     return Target(found, _makes_agents(found))
 
 
-def _look_up(module: ModuleType, name: str, item: str) -> Any:
+def _look_up(module: types.ModuleType, name: str, item: str) -> Any:
     """Return an attribute of a module, or a module in it."""
     found: Any = module
     try:
@@ -149,7 +149,7 @@ def _look_up(module: ModuleType, name: str, item: str) -> Any:
         raise _broken(item, error) from error
 
 
-def _import(module_name: str, item: str) -> ModuleType:
+def _import(module_name: str, item: str) -> types.ModuleType:
     module_name = module_name.removesuffix(".py")  # who has a file names it so
     if {*"/\\"} & {*module_name} or not all(module_name.split(".")):
         raise SettingError(
@@ -167,11 +167,16 @@ def _import(module_name: str, item: str) -> ModuleType:
 def _broken(item: str, error: Exception) -> StartError:
     """Return the error of a module that raises when it is imported, which says where."""
     why = f"cannot import the module of {item!r}: it raised {type(error).__name__}: {error}"
-    # Before the module's own frames there are those of this file and of Python's import system.
+    return StartError(why, "".join(traceback.format_exception(type(error), error, _own_frames(error))))
+
+
+def _own_frames(error: BaseException) -> types.TracebackType | None:
+    """Return a traceback from the module's own frames on; None: it has none, as of a module that is not there."""
+    # Before them there are those of this file and of Python's import system.
     inside = error.__traceback__
     while inside is not None and inside.tb_frame.f_code.co_filename.startswith(_IMPORTING):
         inside = inside.tb_next
-    return StartError(why, "".join(traceback.format_exception(type(error), error, inside)))
+    return inside
 
 
 def _missing(item: str, error: ImportError) -> SettingError:
@@ -182,7 +187,10 @@ def _missing(item: str, error: ImportError) -> SettingError:
         remedy += f"; install it by: {install_command('pettingzoo')}"
     elif isinstance(error, ModuleNotFoundError):
         remedy += f". If {package}.py is yours, run this command in its folder; if it is of a package, install that"
-    return SettingError(f"cannot import the module of {item!r}: {error}. {remedy}")
+    # Where it is not this module that is missing, but one that it imports: who imports that.
+    frames = [each for each in traceback.extract_tb(_own_frames(error)) if not each.filename.startswith(_IMPORTING)]
+    where = f" (imported in {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return SettingError(f"cannot import the module of {item!r}: {error}{where}. {remedy}")
 
 
 def _makes_agents(factory: Any) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import types
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bridge.encoding.attribute_names import KnownNames
 from bridge.errors import Code, MissingAttributeError, RefusedError
@@ -19,19 +20,22 @@ _BY_A_DOT = "a vector environment has none of its environments' attributes: get_
 class OwnAttributes:
     """Refuses attributes by a dot that the object does not have: set here, they would act on no environment.
 
-    What a class of the object defines, or sets in its own methods, is the object's own; so are private names.
+    What a class of the object defines, or sets in its own code, is the object's own; so are private names.
     """
 
     _remedy = _BY_A_DOT
 
-    def __getattr__(self, name: str) -> Any:
-        self._raise_missing(name)
+    # A type checker that saw these would take any name for one that there is.
+    if not TYPE_CHECKING:
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name[:1] == "_" or name in self.__dict__ or _defined(type(self), name):
-            object.__setattr__(self, name, value)
-        else:
-            self._set_new(name, value, inspect.currentframe())
+        def __getattr__(self, name):
+            self._raise_missing(name)
+
+        def __setattr__(self, name, value):
+            if name[:1] == "_" or name in self.__dict__ or _defined(type(self), name):
+                object.__setattr__(self, name, value)
+            else:
+                self._set_new(name, value, inspect.currentframe())
 
     def _set_new(self, name: str, value: Any, frame: Any) -> None:
         """Set an attribute that is not here; `frame` is that of `__setattr__`."""
@@ -53,6 +57,10 @@ class RemoteAttributes(OwnAttributes):
     _remedy = "the remote environment has none of that name, as far as it is known here"
     _makes_new = False
     """True if a new name is made where the environment runs."""
+
+    if TYPE_CHECKING:  # any name may be the environment's
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def _attribute_names(self) -> KnownNames | None:
         """Return the names of the environment's attributes and methods; None: nobody has told them."""
@@ -98,13 +106,38 @@ def _defined(kind: type, name: str) -> bool:
 
 
 def _definer(kind: type, frame: Any) -> type | None:
-    """Return the class, or base class of it, whose method called `__setattr__`; None: other code did."""
+    """Return the class, or base class of it, in whose code `__setattr__` was called; None: other code called it."""
     code = None if frame is None or frame.f_back is None else frame.f_back.f_code
-    for each in kind.__mro__:
-        functions = (inspect.unwrap(value) for value in vars(each).values() if callable(value))
-        if any(code is getattr(function, "__code__", each) for function in functions):
-            return each
+    if code is not None:
+        for each in kind.__mro__:
+            if any(
+                _contains(function.__code__, code) for value in vars(each).values() for function in _functions(value)
+            ):
+                return each
     return None
+
+
+def _functions(value: object) -> Iterator[types.FunctionType]:
+    """Give the functions of which a class has made an attribute: a method, the getter and setter of a property."""
+    parts = [value]
+    if isinstance(value, property):
+        parts = [value.fget, value.fset, value.fdel]
+    elif isinstance(value, functools.cached_property):
+        parts = [value.func]
+    elif isinstance(value, (classmethod, staticmethod)):
+        parts = [value.__func__]
+    for part in parts:
+        function = inspect.unwrap(part) if callable(part) else None
+        if isinstance(function, types.FunctionType):
+            yield function
+
+
+def _contains(outer: types.CodeType, code: types.CodeType) -> bool:
+    """True if code is that of a function, or of a function or comprehension within it."""
+    # The file first: this is asked of each method that a class has.
+    return outer.co_filename == code.co_filename and (
+        outer is code or any(_contains(part, code) for part in outer.co_consts if isinstance(part, types.CodeType))
+    )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from typing import Any
@@ -38,6 +39,8 @@ class PoolOwner(RemoteAttributes):
 
     _remotes: dict[str, Remote]
     """The remotes, by the agent's name; that of a single environment by the empty one."""
+    _copied_names: KnownNames | None = None
+    """What was known of attributes when this copy was made; None: it is no copy."""
     _closed = False
 
     def _own_pool(self, timeout: float) -> None:
@@ -52,7 +55,8 @@ class PoolOwner(RemoteAttributes):
         # What is known of the world goes along: a copy has its spaces before it connects.
         known = {name: (remote.request, remote.info) for name, remote in self._remotes.items()}
         state = {key: value for key, value in self.__dict__.items() if key not in _NOT_COPIED}
-        return {**state, "_parts": (self._pool.timeout, known)}
+        names = copy.deepcopy(self._attribute_names())
+        return {**state, "_copied_names": names, "_parts": (self._pool.timeout, known)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         timeout, known = state["_parts"]
@@ -140,7 +144,7 @@ class PoolOwner(RemoteAttributes):
 
     def _attribute_names(self) -> KnownNames | None:
         # All remotes of one environment have the same; which of them was told last is not known.
-        return next((remote.names for remote in self._remotes.values()), None)
+        return next((remote.names for remote in self._remotes.values()), None) or self._copied_names
 
     def _look(self, name: str) -> Any:
         # Another server than ours, and a viewer's, may have the name and not give it.

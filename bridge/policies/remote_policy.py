@@ -38,11 +38,11 @@ def _of_query(address: Address, timeout: float, tls: TLS | None) -> tuple[float,
                 timeout = float(text)
                 continue
         except ValueError:
-            raise AddressError(address.url, f"timeout={text!r} is no number of seconds", _FORM) from None
+            raise AddressError(address.url, f"the timeout {text!r} is no number of seconds", _FORM) from None
         if name != "tls_ca":
             raise AddressError(address.url, f"{name!r} means nothing to a policy", _FORM)
         if not address.tls:
-            raise AddressError(address.url, "tls_ca= is for URLs with TLS", _FORM)
+            raise AddressError(address.url, "a CA's certificate is for wss:// URLs", _FORM)
         tls = dataclasses.replace(tls or TLS(), ca=text)
     return timeout, tls
 

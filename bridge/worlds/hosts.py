@@ -502,8 +502,15 @@ def _raised_by_setattr(error: AttributeError) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    # The functions that call `setattr`: ours, and Gymnasium's.
-    return trace is not None and trace.tb_frame.f_code.co_name in ("_set", "set_attr", "set_wrapper_attr")
+    if trace is None:
+        return False
+    # The functions that call `setattr`: ours, and Gymnasium's. An environment may have some of these names, too.
+    package = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
+    return package in ("bridge", "gymnasium") and trace.tb_frame.f_code.co_name in (
+        "_set",
+        "set_attr",
+        "set_wrapper_attr",
+    )
 
 
 def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
