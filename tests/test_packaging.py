@@ -199,11 +199,13 @@ BASE = {
     "errors",
     "extras",
     "forks",
+    "image_files",
     "keywords",
     "lazy",
     "logs",
     "pb",
     "progress",
+    "rounds",
     "samples",
     "version",
 }
@@ -217,14 +219,14 @@ DIRECTIONS = {
     "server": BASE | {"encoding", "transport", "worlds"},
     "client": BASE | {"encoding", "transport"},
     "wrappers": BASE | {"client", "encoding", "transport"},
-    "perlert": BASE | {"client", "encoding", "facade", "server", "transport", "watching", "worlds"},
+    "perlert": BASE | {"client", "encoding", "facade", "server", "transport", "worlds"},
     "watching": BASE | {"encoding", "worlds"},
     "recording": BASE | {"adapters", "client", "encoding", "facade", "server", "worlds"},
     "fleet": BASE | {"client", "encoding", "facade", "server", "transport", "worlds"},
     "gateway": BASE | {"client", "encoding", "fleet", "perlert", "server", "transport", "worlds"},
     "dial": BASE | {"client", "server", "transport"},
-    "openenv": BASE | {"client", "encoding", "facade", "server", "transport", "watching", "worlds"},
-    "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
+    "openenv": BASE | {"client", "encoding", "facade", "server", "transport", "worlds"},
+    "testing": BASE | {"client", "encoding", "server", "transport", "worlds"},
 }
 LAZILY = {("client", "perlert"), ("client", "wrappers")}
 LAZILY |= {("client", "openenv"), ("server", "openenv"), ("client", "dial"), ("server", "dial"), ("testing", "dial")}
@@ -285,6 +287,7 @@ def test_imports_point_one_way(name):
         "bridge.perlert.protocol.packet",
         "bridge.perlert.lobby",
         "bridge.perlert.rollout",
+        "bridge.rounds",
         "bridge.watching.match",
     ],
 )
