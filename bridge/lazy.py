@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from bridge.extras import feature
+
 __all__ = ["lazy_names"]
 
 
@@ -22,10 +24,11 @@ def lazy_names(
     """
 
     def get(name: str) -> Any:
-        if name in modules:
-            return importlib.import_module(f"{package}.{name}")
-        if name not in places:
+        if name not in places and name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(places[name]), name)
+        place = places.get(name, f"{package}.{name}")
+        with feature(place.split(".")[1], f"{package}.{name}"):
+            module = importlib.import_module(place)
+        return getattr(module, name) if name in places else module
 
     return get, lambda: sorted({*places, *modules}.difference(absent))

@@ -26,7 +26,7 @@ from bridge.facade.options import GROUPS
 from bridge.facade.process_group import ServerGroup
 from bridge.facade.serve import serve_gym
 from bridge.facade.serve_parallel import serve_parallel
-from bridge.keywords import flat_names
+from bridge.keywords import flat_names, group_classes
 from bridge.server.server import Server
 from bridge.signals import sigterm_as_interrupt
 from bridge.transport.credentials import TOKEN_VARIABLE
@@ -146,7 +146,7 @@ def add_sections(parser: argparse.ArgumentParser, options: Iterable[tuple[str, d
 def sections(flags: Iterable[str]) -> dict[str, list[str]]:
     """Return flags by the title of their section, without sections that are empty."""
     places = {name: title for title, names in _SECTIONS.items() for name in names.split()}
-    for keyword, group in GROUPS.items():
+    for keyword, group in group_classes(GROUPS).items():
         places.update(dict.fromkeys(flat_names(keyword, group), _SECTION_OF_GROUP[keyword]))
     found: dict[str, list[str]] = {title: [] for title in _SECTIONS}
     for flag in flags:
@@ -217,7 +217,7 @@ def _help(keyword: _Keyword, known: Mapping[str, _Keyword]) -> str:
     flags = {other.field: name for name, other in known.items() if other.group == keyword.group and other.field}
     said = {name: name for name, other in known.items() if _plain_type(other.annotation)}
     flags = {name: _flag_of(flat) for name, flat in {**flags, **said}.items()}
-    groups = {group.__name__: flat_names(name, group) for name, group in GROUPS.items()}
+    groups = {group.__name__: flat_names(name, group) for name, group in group_classes(GROUPS).items()}
     fields = {
         f"{title}({field.name}=…)": _flag_of(flat) for title, names in groups.items() for flat, field in names.items()
     }
@@ -260,7 +260,9 @@ def _keywords(function: Callable[..., Any]) -> dict[str, _Keyword]:
 
 def _fields(keyword: str) -> Iterator[tuple[str, _Keyword]]:
     """Give the fields of a dataclass that groups keywords, without those of a client's `TLS`."""
-    group = GROUPS[keyword]
+    group = group_classes(GROUPS).get(keyword)
+    if group is None:  # it is of a feature that this installation lacks
+        return
     texts = _keyword_texts(inspect.getdoc(group) or "")
     for flat, field in flat_names(keyword, group).items():
         if flat not in ("tls_ca", "tls_server_name"):
@@ -273,7 +275,7 @@ def grouped_keywords(keywords: Mapping[str, Any], function: Callable[..., Any]) 
     """Return keywords of the command line as a function takes them: fields in their dataclasses."""
     known = _keywords(function)
     found = {name: value for name, value in keywords.items() if not known[name].group}
-    for keyword, group in GROUPS.items():
+    for keyword, group in group_classes(GROUPS).items():
         fields = {known[name].field: value for name, value in keywords.items() if known[name].group == keyword}
         if keyword == "record" and fields and "folder" not in fields:
             raise SettingError("what is recorded needs a folder: give --record FOLDER too")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from bridge.adapters.named import ActionNames
-from bridge.facade.record import Recording, open_journal, recorded
+from bridge.extras import feature
 from bridge.server.auth import Auth, Security
 from bridge.server.limits import Limits, checked_limits
 from bridge.server.registry import WorldSource
@@ -22,17 +22,22 @@ from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.observers import Observer
 from bridge.worlds.realtime.clocked_world import RealTime
 
+if TYPE_CHECKING:
+    from bridge.recording.record import Recording
+
 __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
 
-GROUPS: dict[str, type] = {
+GROUPS: dict[str, type | str] = {
     "limits": Limits,
     "realtime": RealTime,
-    "record": Recording,
+    "record": "bridge.recording.record:Recording",
     "tls": TLS,
     "auth": Auth,
     "web": Web,
 }
-"""The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs."""
+"""The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
+
+One of a feature is named as `MODULE:CLASS`, and imported where its fields are asked for."""
 
 
 class ServerKeywords(TypedDict, total=False):
@@ -174,7 +179,7 @@ class ServerOptions:
         """
         page, bounds = self.page, bounds or self.bounds
         return Server(
-            recorded(source, open_journal(self.record)),
+            self._recorded(source),
             host=self.host,
             port=self.port,
             limits=bounds,
@@ -186,3 +191,12 @@ class ServerOptions:
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
             observers=(*self.observers, Gallery(bounds.takeover_timeout, bounds.seat_timeout)),
         )
+
+    def _recorded(self, source: WorldSource) -> WorldSource:
+        """Return a source whose worlds are recorded where `record` is given, else the source as it is."""
+        if self.record is None:
+            return source
+        with feature("recording", "record="):
+            from bridge.recording.record import open_journal, recorded
+        made: WorldSource = recorded(source, open_journal(self.record))
+        return made

@@ -17,9 +17,9 @@ from bridge.client.attributes import OwnAttributes
 from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError, UsageError
-from bridge.facade.record import Recording
 from bridge.gymnasium_versions import BatchWrapper
 from bridge.recording.facts import facts_of
+from bridge.recording.record import Recording
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.tape import Tape, size_of
 from bridge.recording.writer import Journal
