@@ -58,8 +58,13 @@ __all__ = [
 ]
 
 # Names that need an extra: without it they are no part of `from bridge import *` and `dir(bridge)`, which would raise
-# ImportError otherwise. Who asks for one by its name is told what to install.
-_NEED = {"Recorder": "pyarrow", "RemoteParallelEnv": "pettingzoo", "make_parallel_remote": "pettingzoo"}
+# ImportError otherwise, as `inspect.getmembers(bridge)` would. Who asks for one by its name is told what to install.
+_NEED = {
+    "Recorder": "pyarrow",
+    "RemoteParallelEnv": "pettingzoo",
+    "make_parallel_remote": "pettingzoo",
+    "recording": "pyarrow",
+}
 _absent = {name for name, package in _NEED.items() if not is_installed(package)}
 
 register_remote()
@@ -93,7 +98,9 @@ _PLACES = {
     "serve_gym": "bridge.facade.serve",
     "serve_parallel": "bridge.facade.serve_parallel",
 }
-_MODULES = ("errors", "perlert", "recording", "testing", "wrappers")
+_MODULES = {name: f"bridge.{name}" for name in ("errors", "perlert", "testing", "wrappers")}
+# The folder alone needs no extra, for `record=`; who asks for the module wants to read recordings.
+_MODULES["recording"] = "bridge.recording.reader"
 
 # Likewise what is of a feature that this installation lacks.
 for _module in _MODULES:

@@ -261,6 +261,15 @@ class PeerError(RemoteError):
 class StartError(BridgeError):
     """The environment that a server makes at its start raised an exception, did not return, or ended its process."""
 
+    def __init__(self, reason: str, traceback: str = "") -> None:
+        super().__init__(reason, traceback)
+        self.reason = reason
+        self.traceback = traceback
+        """The traceback of what was raised, as Python prints it; empty: nothing was raised."""
+
+    def __str__(self) -> str:
+        return self.reason
+
 
 class PacketError(BridgeError, ValueError):
     """A PERLERT datagram, or a field of one, outside of its grammar; the receiver drops it and counts it."""

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.vector import VectorWrapper
+from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
 from bridge.errors import UnsupportedSpaceError
 
-__all__ = ["VERSION", "BatchWrapper", "dict_space", "discrete_space", "graph_space"]
+__all__ = ["VERSION", "BatchWrapper", "SyncLanes", "dict_space", "discrete_space", "graph_space"]
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", gymnasium.__version__)[:3])
 """The installed version: major, minor and patch."""
 
 if TYPE_CHECKING or VERSION >= (1, 4):
     _Base: TypeAlias = VectorWrapper[Any, Any, Any, Any, np.ndarray[Any, Any]]
-else:  # 1.4 made the class generic
-    _Base = VectorWrapper
+    SyncLanes: TypeAlias = SyncVectorEnv[Any, Any]
+else:  # 1.4 made the classes generic
+    _Base, SyncLanes = VectorWrapper, SyncVectorEnv
 
 
 class BatchWrapper(_Base):

@@ -3,6 +3,9 @@
 import dataclasses
 import inspect
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +87,78 @@ def test_credentials_in_the_printed_lines_hide_the_token(monkeypatch: pytest.Mon
     monkeypatch.delenv("BRIDGE_TOKEN")
     assert client_credentials({}) == {}
     assert client_credentials({"token": "secret" * 6}) == {"token": "…"}
+
+
+MINE = """
+import gymnasium
+
+class Arm(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.model = self.load()
+
+    def load(self):
+        try:
+            return {}["model"]
+        except KeyError as error:
+            raise RuntimeError("no\\x1b[2Jmodel") from error
+
+class Eyeless(Arm):
+    load = dict
+    observation_space = property(lambda self: look())
+
+def look():
+    raise OSError("no camera")
+
+gymnasium.register("Arm-v0", entry_point=Arm)
+"""
+BROKEN = """
+def table():
+    return 1 / 0
+
+TABLE = table()
+"""
+
+
+@pytest.mark.parametrize(
+    "more", [[], ["--isolation", "process"], ["--num-envs", "2"], ["--fps", "10"], ["--perlert", "0"]]
+)
+@pytest.mark.parametrize(
+    ("name", "functions", "error"),
+    [
+        ("Arm", ["__init__", "load"], "RuntimeError"),
+        ("Arm-v0", ["__init__", "load"], "RuntimeError"),
+        ("Eyeless", ["look"], "OSError"),
+    ],
+)
+def test_the_console_says_where_an_environment_failed_while_it_was_made(
+    name: str, functions: list[str], error: str, more: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    command = [sys.executable, "-m", "bridge", "serve", f"mine:{name}", *more]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    *traceback, last = done.stderr.splitlines()
+    assert last.startswith("bridge: ")
+    assert f"the environment raised {error} in its construction: no" in last
+    places = [re.search(r"mine\.py\", line \d+, in (\w+)$", line) for line in traceback]
+    assert {match[1] for match in places if match} >= set(functions)
+    assert "\x1b" not in done.stderr
+    assert "Fix the environment" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["serve", "broken_1:Arm"], ["policy", "broken_1:act"]])
+def test_the_console_says_where_a_module_failed(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_1.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(command) == 1
+    *traceback, last = capsys.readouterr().err.splitlines()
+    assert last == f"bridge: cannot import the module of {command[1]!r}: it raised ZeroDivisionError: division by zero"
+    assert [line.split(", ")[1:] for line in traceback if "File" in line] == [
+        ["line 5", "in <module>"],
+        ["line 3", "in table"],
+    ]

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 import bridge
-from bridge import Limits, make_remote, make_vec_remote, serve_gym
+from bridge import Limits, Recorder, make_remote, make_vec_remote, serve_gym
+from bridge.recording.reader import read_folder
 from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset
 from tests.inside import set_client_clock
@@ -33,9 +34,6 @@ MAY_NAME_THE_DATE = {
     "cli/top.py",
     "fleet/top.py",
     "perlert/server.py",
-    "recording/facts.py",
-    "recording/recorder.py",
-    "recording/tape.py",
     "recording/writer.py",
     "transport/certificates.py",
     "transport/tls.py",
@@ -118,6 +116,34 @@ def test_a_date_that_jumps_moves_no_frame_of_a_world_in_real_time(jumps: list[in
         assert seen == sorted(seen)
         assert seen[-1] < 200 * 30  # an hour has 720 000 frames
         env.close()
+    assert jumps[0]
+
+
+@pytest.mark.parametrize("fps", [None, 200.0])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_date_that_jumps_leaves_the_durations_and_the_order_of_recorded_episodes(
+    jumps: list[int], tmp_path: Path, lanes: int, fps: float | None
+) -> None:
+    began = time.monotonic()
+    with serve_gym(lambda: CountingEnv(3), fps=fps, num_envs=lanes, record=tmp_path / "server") as server:
+        envs = Recorder(BlockingReset(make_vec_remote([server.url] * 2)), tmp_path / "client")
+        for seed in range(4):
+            time.time()
+            envs.reset(seed=10 * seed)
+            for _ in range(3):
+                time.time()
+                envs.step(np.zeros(envs.num_envs, np.int64))
+        envs.close()
+    most = time.monotonic() - began
+    for folder in (tmp_path / "server", tmp_path / "client"):
+        episodes = read_folder(folder).episodes()
+        assert len(episodes) >= 8
+        assert all(0 <= episode.seconds <= most for episode in episodes)
+        assert episodes[-1].started - episodes[0].started <= most
+        seeds = [episode.seed // 10 for episode in episodes if episode.seed is not None]
+        assert seeds == sorted(seeds)
+        for stream in read_folder(folder).streams:
+            assert (np.diff(stream.column("time")) >= 0).all()
     assert jumps[0]
 
 

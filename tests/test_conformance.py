@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from dm_env_rpc.v1.extensions import properties_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,6 +136,80 @@ def test_a_property_that_cannot_be_read_yet_may_say_so():
     with PatientServer() as server:
         report = check_server(server.url, only=["D-18"], strict=True)
     assert report.ok, str(report)
+
+
+# One cause is told once.
+
+
+def failures_of(server, only=()):
+    """Return the names of the checks that fail, and the lines of the report below D-18."""
+    report = check_server(server.url, steps=50, timeout=5.0, only=only)
+    return [f"{result.requirement} {result.name}" for result in report.failures], report
+
+
+class SaysLittle(PublicServer):
+    """Answers every extension with one error that is not UNIMPLEMENTED, and says nothing of it."""
+
+    def on_extension(self, agent, request):
+        raise Refused(codes.INTERNAL, "Unhandled message: extension")
+
+
+@pytest.mark.parametrize(
+    ("make", "lawful"),
+    [
+        (lambda: PublicServer(properties=False), True),
+        (lambda: PublicServer(properties=False, faults={"error_code_ok"}), True),  # as dm_env_rpc's own example
+        (lambda: PublicServer(properties=False, faults={"error_without_message"}), True),
+        (SaysLittle, True),
+        (lambda: PublicServer(properties=False, faults={"extension_ends_stream"}), False),
+    ],
+    ids=["unimplemented", "code 0", "no message", "internal", "ends the stream"],
+)
+def test_a_server_without_properties_is_told_once_that_it_has_none(make, lawful):
+    # D-18
+    with make() as server:
+        failures, report = failures_of(server, ["D-18"])
+    (line,) = [line for line in str(report).splitlines() if "skipped: " in line and "checks: " in line]
+    if lawful:
+        assert not failures, str(report)
+        assert "skipped: 6 checks: the server has no properties: " in line
+    else:
+        # Once that listing ends the stream, and once that an unknown extension does.
+        assert len(failures) == 2, str(report)
+        assert "skipped: 5 checks: the properties of the root are not listed, as the first check of D-18 tells" in line
+
+
+class NoRoot(PublicServer):
+    """Has properties, and a root that cannot be listed."""
+
+    def on_extension(self, agent, request):
+        message = properties_pb2.PropertyRequest()
+        if request.Unpack(message) and message.WhichOneof("payload") == "list_property":
+            raise Refused(codes.UNKNOWN, "the list is lost")
+        return super().on_extension(agent, request)
+
+
+def test_a_root_that_cannot_be_listed_is_one_failure():
+    # D-18
+    with NoRoot() as server:
+        failures, report = failures_of(server, ["D-18"])
+    assert failures == ['D-18 properties are a tree with unique keys, listed from the root ""'], str(report)
+    assert 'expected the properties of the root, key "", got the error UNKNOWN' in report.failures[0].reason
+
+
+def test_worlds_that_only_their_creator_can_join_are_one_failure():
+    with PublicServer(faults={"join_only_by_creator"}, default_world=False, properties=False) as server:
+        failures, report = failures_of(server)
+    assert failures == ["D-3 a world created on one connection can be joined from another"], str(report)
+    told = [result for result in report.results if "for the connection alone that created it" in result.reason]
+    assert [result.requirement for result in told] == ["D-15", "D-15", "D-15", "D-16", "D-22"]
+    assert all(result.status is Status.SKIPPED for result in told)
+
+
+def test_a_second_join_that_succeeds_is_one_failure():
+    with PublicServer(faults={"join_twice"}, properties=False) as server:
+        failures, report = failures_of(server, [name for name in REQUIREMENTS if name != "D-15"])
+    assert failures == ["D-6 joining twice on one connection is an error"], str(report)
 
 
 # Nothing hangs, nothing stays behind.

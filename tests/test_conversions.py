@@ -354,6 +354,131 @@ def test_a_step_of_four_values_is_told_what_a_step_gives(lanes):
         envs.close()
 
 
+class OldInnerInterface(gymnasium.Wrapper):
+    """A wrapper of Gymnasium around an environment that returns four values."""
+
+    def __init__(self):
+        super().__init__(gymnasium.wrappers.TimeLimit(OldInterface(), 5))
+
+
+FORM = "step() (observation, reward, terminated, truncated, info)"
+
+
+@ISOLATION
+@pytest.mark.parametrize("make", [OldInterface, OldInnerInterface])
+def test_a_single_environment_whose_step_gives_four_values_is_told_what_a_step_gives(make, isolation):
+    with serve_gym(make, isolation=isolation) as server, make_remote(server.url) as remote:
+        remote.reset()
+        with pytest.raises(EnvironmentFailedError, match="ValueError in step: not enough values to unpack") as caught:
+            remote.step(0)
+        assert FORM in str(caught.value)
+
+
+@ISOLATION
+def test_a_reset_that_gives_no_info_is_told_what_a_reset_gives(isolation):
+    class OldReset(Scripted):
+        def reset(self, *, seed=None, options=None):
+            return 0
+
+    with (
+        serve_gym(OldReset, isolation=isolation) as server,
+        make_remote(server.url) as remote,
+        pytest.raises(EnvironmentFailedError, match=r"reset\(\) gives \(observation, info\)"),
+    ):
+        remote.reset()
+
+
+class OwnErrors(Scripted):
+    """Fails in its own code, in ways that look like a wrong form of its results or of its rewards."""
+
+    failures = (
+        lambda self: self.raises("cannot unpack the level"),
+        lambda self: self.pair(5),
+        lambda self: self.pair((1, 2, 3)),
+        lambda self: self.lanes().step([0]),  # zip() argument 2 is longer than argument 1
+        lambda self: self.lanes(OldInterface).step([0, 0]),
+        lambda self: self.lanes(Team).step([0, 0]),
+    )
+
+    def raises(self, text):
+        raise ValueError(text)
+
+    def pair(self, value):
+        _one, _other = value
+
+    def lanes(self, kind=Scripted):
+        envs = gymnasium.vector.SyncVectorEnv([kind] * 2)
+        envs.reset()
+        return envs
+
+    def step(self, action):
+        if action:
+            self.failures[self.failure](self)
+        return super().step(action)
+
+    def fail(self, failure):
+        self.failures[failure](self)
+
+    failure = 0
+
+
+@pytest.mark.parametrize("failure", range(6))
+def test_an_error_of_a_single_environments_own_code_names_neither_rewards_nor_a_form(failure):
+    with serve_gym(OwnErrors) as server, make_remote(server.url) as remote:
+        remote.reset()
+        remote.set_wrapper_attr("failure", failure)
+        with pytest.raises(EnvironmentFailedError) as in_step:
+            remote.step(1)
+        with pytest.raises(EnvironmentFailedError) as in_call:
+            remote.call("fail", failure)
+    for caught, where in ((in_step, "step"), (in_call, "call of fail")):
+        assert f"Error in {where}: " in str(caught.value)
+        assert "expected a number as" not in str(caught.value)
+        assert "LinearReward" not in str(caught.value)
+        # An environment that steps others of four values is told the form of these.
+        assert (FORM in str(caught.value)) is (failure == 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failure", range(4))
+def test_an_error_of_an_async_lanes_own_code_names_neither_rewards_nor_a_form(failure):
+    with (
+        serve_gym(OwnErrors, num_envs=2, vectorization_mode="async") as server,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # Gymnasium's own remarks about the lane
+        envs = BlockingReset(make_vec_remote(server.url))
+        envs.reset()
+        envs.set_attr("failure", failure)
+        error = envs.step(np.array([0, 1]))[4]["error"][0]
+        envs.close()
+    assert "Error in step: " in error
+    assert "expected a number as" not in error
+    assert FORM not in error
+
+
+def test_a_text_as_a_reward_of_lanes_that_step_together_is_named_as_a_reward():
+    class Texts(gymnasium.vector.VectorEnv):
+        num_envs = 2
+        single_observation_space = spaces.Discrete(2)
+        observation_space = spaces.MultiDiscrete([2, 2])
+        single_action_space = spaces.Discrete(2)
+        action_space = spaces.MultiDiscrete([2, 2])
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.int64), {}
+
+        def step(self, actions):
+            return np.zeros(2, np.int64), ["good", "bad"], np.zeros(2, np.bool_), np.zeros(2, np.bool_), {}
+
+    with serve_gym(Texts) as server:
+        envs = BlockingReset(make_vec_remote(server.url), autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+        envs.reset()
+        error = envs.step(np.zeros(2, np.int64))[4]["error"][0]
+        envs.close()
+    assert "expected a number as the reward of each lane, got ['good', 'bad']" in error
+
+
 def test_a_reward_of_several_numbers_is_shown():
     with serve_gym(Team) as server, make_remote(server.url) as remote:
         remote.reset()

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import serve_gym
+from bridge import TLS, serve_gym
+from bridge.cli import main
 from bridge.client.endpoints import FileDirectory
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
+from bridge.testing import make_certificates
 from tests.support import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -329,6 +331,45 @@ def test_the_command_evaluates_compares_and_records(tmp_path, expected):
     listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     recorded = {item["seed"]: item["return"] for item in map(json.loads, listed) if not item["incomplete"]}
     assert [recorded[5 + number] for number in range(EPISODES)] == expected
+
+
+def certificates(folder):
+    made = make_certificates(folder)
+    return TLS(certificate=made["server.pem"], key=made["server.key"]), made["ca.pem"]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_command_trusts_the_ca_for_policies_too(both, tmp_path, capsys):
+    own, ca = certificates(tmp_path)
+    with serve_gym("CartPole-v1", tls=own if both else None) as server, serve_policy(worse, tls=own) as policies:
+        assert policies.url.startswith("wss://")
+        command = ["evaluate", server.url, "--episodes", "1", "--json"]
+        assert main([*command, "--policy", policies.url, "--tls-ca", str(ca)]) == 0
+        assert main([*command, "--compare", policies.url, policies.url, "--tls-ca", str(ca)]) == 0
+        if not both:
+            assert main([*command, "--policy", f"{policies.url}?tls_ca={ca}"]) == 0
+            capsys.readouterr()
+            with serve_policy(worse) as plain:
+                assert main([*command, "--policy", plain.url, "--tls-ca", str(ca)]) == 2
+            assert "for URLs with TLS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["--timeout", "URL"])
+def test_the_timeout_of_the_command_is_the_policys_too(place, capsys):
+    answering = threading.Event()
+
+    def late(observations):
+        assert answering.wait(60)
+        return worse(observations)
+
+    with serve_gym("CartPole-v1") as server, serve_policy(late) as policies:
+        query, option = ("?timeout=0.4", []) if place == "URL" else ("", ["--timeout", "0.4"])
+        command = ["evaluate", server.url, "--episodes", "1", "--policy", policies.url + query, *option]
+        try:
+            assert main(command) == 1
+        finally:
+            answering.set()
+    assert "0.4 s" in capsys.readouterr().err
 
 
 class Shown(gymnasium.Env):

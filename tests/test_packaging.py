@@ -593,6 +593,43 @@ except ImportError as error:
 """
 
 
+WITHOUT = """
+import importlib, inspect, pydoc, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for name in ("bridge", "bridge.perlert", "bridge.testing", "bridge.wrappers", "bridge.dial", "bridge.gateway"):
+    package = importlib.import_module(name)
+    exec(f"from {name} import *")
+    assert set(dict(inspect.getmembers(package))) == set(dir(package))
+    assert pydoc.render_doc(package)
+import bridge
+try:
+    bridge.recording
+except ImportError as error:
+    print("recording" in dir(bridge), error)
+"""
+EXTRAS = ["pyarrow", "pettingzoo", "cryptography", "websockets", "msgpack", "av", "pygame", "minari", "ray"]
+EXTRAS += ["stable_baselines3", "torch", "jax", "pandas", "zstandard", "PIL", "prometheus_client", "grpc_health"]
+
+
+@pytest.mark.parametrize("absent", [["pyarrow"], EXTRAS])
+def test_without_extras_tools_that_ask_for_every_name_of_a_package_get_those_that_there_are(absent):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT, *absent],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("False recordings need pyarrow: pip install")
+
+
 def test_without_pettingzoo_a_star_import_and_the_members_of_the_package_are_those_that_there_are():
     done = subprocess.run(
         [sys.executable, "-c", NO_PETTINGZOO], capture_output=True, text=True, timeout=60, check=False

@@ -220,6 +220,15 @@ def test_what_cannot_be_meant_is_refused():
         with pytest.raises(AddressError, match=r"served over WebSocket\. Expected ws://HOST:PORT") as caught:
             RemotePolicy(url)
         assert "grpc://HOST" not in str(caught.value)
+    for query, text in (
+        ("timeout=soon", "timeout='soon' is no number of seconds"),
+        ("tls_ca=ca.pem", "tls_ca= is for URLs with TLS"),
+        ("horizon=3", "'horizon' means nothing to a policy"),
+    ):
+        with pytest.raises(AddressError, match=rf"{text}\. Expected ws://HOST:PORT or wss://HOST:PORT, optionally"):
+            RemotePolicy(f"ws://localhost:1?{query}")
+    with pytest.raises(SettingError, match="expected timeout to be a positive number of seconds"):
+        RemotePolicy("ws://localhost:1?timeout=-1")
     with pytest.raises(SettingError, match="expected execution_horizon to be a positive integer, got 0"):
         RemotePolicy("ws://localhost:1", execution_horizon=0)
     with pytest.raises(SettingError, match="expected timeout to be a positive number of seconds"):

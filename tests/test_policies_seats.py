@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import make_remote, serve_gym, serve_parallel
+from bridge import TLS, make_remote, serve_gym, serve_parallel
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import SettingError
+from bridge.errors import EnvironmentFailedError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert import PerlertEnv, serve_perlert
 from bridge.policies import RemotePolicy, evaluate, serve_policy
+from bridge.testing import make_certificates
 from tests.parallel_envs import Relay
 from tests.peers import Stream
 from tests.policy_peers import answered
@@ -65,6 +68,28 @@ def test_a_policy_server_that_is_gone_is_named_and_the_world_goes_on_with_it_bac
             env.reset()
             assert answered(lambda: env.step(action)[1] >= 2.0)
         env.close()
+
+
+def test_the_url_of_a_policy_in_a_seat_says_the_ca_and_how_long_its_answers_may_take(tmp_path):
+    made = make_certificates(tmp_path)
+    own, answering = TLS(certificate=made["server.pem"], key=made["server.key"]), threading.Event()
+
+    def late(observations):
+        assert answering.wait(60)
+        return np.full(len(observations), 2)
+
+    with serve_policy(late, tls=own) as policies:
+        url = f"{policies.url}?tls_ca={made['ca.pem']}&timeout=0.3"
+        with serve_parallel(relay, fps=50, agents={"ann": url}) as server:
+            env = make_remote(f"{server.url}?world=", agent="bob")
+            env.reset()
+            action = {"run": 0, "lean": np.zeros(2, np.float32)}
+            with pytest.raises(EnvironmentFailedError, match=r"no answer of the policy within 0\.3 s"):
+                answered(lambda: env.step(action) is None)
+            answering.set()
+            env.reset()
+            assert answered(lambda: env.step(action)[1] >= 2.0)
+            env.close()
 
 
 def test_the_url_of_another_kind_is_refused_at_the_start():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,8 +157,10 @@ def test_an_environment_that_fails_at_the_start_ends_all_processes_and_is_raised
     server = serve_gym(Tallied, env_kwargs=kwargs, processes=2, start=False)
     assert isinstance(server, ServerGroup)
     pids = server.pids
-    with pytest.raises(StartError, match=r"^Tallied: the environment raised RuntimeError in its constr.*: the motor"):
+    text = r"^Tallied: the environment raised RuntimeError in its constr.*: the motor"
+    with pytest.raises(StartError, match=text) as caught:
         server.run(started=lambda: None)
+    assert re.search(r'test_process_group\.py", line \d+, in __init__\n', caught.value.traceback)
     assert gone(pids)
 
 

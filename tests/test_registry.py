@@ -2,17 +2,19 @@
 
 import contextlib
 import threading
+from functools import partial
 
 import pytest
 from gymnasium import spaces
 
-from bridge import Limits, Observer, __version__, make_remote, serve_gym
+from bridge import Limits, Observer, __version__, make_remote, make_vec_remote, serve_gym
 from bridge.encoding import values
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, RequestError, SettingError
 from bridge.testing import CountingEnv
 from tests.inside import lock_of_environments
-from tests.support import Later, direct_registry, gym_source
+from tests.parallel_envs import NAMES, Relay
+from tests.support import Later, direct_registry, gym_source, parallel_source
 
 
 class StubbornEnv(CountingEnv):
@@ -33,9 +35,9 @@ def make(factory=CountingEnv, observers=(), **limits):
     return direct_registry(gym_source(build), Limits(**limits), observers=observers), envs
 
 
-def refusal(function, *args):
+def refusal(function, *args, **keywords):
     with pytest.raises(RequestError) as caught:
-        function(*args)
+        function(*args, **keywords)
     return caught.value
 
 
@@ -63,17 +65,87 @@ def test_the_default_world_is_made_when_it_is_first_asked_for_and_only_once():
     assert registry.names == [""]
 
 
-def test_worlds_beyond_the_limit_are_refused_by_its_name_and_the_default_one_is_apart():
+def test_worlds_beyond_the_limit_are_refused_by_its_name_and_the_default_one_counts_while_somebody_plays():
     # D-2
     registry, envs = make(max_worlds=2)
-    registry.find_world("")
+    default = registry.find_world("")
     first, _ = (registry.create_world({}, object()) for _ in range(2))
     error = refusal(registry.create_world, {}, object())
     assert error.code == Code.RESOURCE_EXHAUSTED
     assert "max_worlds=2" in error.message
     assert len(envs) == 3
+    joining = refusal(registry.admit, default, {}, ours=True)
+    assert (joining.code, joining.message, default.agents) == (error.code, error.message, 0)
     registry.destroy_world(first)
+    agent = registry.admit(default, {}, ours=True)
+    assert refusal(registry.create_world, {}, object()).message == error.message
+    assert not registry.has_room
+    agent.leave()
     registry.create_world({}, object())
+
+
+def test_the_default_world_is_not_even_made_where_others_are_as_many_as_there_may_be():
+    # There may be but one robot.
+    registry, envs = make(max_worlds=1)
+    name = registry.create_world({}, object())
+    assert "max_worlds=1" in refusal(registry.find_world, "").message
+    assert len(envs) == 1
+    registry.destroy_world(name)
+    assert registry.find_world("").alive
+
+
+def test_who_only_watches_takes_no_place():
+    registry = direct_registry(gym_source(CountingEnv, fps=20.0), Limits(max_worlds=1))
+    default = registry.find_world("")
+    registry.create_world({}, object())
+    watcher = registry.admit(default, {"role": pack_tensor("spectator")}, ours=True)
+    assert "max_worlds=1" in refusal(registry.admit, default, {}, ours=True).message
+    assert default.agents == 1
+    watcher.leave()
+    registry.close()
+
+
+def test_several_players_of_the_default_world_are_one_world():
+    registry = direct_registry(parallel_source(Relay), Limits(max_worlds=1))
+    default = registry.find_world("")
+    agents = [registry.admit(default, {}, ours=True) for _ in NAMES]
+    assert "max_worlds=1" in refusal(registry.create_world, {}, object()).message
+    for agent in agents:
+        agent.leave()
+    registry.close()
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_a_server_has_as_many_clients_as_max_worlds_says(num_envs):
+    limits = Limits(max_worlds=2)
+    with serve_gym("CartPole-v1", limits=limits) as server:
+        if num_envs > 2:
+            with pytest.raises(RefusedError, match="this server has max_worlds=2 worlds in use"):
+                make_vec_remote(server.url, num_envs=num_envs)
+            return
+        with contextlib.closing(make_vec_remote(server.url, num_envs=num_envs)):
+            others = [make_remote(server.url) for _ in range(2 - num_envs)]
+            with pytest.raises(RefusedError) as caught:
+                make_remote(server.url)
+            assert "this server has max_worlds=2 worlds in use" in caught.value.reason
+            assert "close an environment of yours, wait until another client leaves" in caught.value.reason
+            assert "world ''" not in caught.value.reason
+            for other in others:
+                other.close()
+
+
+@pytest.mark.parametrize("serve", [partial(serve_gym, CountingEnv), partial(serve_gym, CountingEnv, fps=20.0)])
+def test_who_wants_a_world_of_its_own_is_told_why_there_is_none(serve):
+    """The default world, of which the user never heard, is tried in its place, and is taken."""
+    with (
+        serve(limits=Limits(max_worlds=1)) as server,
+        contextlib.closing(make_remote(f"{server.url}?world=")),
+        pytest.raises(RefusedError) as caught,
+    ):
+        make_remote(server.url)
+    assert caught.value.code == Code.RESOURCE_EXHAUSTED
+    assert caught.value.reason.startswith("this server has max_worlds=1 worlds in use")
+    assert "Nor is there room in its default world: the default world " in caught.value.reason
 
 
 def test_a_world_that_could_not_be_made_takes_no_place():

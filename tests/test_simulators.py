@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -326,3 +327,221 @@ def test_a_reward_space_that_is_no_box_is_refused() -> None:
         pytest.raises(errors.RemoteError, match=r"expected the reward_space to be a Box, got Discrete\(3\)"),
     ):
         make_remote(server.url)
+
+
+class PlainLanes(IsaacDouble):
+    """A `gymnasium.Env` of several environments, as Isaac Lab's, with arrays as observations and a picture of all."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    render_mode = "rgb_array"
+
+    def __init__(self, num_envs: int = 2) -> None:
+        super().__init__(num_envs)
+        self.single_observation_space = self.single_observation_space["policy"]  # type: ignore[index]
+        self.observation_space = self.observation_space["policy"]  # type: ignore[index]
+
+    def _observation(self) -> Any:
+        return self.physics.place.copy()
+
+    def render(self) -> Any:
+        return np.full((4, 5, 3), 9, np.uint8)
+
+
+@pytest.fixture
+def batched_id() -> Iterator[str]:
+    """The id of a simulator that was registered as if it were one environment, with a time limit."""
+    gymnasium.register("bridge-tests/Batched-v0", entry_point=PlainLanes, max_episode_steps=6)
+    yield "bridge-tests/Batched-v0"
+    del gymnasium.registry["bridge-tests/Batched-v0"]
+
+
+def refusal_of(make: Any, **options: Any) -> str:
+    """Return what a client is told that joins a server of an environment which cannot be served."""
+    with serve_gym(make, **options) as server, pytest.raises(errors.RefusedError) as caught:
+        make_vec_remote(server.url)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_time_limit_around_a_simulator_is_refused(lanes: int, batched_id: str) -> None:
+    refusal = refusal_of(lambda: gymnasium.make(batched_id, num_envs=lanes))
+    assert "TimeLimit<OrderEnforcing<" in refusal
+    assert "register it without max_episode_steps, or make it with max_episode_steps=-1" in refusal
+    assert refusal_of(batched_id, env_kwargs={"num_envs": lanes}).count("max_episode_steps") == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*gives no final observation:RuntimeWarning", "ignore:.*WARN.*")
+def test_a_simulator_whose_time_limit_is_left_out_plays_as_without_a_server(batched_id: str) -> None:
+    kwargs = {"num_envs": 3, "max_episode_steps": -1}
+    with serve_gym(batched_id, env_kwargs=kwargs) as server:
+        assert play_wrapped_beside(server, gymnasium.make(batched_id, **kwargs)) > 5
+
+
+class LimitOfOne(gymnasium.wrappers.TimeLimit):
+    """Derives from Gymnasium's, and calls its `step`."""
+
+    def step(self, action: Any) -> Any:
+        *told, info = super().step(action)
+        return *told, {**info, "steps": 1}
+
+
+class ShortLimit(gymnasium.wrappers.TimeLimit):
+    """Derives from Gymnasium's, and has its `step`."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env, 3)
+
+
+class LimitOfEach(gymnasium.wrappers.TimeLimit):
+    """Derives from Gymnasium's, but counts the steps of each environment."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env, 6)
+        self.ages = np.zeros(env.num_envs, np.int64)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.ages += 1
+        truncated = truncated | (self.ages >= 6)
+        self.ages[terminated | truncated] = 0
+        return observation, reward, terminated, truncated, info
+
+
+WRAPPERS_OF_ONE: dict[str, Any] = {
+    "Autoreset": (),
+    "DelayObservation": (2,),
+    "FrameStackObservation": (2,),  # of two environments, its observations have the shape of a batch
+    "MaxAndSkipObservation": (4,),
+    "NormalizeReward": (),
+    "RecordEpisodeStatistics": (),
+    "RepeatAction": (2,),
+    "StickyAction": (0.5,),
+    "TimeLimit": (6,),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS_OF_ONE)
+def test_a_wrapper_that_counts_or_keeps_something_for_one_environment_is_refused(name: str) -> None:
+    wrapper = getattr(gymnasium.wrappers, name, None)
+    if wrapper is None:
+        pytest.skip(f"this Gymnasium has no {name}")
+    assert f"{name} is for one: it" in refusal_of(lambda: wrapper(PlainLanes(2), *WRAPPERS_OF_ONE[name]))
+    # Also below a harmless one, and where another adds its own.
+    outer = gymnasium.wrappers.OrderEnforcing
+    assert f"{name} is for one: it" in refusal_of(lambda: outer(wrapper(PlainLanes(1), *WRAPPERS_OF_ONE[name])))
+
+
+@pytest.mark.parametrize("wrapper", [ShortLimit, lambda env: LimitOfOne(env, 6)])
+def test_a_wrapper_that_derives_from_one_of_those_is_refused(wrapper: Any) -> None:
+    assert "max_episode_steps" in refusal_of(lambda: wrapper(PlainLanes()))
+
+
+def play_wrapped_beside(served: Any, local: Any, steps: int = 60) -> int:
+    """As `play_beside`, for a simulator in wrappers that do not tell how many environments it has."""
+    envs = BlockingReset(make_vec_remote(served.url), autoreset_mode=AutoresetMode.SAME_STEP)
+    ends = 0
+    try:
+        assert envs.action_space == local.action_space
+        assert envs.observation_space == local.observation_space
+        envs.action_space.seed(3)
+        assert_identical(envs.reset(seed=5)[0], local.reset(seed=5)[0])
+        for _ in range(steps):
+            actions = envs.action_space.sample()
+            *told, _ = envs.step(actions)
+            observation, reward, *flags, _ = local.step(actions)
+            assert_identical(told, [observation, np.asarray(reward, np.float64), *flags])
+            ends += int((flags[0] | flags[1]).sum())
+    finally:
+        envs.close()
+        local.close()
+    return ends
+
+
+HARMLESS: dict[str, Any] = {
+    "OrderEnforcing": gymnasium.wrappers.OrderEnforcing,
+    "PassiveEnvChecker": gymnasium.wrappers.PassiveEnvChecker,
+    "TransformReward": lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: reward * 2),
+    "ClipReward": lambda env: gymnasium.wrappers.ClipReward(env, -0.5, 0.5),
+    "NormalizeObservation": gymnasium.wrappers.NormalizeObservation,
+    "DtypeObservation": lambda env: gymnasium.wrappers.DtypeObservation(env, np.float64),
+    "ClipAction": gymnasium.wrappers.ClipAction,
+    "RescaleAction": lambda env: gymnasium.wrappers.RescaleAction(env, np.float32(-3), np.float32(3)),
+    "RenderCollection": gymnasium.wrappers.RenderCollection,
+    "LimitOfEach": LimitOfEach,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*gives no final observation:RuntimeWarning", "ignore:.*WARN.*")
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_wrapper_that_does_the_same_for_each_environment_plays_as_without_a_server(name: str) -> None:
+    def make() -> Any:
+        return HARMLESS[name](PlainLanes(3))
+
+    with serve_gym(make) as server:
+        assert play_wrapped_beside(server, make()) > 5
+
+
+@pytest.mark.filterwarnings("ignore:.*gives no final observation:RuntimeWarning")
+def test_a_part_of_the_observations_of_a_simulator_is_served() -> None:
+    class Poses(gymnasium.ObservationWrapper[Any, Any, Any]):
+        """Adds a part to each environment's observation, and knows the space of all of them alone."""
+
+        def __init__(self, env: Any) -> None:
+            super().__init__(env)
+            more = spaces.Box(0, 1, (3, 2), np.uint8)
+            self.observation_space = spaces.Dict({**env.observation_space.spaces, "more": more})
+
+        def observation(self, observation: Any) -> Any:
+            return {**observation, "more": np.ones((3, 2), np.uint8)}
+
+    with serve_gym(lambda: Poses(IsaacDouble(3))) as server:
+        assert play_wrapped_beside(server, Poses(IsaacDouble(3))) > 5
+
+
+def test_a_wrapper_that_mixes_the_observations_of_all_environments_is_refused() -> None:
+    refusal = refusal_of(lambda: gymnasium.wrappers.FlattenObservation(PlainLanes(2)))
+    assert "changes the observation_space to Box(-inf, inf, (6,), float32)" in refusal
+    assert "give the wrapper a single_observation_space, or leave it out" in refusal
+
+
+@pytest.mark.filterwarnings("ignore:.*gives no final observation:RuntimeWarning")
+@pytest.mark.parametrize("flag", [True, np.True_, np.ones(1, np.bool_)], ids=["bool", "numpy", "array of one"])
+def test_one_flag_for_all_environments_is_no_end_of_each(flag: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Limit(gymnasium.Wrapper[Any, Any, Any, Any]):
+        """A time limit of a user's own, for one environment."""
+
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            self.steps += 1
+            return observation, reward, terminated, flag if self.steps >= 3 else truncated, info
+
+    with serve_gym(lambda: Limit(PlainLanes(2))) as server:
+        envs = BlockingReset(make_vec_remote(server.url), autoreset_mode=AutoresetMode.SAME_STEP)
+        envs.reset(seed=0)
+        for _ in range(2):
+            assert not envs.step(envs.action_space.sample())[3].any()
+        envs.step(envs.action_space.sample())
+        envs.close()
+    assert "expected truncated as an array of shape (2,) from Limit<PlainLanes>" in caplog.text
+
+
+def test_num_envs_of_an_environment_that_steps_several_itself_says_how_to_give_it(batched_id: str) -> None:
+    refusal = refusal_of(batched_id, num_envs=2)
+    assert "which steps several at once itself: leave num_envs out" in refusal
+    assert "env_kwargs={'num_envs': 4}" in refusal
+
+
+@pytest.mark.filterwarnings("ignore:.*missing AutoresetMode")
+def test_vector_wrappers_around_a_simulators_vector_entry_point_go_on() -> None:
+    def entry_point(num_envs: int, **kwargs: Any) -> Any:
+        """Make one, as `gymnasium.make_vec` does, which gives it the time limit."""
+        return gymnasium.wrappers.vector.TransformReward(ManiSkillDouble(num_envs), lambda rewards: rewards * 2)
+
+    gymnasium.register("bridge-tests/Vector-v0", vector_entry_point=entry_point, max_episode_steps=50)
+    try:
+        with serve_gym("bridge-tests/Vector-v0", num_envs=3, vectorization_mode="vector_entry_point") as server:
+            assert play_wrapped_beside(server, entry_point(3)) > 5
+    finally:
+        del gymnasium.registry["bridge-tests/Vector-v0"]

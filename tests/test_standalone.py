@@ -612,6 +612,33 @@ def test_two_clients_play_at_a_time_and_one_that_is_gone_leaves_its_place():
         second.close()
 
 
+@pytest.mark.parametrize("url", ["", "?world="])
+def test_as_many_clients_play_as_max_worlds_says_the_one_in_the_default_world_included(url):
+    with standalone("CartPole-v1", "--max-worlds", "1") as server:
+        with make_remote(server.url + url) as first:
+            first.reset(seed=0)
+            for other in ("", "?num_envs=2"):
+                with pytest.raises(RefusedError) as caught:
+                    make_remote(server.url + other)
+                assert "this server has max_worlds=1 worlds in use: close one of your env" in caught.value.reason
+                assert "world ''" not in caught.value.reason
+            with pytest.raises(RefusedError, match=r"full|max_worlds=1"):
+                make_remote(f"{server.url}?world=")
+            with pytest.raises(RefusedError, match="there is no world 'nope'"):
+                make_remote(f"{server.url}?world=nope")
+        with make_remote(f"{server.url}?world=") as second:
+            second.reset(seed=0)
+        with pytest.raises(RefusedError, match="max_worlds=1"):
+            make_vec_remote(server.url, num_envs=2)
+
+
+def test_without_worlds_of_their_own_clients_join_the_default_one():
+    with standalone("CartPole-v1", "--max-worlds", "0") as server, make_remote(server.url) as first:
+        first.reset(seed=0)
+        with pytest.raises(RefusedError, match=r"max_worlds=0.*Nor is there room in its default world"):
+            make_remote(server.url)
+
+
 def test_a_full_world_tells_what_to_do():
     advice = "wait until it leaves, or create another world, if the server has room"
     with (

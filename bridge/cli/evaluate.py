@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from typing import Any
 
 from bridge.cli.program import OK, positive, positive_int, say
 from bridge.cli.target import find_policies
-from bridge.transport.credentials import add_credential_options, credential_keywords
+from bridge.transport.credentials import TLS, add_credential_options, credential_keywords
 
 __all__ = ["register"]
 
@@ -19,7 +20,9 @@ _EPILOG = """examples:
   bridge evaluate localhost:50051 --compare ws://gpu:8000 ws://gpu:8001
 
 A policy is the URL of `bridge policy` or of openpi's server, with ?token=TEXT where it asks for one, or MODULE:FUNCTION
-that takes a batch of observations and returns actions. Episode k is seeded with --seed + k.
+that takes a batch of observations and returns actions. --timeout counts for environments and policies, and so do the
+certificates, as far as their URLs have TLS; ?timeout=S and ?tls_ca=FILE in a policy's URL are for that policy alone.
+Episode k is seeded with --seed + k.
 """
 
 
@@ -55,22 +58,40 @@ def run(arguments: argparse.Namespace) -> int:
 
     names = ("episodes", "seed", "num_envs", "timeout", "record", "web_port")
     given = {name: getattr(arguments, name) for name in names}
-    given.update(credential_keywords(arguments), progress=_progress if sys.stderr.isatty() else None)
+    named = arguments.compare or [arguments.policy]
+    credentials = credential_keywords(arguments)
+    tls = credentials.pop("tls", None)
+    # Where no URL has TLS, the environments refuse the options, and say why.
+    if tls is not None and (any(map(_may_have_tls, arguments.urls)) or not any(map(_has_tls, named))):
+        given["tls"] = tls
+    given.update(credentials, progress=_progress if sys.stderr.isatty() else None)
     if arguments.web_port is not None:
         print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
-    policies = [_policy(text, arguments) for text in arguments.compare or [arguments.policy]]
+    if tls is not None and "tls" in given:  # then it is the environments' server that has that name
+        tls = dataclasses.replace(tls, server_name=None)
+    policies = [_policy(text, arguments, tls) for text in named]
     found: Any = (compare if arguments.compare else evaluate)(urls, *policies, **given)
     for line in [json.dumps(found.summary())] if arguments.json else str(found).splitlines():
         say(line)  # one by one: it lets no control character through
     return OK
 
 
-def _policy(text: str, arguments: argparse.Namespace) -> Any:
+def _has_tls(policy: str) -> bool:
+    return policy.startswith("wss://")
+
+
+def _may_have_tls(url: str) -> bool:
+    """Return whether environments may be reached by TLS: a directory's may."""
+    return "://" in url and url.partition("://")[0] not in ("grpc", "ws", "unix", "grpc+dns")
+
+
+def _policy(text: str, arguments: argparse.Namespace, tls: TLS | None) -> Any:
     from bridge.policies import RemotePolicy, by_rows
 
     if "://" in text:
-        return RemotePolicy(text, execution_horizon=arguments.execution_horizon)
+        tls = tls if _has_tls(text) else None
+        return RemotePolicy(text, execution_horizon=arguments.execution_horizon, timeout=arguments.timeout, tls=tls)
     function = find_policies([text])
     return by_rows(function) if arguments.rows else function
 

@@ -173,10 +173,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop(sys.stdout)
         return OK
     except Exception as error:
-        from bridge.errors import UsageError
+        from bridge.errors import StartError, UsageError
 
         if arguments.debug:
             traceback.print_exc()
+        elif isinstance(error, StartError):  # the user's own code has failed, and has to be found
+            for line in error.traceback.splitlines():
+                _write(line)
         _complain(explain(error, arguments.debug, arguments.spelled))
         codes = {**getattr(arguments, "exit_codes", {}), UsageError: USAGE}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
@@ -297,9 +300,14 @@ def say(line: str) -> None:
 
 
 def _complain(line: str) -> None:
+    """Write a line to standard error, after the program's name."""
+    _write(f"{program_name()}: {line}")
+
+
+def _write(line: str) -> None:
     """Write a line to standard error; where that cannot be, there is nobody to tell."""
     try:
-        print(f"{program_name()}: {clean(line)}", file=sys.stderr)
+        print(clean(line), file=sys.stderr)
     except OSError:
         _drop(sys.stderr)
 

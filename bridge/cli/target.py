@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 import typing
 from collections.abc import Sequence
 from types import ModuleType
@@ -14,13 +15,14 @@ from typing import Any
 
 import gymnasium
 
-from bridge.errors import SettingError
+from bridge.errors import SettingError, StartError
 from bridge.extras import install_command
 from bridge.worlds.policies import RANDOM
 
 __all__ = ["Target", "find_policies", "find_target"]
 
 _PETTINGZOO_MAKERS = ("parallel_env", "env", "raw_env")
+_IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
 _EXPECTED = (
     "MODULE:NAME names an environment that the module registers with Gymnasium, a function or class of it that makes "
     "an environment, or a PettingZoo module in it"
@@ -48,7 +50,8 @@ def find_target(items: Sequence[str]) -> Target:
     """Read the positional arguments of `bridge serve`.
 
     Raises:
-        SettingError: A module cannot be imported, or has no such environment.
+        SettingError: A module is not there, or has no such environment.
+        StartError: A module raises when it is imported.
     """
     _search_here()
     found = [_find(item) for item in items]
@@ -69,7 +72,8 @@ def find_policies(items: Sequence[str]) -> Any:
         As `serve_parallel` takes them.
 
     Raises:
-        SettingError: A policy is neither `random`, a URL nor MODULE:FUNCTION, or its module cannot be imported.
+        SettingError: A policy is neither `random`, a URL nor MODULE:FUNCTION, or its module is not there.
+        StartError: Its module raises when it is imported.
     """
     # A URL may have an equals sign in its query, so that its own part is left out of the search.
     cuts = [item.rfind("=", 0, item.find("://") if "://" in item else None) for item in items]
@@ -141,6 +145,8 @@ def _look_up(module: ModuleType, name: str, item: str) -> Any:
         if error.name is not None and submodule.startswith(error.name):
             raise SettingError(f"the module {module.__name__} has no {name!r}; {_EXPECTED}") from error
         raise _missing(item, error) from error
+    except Exception as error:  # as in `_import`
+        raise _broken(item, error) from error
 
 
 def _import(module_name: str, item: str) -> ModuleType:
@@ -154,6 +160,18 @@ def _import(module_name: str, item: str) -> ModuleType:
         return importlib.import_module(module_name)
     except ImportError as error:
         raise _missing(item, error) from error
+    except Exception as error:  # whatever the module does when it is imported
+        raise _broken(item, error) from error
+
+
+def _broken(item: str, error: Exception) -> StartError:
+    """Return the error of a module that raises when it is imported, which says where."""
+    why = f"cannot import the module of {item!r}: it raised {type(error).__name__}: {error}"
+    # Before the module's own frames there are those of this file and of Python's import system.
+    inside = error.__traceback__
+    while inside is not None and inside.tb_frame.f_code.co_filename.startswith(_IMPORTING):
+        inside = inside.tb_next
+    return StartError(why, "".join(traceback.format_exception(type(error), error, inside)))
 
 
 def _missing(item: str, error: ImportError) -> SettingError:

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -119,7 +119,7 @@ def encode_info(
     info: Mapping[str, Any] | list[Mapping[str, Any]],
     notes: Notes,
     form: Any = UNCHANGED,
-    failed: Iterable[int] = (),
+    failed: Sequence[int] = (),
 ) -> bytes:
     """Encode an info; what cannot be carried is left out of dicts and sets, and None in lists.
 
@@ -130,7 +130,7 @@ def encode_info(
         failed: The lanes whose environments failed, each with an `error` in its info.
     """
     # Most steps have nothing to tell: both ends then skip building and parsing.
-    if not info and not notes and form is UNCHANGED:
+    if not info and not notes and form is UNCHANGED and not failed:
         return EMPTY_DICT
     message = pb.Value()
     _fill(message, info, "info", 0, notes)

@@ -185,7 +185,7 @@ class ServerGroup(Server):
         if said is None:
             raise StartError("a server process ended while it made the environment; its output is above")
         if "error" in said:
-            raise (SettingError if said["usage"] else StartError)(said["error"])
+            raise SettingError(said["error"]) if said["usage"] else StartError(said["error"], said["traceback"])
         for child in others:
             child.write("serve")
         return True
@@ -484,8 +484,10 @@ def run_child() -> None:
     try:
         ahead = orders.get() == "prepare"  # the other order is "serve"
         server.run(started=(lambda: say(prepared=True)) if ahead else None)
-    except (SettingError, StartError) as error:
-        say(error=str(error), usage=isinstance(error, SettingError))
+    except SettingError as error:
+        say(error=str(error), usage=True)
+    except StartError as error:
+        say(error=str(error), usage=False, traceback=error.traceback)
     finally:
         _end_process()
 

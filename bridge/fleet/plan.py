@@ -39,7 +39,7 @@ class ServerStatus:
     episodes: int = 0
     """Episodes that ended since it started, a lane each."""
     failures: int = 0
-    """Requests at which an environment raised since it started."""
+    """How often an environment raised since it started."""
     checks: int = 0
     """Health checks that it passed since it started."""
     restarts: int = 0

@@ -63,7 +63,7 @@ class ServerRow:
     episodes: int = 0
     """Episodes that ended since it started, a lane each."""
     failures: int = 0
-    """Requests at which an environment raised since it started."""
+    """How often an environment raised since it started."""
     uptime: float = 0.0
     """Seconds since it started."""
     problem: str = ""

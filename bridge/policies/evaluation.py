@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
 
 from bridge.client.endpoints import Directory
 from bridge.client.make import make_vec_remote
+from bridge.client.slots.slot import SlotState
 from bridge.encoding.tensors import Array
 from bridge.errors import InvalidActionError, RemoteError, SettingError
 from bridge.keywords import check_counts
 from bridge.policies.remote_policy import RemotePolicy
-from bridge.policies.rows import check_policy, take
+from bridge.policies.rows import check_policy, put, take
 from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["Comparison", "EvaluatedEpisode", "Evaluation", "compare", "evaluate"]
@@ -30,7 +32,7 @@ _RESAMPLES = 10_000
 _ATTEMPTS = 5
 """How often an episode is begun before its losses end the evaluation."""
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-_INFOS = ("valid", "error", "moved", "intervention", "is_success", "success")
+_INFOS = ("error", "moved", "intervention", "is_success", "success")
 
 
 class Interval(NamedTuple):
@@ -155,30 +157,53 @@ def _interval(values: Array) -> Interval:
 
 
 class _Part:
-    """Some slots, which step together: while one part's environments step, the policy acts for the other part."""
+    """Some slots, which step together: while one part's environments step, the policy acts for the other part.
 
-    def __init__(self, envs: Any, number: int, work: _Work) -> None:
-        self.envs, self.work = envs, work
+    Only what an episode needs is stepped: a world is sent actions while one of its slots, at least, plays an episode.
+    The lanes of a world step together. So a lane that has no episode left is stepped beside the others, with any
+    action; what comes of that is neither counted nor recorded.
+    """
+
+    def __init__(self, envs: Any, number: int, work: _Work, recorder: Any) -> None:
+        self.envs, self.work, self.recorder = envs, work, recorder
         self.slots = number + 2 * np.arange(envs.num_envs)
         """Their names for the policy, which are no other part's."""
+        self.worlds = [report.slots for report in envs.remotes() if report.slots]
+        """The rows that step together."""
         self.episodes: dict[int, EvaluatedEpisode] = {}
-        """Those that are played, by row; the other rows are stepped, too, with any actions."""
+        """Those that are played, by row."""
         self.actions = envs.action_space.sample()
+        self.observations: Any = None
+        """The newest observation of each row."""
+        self.active: list[int] = []
+        """The rows that the policy was asked for."""
         self._begin(list(range(envs.num_envs)))
         self._ask()
 
     def _begin(self, rows: list[int]) -> None:
-        """Reset slots, for episodes that wait with their seeds; the next step tells which are lost by it."""
+        """Reset slots, for episodes that wait with their seeds."""
         seeds: list[int | None] = [None] * len(self.slots)
-        # There may be more slots than episodes that wait: the others are reset without a seed, and their episodes do
-        # not count.
-        for row in rows[: len(self.work.queue)]:
+        # The first reset is of all slots, which may be more than episodes that wait: the others get no seed.
+        begun = rows[: len(self.work.queue)]
+        for row in begun:
             self.episodes[row] = episode = self.work.queue.popleft()
             seeds[row] = episode.seed
         if isinstance(self.work.policy, RemotePolicy):
             self.work.policy.reset(self.slots[rows])
         mask = np.isin(np.arange(len(self.slots)), rows)
-        self.observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": mask})
+        self.observations, infos = self.envs.reset(seed=seeds, options={"reset_mask": mask})
+        valid, errors = _told(infos, "valid"), _told(infos, "error")
+        samples = self._samples(self.observations)
+        for row in begun:
+            # Else its server was lost meanwhile, and the observation is an old one.
+            if not valid[row]:
+                self.lose(row, _reason(errors.get(row)))
+            elif self.recorder is not None:
+                self.recorder.reset(row, samples[row], seeds[row])
+
+    def _samples(self, observations: Any) -> list[Any]:
+        """Return a batch as elements of the space of one environment; nothing where they are not recorded."""
+        return [] if self.recorder is None else list(iterate(self.envs.observation_space, observations))
 
     def _ask(self) -> None:
         """Have the policy choose the next actions in its thread, while the other part's environments step."""
@@ -190,35 +215,73 @@ class _Part:
     def step(self) -> None:
         """Step with the policy's answer, begin episodes that wait in slots that are free, and ask the policy again."""
         if self.active:
-            given, replaced = np.asarray(self.answer.result()), self.actions[self.active]
-            # int64 may stand for int32, and float64 for float32. A float for an integer is refused: it would lose its
-            # fraction without a word.
-            if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
-                wanted = f"{replaced.dtype} actions of {replaced.shape}"
-                raise InvalidActionError(f"expected the policy to return {wanted}, got {given.dtype} of {given.shape}")
-            self.actions[self.active] = given
-        # A copy: what wraps `envs` may keep the actions, and the next step writes into this array.
-        self.observations, rewards, terminations, truncations, infos = self.envs.step(self.actions.copy())
-        valid, errors, moved, acted, *successes = (_told(infos, name) for name in _INFOS)
-        for row in self.active:
-            episode = self.episodes[row]
-            # An environment may have infos of these names, too: only a text or a truncation comes from the client.
-            if not valid[row] or (truncations[row] and (isinstance(errors.get(row), str) or moved.get(row))):
-                self.work.lose(self.episodes.pop(row), str(errors.get(row, "its server was left")))
-                continue
-            episode.total += float(rewards[row])
-            episode.length += 1
-            episode.corrected += bool(acted.get(row))
-            self.work.result.steps += 1
-            if terminations[row] or truncations[row]:
-                episode.success = next((bool(told[row]) for told in successes if row in told), None)
-                self.work.result.episodes.append(self.episodes.pop(row))
-                self.work.progress(len(self.work.result.episodes), self.work.total)
-        # Others that are free begin episodes by themselves, which do not count.
-        free = [row for row in range(len(self.slots)) if row not in self.episodes and valid[row]]
-        if free and self.work.queue:
+            self._act()
+        elif self.work.queue and not self._free():
+            self._receive(1)  # every server was lost: this waits for one that is back, at most as long as a step
+        if self.work.queue and (free := self._free()):
             self._begin(free[: len(self.work.queue)])
         self._ask()
+
+    def _free(self) -> list[int]:
+        """Return the slots that are connected and have no episode."""
+        states = self.envs.unwrapped.slot_states
+        return [row for row in range(len(self.slots)) if row not in self.episodes and states[row] == SlotState.RUNNING]
+
+    def _act(self) -> None:
+        """Step the slots that play an episode, with the policy's answer."""
+        given, replaced = np.asarray(self.answer.result()), self.actions[self.active]
+        # int64 may stand for int32, and float64 for float32. A float for an integer is refused: it would lose its
+        # fraction without a word.
+        if given.shape != replaced.shape or not np.can_cast(given.dtype, replaced.dtype, "same_kind"):
+            wanted = f"{replaced.dtype} actions of {replaced.shape}"
+            raise InvalidActionError(f"expected the policy to return {wanted}, got {given.dtype} of {given.shape}")
+        self.actions[self.active] = given
+        rows = [row for world in self.worlds if not self.episodes.keys().isdisjoint(world) for row in world]
+        self.envs.send(self.actions[rows], rows)
+        waiting = set(rows)
+        while waiting:
+            waiting.difference_update(self._receive(len(waiting)))
+
+    def _receive(self, at_least: int) -> list[int]:
+        """Take what has come of at least so many slots, and return all slots of which something has."""
+        found, observations, rewards, terminations, truncations, infos = self.envs.recv(at_least)
+        rows: list[int] = found.tolist()
+        self.observations = put(self.observations, rows, observations)
+        errors, moved, acted, *successes = (_told(infos, name) for name in _INFOS)
+        samples = self._samples(observations)
+        by_others = {} if self.recorder is None else self.recorder.interventions(infos)
+        for at, row in enumerate(rows):
+            # Besides those that were stepped, these may be slots whose servers were lost, or are back.
+            if row not in self.episodes:
+                continue
+            episode = self.episodes[row]
+            # An environment may have infos of these names, too: only a text or a truncation comes from the client.
+            if truncations[at] and (isinstance(errors.get(at), str) or moved.get(at)):
+                self.lose(row, _reason(errors.get(at)))
+                continue
+            episode.total += float(rewards[at])
+            episode.length += 1
+            episode.corrected += bool(acted.get(at))
+            self.work.result.steps += 1
+            if self.recorder is not None:
+                by, action = by_others.get(at, ("agent", self.actions[row]))
+                flags = {"terminated": bool(terminations[at]), "truncated": bool(truncations[at])}
+                self.recorder.step(row, by, action, samples[at], rewards[at], **flags)
+            if terminations[at] or truncations[at]:
+                episode.success = next((bool(told[at]) for told in successes if at in told), None)
+                self.work.result.episodes.append(self.episodes.pop(row))
+                self.work.progress(len(self.work.result.episodes), self.work.total)
+        return rows
+
+    def lose(self, row: int, why: str) -> None:
+        """Let the episode of a slot be begun again; raise RemoteError where that was done too often."""
+        if self.recorder is not None:
+            self.recorder.fail(row, "agent", self.actions[row], why, discards=True)
+        self.work.lose(self.episodes.pop(row), why)
+
+
+def _reason(error: Any) -> str:
+    return str(error) if error else "its server was left"
 
 
 class _Work:
@@ -256,11 +319,12 @@ class _Work:
         parts += [f"mean {name} {values.mean():.4g}" for name, values in _measures(self.result.episodes.copy()).items()]
         return ", ".join([*parts, *([f"{len(self.result.lost)} begun again"] if self.result.lost else [])])
 
-    def play(self, connected: Sequence[Any]) -> Evaluation:
+    def play(self, connected: Sequence[Any], recorders: Sequence[Any]) -> Evaluation:
         """Step in turns until every episode is done; where a part has no server left, the others go on."""
         result, before = self.result, getattr(self.policy, "seconds_in_function", 0.0)
         began = time.perf_counter()
-        parts = [_Part(envs, number, self) for number, envs in enumerate(connected)]
+        each = zip(connected, recorders, strict=True)
+        parts = [_Part(envs, number, self, recorder) for number, (envs, recorder) in enumerate(each)]
         while len(result.episodes) < self.total:
             for part in tuple(parts):
                 try:
@@ -270,8 +334,8 @@ class _Work:
                     if len(parts) == 1 or error is self.error:
                         raise
                     parts.remove(part)
-                    for episode in part.episodes.values():
-                        self.lose(episode, str(error))
+                    for row in tuple(part.episodes):
+                        part.lose(row, str(error))
         result.seconds = time.perf_counter() - began
         if isinstance(self.policy, RemotePolicy):
             in_function = self.policy.seconds_in_function - before
@@ -304,7 +368,8 @@ def evaluate(
 
     Episode k is seeded `seed + k`, whichever slot plays it, so that the number of slots changes nothing; each counts,
     however long it takes. An episode whose server is lost is begun again, on any slot. Half of the slots step while
-    the policy acts for the other half. The lanes of one world step together, and so are one half.
+    the policy acts for the other half. The lanes of one world step together, and so are one half. A slot that has no
+    episode left is not stepped; a lane is, beside the others of its world, and counts for nothing then.
 
     Args:
         urls: As for `make_vec_remote`: a URL, a list of them, or a directory.
@@ -313,7 +378,7 @@ def evaluate(
         episodes: How many.
         seed: The first episode's.
         num_envs: How many slots; None: what the URLs give.
-        record: A folder to record the episodes in, with their observations; the slots then wait for the policy.
+        record: A folder to record the episodes in, with their observations: exactly those that count.
         progress: Called with the number of finished episodes, and of all.
         web_port: Meanwhile show the worlds side by side, and the results so far, at `http://127.0.0.1:PORT`. The
             servers tell the page of their worlds where they are started with `web=True`.
@@ -337,12 +402,14 @@ def evaluate(
             shown = [each.url for each in urls.endpoints()] if isinstance(urls, Directory) else urls
             opened.enter_context(serve_gateway(shown, port=web_port, upstream=credentials, note=work.results))
         connected = _connect(opened, urls, num_envs, keywords)
+        recorders: list[Any] = [None] * len(connected)
         if record is not None:
-            from bridge.recording.recorder import Recorder  # it needs an extra, which evaluations do not
+            from bridge.recording.record import Recording
+            from bridge.recording.slot_recorder import SlotRecorder  # it needs an extra, which evaluations do not
 
-            recorders = [Recorder(envs, record, observations=True) for envs in connected]
-            connected = [opened.enter_context(contextlib.closing(recorder)) for recorder in recorders]
-        return work.play(connected)
+            made = (SlotRecorder(envs, Recording(record, observations=True)) for envs in connected)
+            recorders = [opened.enter_context(contextlib.closing(recorder)) for recorder in made]
+        return work.play(connected, recorders)
 
 
 def _connect(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> list[Any]:

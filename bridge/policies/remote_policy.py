@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import threading
@@ -15,13 +16,35 @@ from bridge.errors import AddressError, Code, PeerError, RefusedError, SettingEr
 from bridge.keywords import check_counts
 from bridge.policies import wire
 from bridge.policies.rows import row_count, take
-from bridge.transport.address import parse_address
+from bridge.transport.address import Address, parse_address
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.transport.message_socket import MessageSocket  # after `wire`, whose error says what to install
 
 __all__ = ["RemotePolicy"]
 
+_FORM = "ws://HOST:PORT or wss://HOST:PORT, optionally with ?token=TEXT&timeout=SECONDS&tls_ca=FILE"
 _ANSWER = "answer of the policy"
+
+
+def _of_query(address: Address, timeout: float, tls: TLS | None) -> tuple[float, TLS | None]:
+    """Return the timeout and the certificates of a policy's URL; those that are given where it has none.
+
+    Raises:
+        AddressError: Its query holds something else.
+    """
+    for name, text in address.settings:
+        try:
+            if name == "timeout":
+                timeout = float(text)
+                continue
+        except ValueError:
+            raise AddressError(address.url, f"timeout={text!r} is no number of seconds", _FORM) from None
+        if name != "tls_ca":
+            raise AddressError(address.url, f"{name!r} means nothing to a policy", _FORM)
+        if not address.tls:
+            raise AddressError(address.url, "tls_ca= is for URLs with TLS", _FORM)
+        tls = dataclasses.replace(tls or TLS(), ca=text)
+    return timeout, tls
 
 
 class RemotePolicy:
@@ -31,7 +54,8 @@ class RemotePolicy:
     answer depends on its request alone.
 
     Args:
-        url: `ws://HOST:PORT`, or `wss://` with TLS.
+        url: `ws://HOST:PORT`, or `wss://` with TLS. Its query may hold `token`, `timeout`, and `tls_ca`, the path of a
+            CA's certificate. They count before the keywords, and can be given wherever a URL alone names a policy.
         execution_horizon: How many actions of a chunk are executed before the policy is asked again; None: all.
         timeout: Seconds to wait for an answer.
         reconnect: Seconds within which a server that is away has to be back; 0: a lost connection is an error.
@@ -58,6 +82,7 @@ class RemotePolicy:
         if not str(url).startswith(("ws://", "wss://")):
             raise AddressError(url, "a policy is served over WebSocket", "ws://HOST:PORT or wss://HOST:PORT")
         address = parse_address(url)
+        timeout, tls = _of_query(address, timeout, tls)
         address = address.with_credentials(ClientCredentials.of(token=token, token_file=token_file, tls=tls))
         if execution_horizon is not None:
             check_counts(execution_horizon=execution_horizon)

@@ -10,7 +10,7 @@ import numpy as np
 from bridge.errors import SettingError
 from bridge.policies.wire import WireError
 
-__all__ = ["by_rows", "check_policy", "join", "layout", "row_count", "take"]
+__all__ = ["by_rows", "check_policy", "join", "layout", "put", "row_count", "take"]
 
 
 def _over_parts(function: Callable[..., Any], *batches: Any) -> Any:
@@ -26,6 +26,22 @@ def take(batch: Any, rows: Any) -> Any:
     None makes a batch of one observation.
     """
     return _over_parts(lambda part: np.asarray(part)[rows], batch)
+
+
+def put(batch: Any, rows: Sequence[int], part: Any) -> Any:
+    """Return a batch with other observations in some rows; its arrays are written into."""
+
+    def replaced(old: Any, new: Any) -> Any:
+        if isinstance(old, np.ndarray):
+            old[rows] = new
+            return old
+        # Gymnasium batches text as a tuple.
+        found = list(old)
+        for row, one in zip(rows, new, strict=True):
+            found[row] = one
+        return tuple(found)
+
+    return _over_parts(replaced, batch, part)
 
 
 def join(batches: Sequence[Any]) -> Any:

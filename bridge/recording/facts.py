@@ -79,7 +79,7 @@ def facts_of(
         "run": journal.run,
         "stream": journal.number(),
         "kind": kind,
-        "started": time.time(),
+        "started": time.monotonic() + journal.epoch,
         "observations": options.observations,
         "infos": options.infos,
         "frames": options.frames,

@@ -184,6 +184,7 @@ class RecordedStream:
         self._lost = [at for at, _ in self.gaps]
         self.closed = bool((kinds == Kind.END).any())
         """True if the environment was closed in order."""
+        self._discarded: set[int] = set()
         self.resets, self.calls = self._read_events()
         """The resets by the numbers of their calls; and the calls of methods, kind and request, before each."""
 
@@ -221,6 +222,8 @@ class RecordedStream:
                     options = values.decode(base64.b64decode(event["options"])) if "options" in event else None
                     resets[call] = Reset(event.get("seed"), options, event.get("mask"), "unknown_options" in event)
                     resets[call].seeds(self.lanes)  # raises where it is not to be read
+                elif kind == Kind.FAILED_STEP and event.get("discarded"):
+                    self._discarded.add(call)
             except (*UNREADABLE, AttributeError, TensorError) as error:
                 raise RecordingError(f"the event of call {call} cannot be read: {error!r:.100}") from error
         return resets, calls
@@ -313,7 +316,7 @@ class RecordedStream:
     # Episodes
 
     def episodes(self) -> list[RecordedEpisode]:
-        """Return the episodes of all lanes, in the order of their beginnings."""
+        """Return the episodes of all lanes, in the order of their beginnings, without those that were discarded."""
         return self._episodes
 
     @functools.cached_property
@@ -329,6 +332,8 @@ class RecordedStream:
         parts = [part for part in np.split(rows, cuts) if len(part) and kinds[part[0]] == Kind.RESET]
         found = []
         for part, after in itertools.zip_longest(parts, parts[1:]):
+            if int(self.column("call")[part[-1]]) in self._discarded:
+                continue
             lane, same = int(lanes[part[0]]), after is not None and lanes[after[0]] == lanes[part[0]]
             found.append(self._episode(lane, part, int(self.column("call")[after[0]]) if same else None))
         return sorted(found, key=lambda episode: (episode.own[0], episode.lane))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -14,22 +13,15 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from bridge.client.attributes import OwnAttributes
-from bridge.client.vector_env import RemoteVectorEnv, slots_of
+from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError, UsageError
 from bridge.gymnasium_versions import BatchWrapper
-from bridge.recording.facts import facts_of
 from bridge.recording.record import Recording
-from bridge.recording.rows import Encoder, Kind, Row
-from bridge.recording.tape import Tape, size_of
-from bridge.recording.writer import Journal
+from bridge.recording.slot_recorder import SlotRecorder
 from bridge.worlds.environment import kept
 
 __all__ = ["Recorder"]
-
-
-_OF_VECTORS = ("num_envs", "vectorization_mode", "vector_kwargs")
-"""The keywords in the spec of a vector environment beside those of one environment."""
 
 
 def _parts(space: Space[Any], batch: Any) -> list[Any]:
@@ -40,8 +32,7 @@ def _parts(space: Space[Any], batch: Any) -> list[Any]:
 class _Slot:
     """The state of a slot."""
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape = tape
+    def __init__(self) -> None:
         self.running = False
         """True if it is in an episode."""
         self.seed: int | None = None
@@ -89,29 +80,16 @@ class Recorder(OwnAttributes, BatchWrapper):
         if not isinstance(base, RemoteVectorEnv):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
-        self._journal = Journal(Recording(folder, observations, max_bytes=max_bytes))
-        self.run = self._journal.run
+        self._recorder = SlotRecorder(env, Recording(folder, observations, max_bytes=max_bytes))
+        self.run = self._recorder.run
         """The name of the recording."""
         self._player = player
         self._bare = env.observation_space if env is base else None
         self._same_step = env is not base and env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
-        self._slots = [_Slot(self._tape(base)) for _ in range(env.num_envs)]
+        self._slots = [_Slot() for _ in range(env.num_envs)]
         self._given: Any = None
         self._untold = False
         """True if results of a reset or a step have not been told."""
-
-    def _tape(self, base: RemoteVectorEnv) -> Tape:
-        """Return what records a slot."""
-        world = slots_of(base).pool.members.world_info()
-        # Each slot is recorded as one environment: a replay makes it without the keywords of the vector.
-        kwargs = (world.spec or {}).get("kwargs") or {}
-        kwargs = {key: value for key, value in kwargs.items() if key not in _OF_VECTORS}
-        if world.render_mode:
-            kwargs["render_mode"] = world.render_mode
-        pair = (base.single_observation_space, base.single_action_space)
-        made_by = {"env_id": world.env_id or "", "title": world.env_id or "remote", "entry_point": "", "kwargs": kwargs}
-        rest: Any = {"versions": {}, "recorded_by": "client", "fps": world.fps}  # the server's versions are not known
-        return Tape(self._journal, Encoder(facts_of(self._journal, "env", pair, made_by, world.reward_space, **rest)))
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -175,44 +153,61 @@ class Recorder(OwnAttributes, BatchWrapper):
             raise
         if self._untold:
             self._untold = False
-            for slot in self._slots:
-                slot.tape.skip()
+            self._recorder.skip()
 
     def _record(self, given: list[Any], result: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Record a step, and return its results."""
         observations, rewards, terminations, truncations, infos = result
         finals = infos.get("final_obs") if self._same_step else None
         errors = self._errors_of(infos)
+        acted = self._interventions(infos, terminations | truncations)
+        # In the mode SAME_STEP what ended an episode is told with its end.
+        last_errors = self._errors_of(infos.get("final_info", {})) if finals is not None else errors
         for index, observation in enumerate(self._split(observations)):
             slot, ended = self._slots[index], bool(terminations[index] or truncations[index])
-            error = errors[index] if truncations[index] or not slot.running else ""  # else the environment's own
+            # Else the environment's own.
+            error = last_errors[index] or errors[index] if truncations[index] or not slot.running else ""
+            begins = observation is not None and not errors[index]
             # After an end, the next step begins the slot's episode: its observation is that of a reset, and its action
-            # was ignored.
+            # was ignored. In the mode SAME_STEP it is the next one where the reset within the last one failed.
             if not slot.running:
-                if observation is not None and not ended and not error:
+                if begins and (not ended or finals is not None):
                     self._begin(index, observation)
                 continue
             # In the mode SAME_STEP the observation is the first of the next episode already.
-            last = kept(finals[index]) if finals is not None and ended else observation
+            last = finals[index] if finals is not None and ended else observation
             # A slot that lost its server has nothing to tell until it is back.
             if last is None and not error:
                 continue
-            kind, seen = (Kind.FAILED_STEP, None) if error else (Kind.STEP, last)
-            row = Row(
-                kind, time.time(), self._player, given[index], seen, kept(rewards[index]), bool(terminations[index]),
-                bool(truncations[index]), error=error,
-            )  # fmt: skip
-            slot.tape.add(row, size_of(seen))
+            if error:
+                self._recorder.fail(index, self._player, given[index], error)
+            else:
+                by, action = acted.get(index, (self._player, given[index]))
+                flags = {"terminated": bool(terminations[index]), "truncated": bool(truncations[index])}
+                self._recorder.step(index, by, action, last, rewards[index], **flags)
             slot.running = not (ended or error)
-            if finals is not None and ended and observation is not None and not error:
+            if finals is not None and ended and begins:
                 self._begin(index, observation)
         return observations, rewards, terminations, truncations, infos
+
+    def _interventions(self, infos: dict[str, Any], ended: Array) -> dict[int, tuple[str, Any]]:
+        """Return who acted in place of the player in a step, and the action, by slot."""
+        found = self._recorder.interventions(infos)
+        if not self._same_step:
+            return found
+        # The infos of a slot that ended are those of its next episode; the step's own are in `final_info`.
+        last = self._recorder.interventions(infos.get("final_info") or {})
+        return {
+            slot: acted
+            for told, over in ((found, False), (last, True))
+            for slot, acted in told.items()
+            if ended[slot] == over
+        }
 
     def _begin(self, index: int, observation: Any) -> None:
         """Record the first observation of an episode."""
         slot = self._slots[index]
-        row = Row(Kind.RESET, time.time(), observation=observation, seed=slot.seed, options=slot.options)
-        slot.tape.add(row, size_of(observation))
+        self._recorder.reset(index, observation, slot.seed, slot.options)
         slot.running, slot.seed, slot.options = True, None, None
 
     def _split(self, observations: Any) -> list[Any]:
@@ -228,6 +223,4 @@ class Recorder(OwnAttributes, BatchWrapper):
     def close(self, **kwargs: Any) -> None:
         """Close the environments, and write the recording to its end."""
         super().close(**kwargs)
-        for slot in self._slots:
-            slot.tape.end()
-        self._journal.close()
+        self._recorder.close()

@@ -159,10 +159,12 @@ class Replay:
                     "reset", self._host.reset, kept(reset.seed), kept(reset.options)
                 )
                 row = Row(Kind.RESET, 0.0, observation=kept(observation), info=kept(info), options=reset.options)
+                row = row._replace(error=dict(self._host.failures))
             else:
                 result = in_environment("step", self._host.step, self._action(given))
                 *told, info = (kept(part) for part in result[:5])
                 row, alive = Row(Kind.STEP, 0.0, "", None, *told)._replace(info=info), list(result[5:])
+                row = row._replace(error=dict(self._host.failures))
         except RequestError as error:
             # That it raised may be what was recorded.
             kind = Kind.FAILED_STEP if reset is None else Kind.FAILED_RESET
@@ -489,6 +491,8 @@ class ReplayComparison:
         at = int(np.argmin(same)) if not same.all() else count - 1
         call = int(stream.column("call")[rows[at]])
         error = next(row.error for number, row in calls if number == call)
+        if not isinstance(error, str):  # of lanes that failed each alone
+            error = error.get(int(stream.column("lane")[rows[at]]), "")
         return {call: self._tell(rows[at], fresh, at, error)}
 
     def _tell(self, row: int, fresh: pa.RecordBatch, at: int, error: str) -> str:

@@ -32,6 +32,7 @@ with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa
 
 __all__ = [
+    "DISCARDED",
     "FLAT",
     "Columns",
     "Encoder",
@@ -64,7 +65,7 @@ class Kind:
     RESET = 1
     """It was reset, by a call or by itself (autoreset)."""
     FAILED_STEP = 2
-    """The environment raised when it was stepped."""
+    """The environment raised when it was stepped, or its server was lost."""
     FAILED_RESET = 3
     """The environment raised when it was reset."""
     CALL = 17
@@ -92,7 +93,9 @@ class Row(NamedTuple):
     """With several agents: those that go on."""
     seed: Any = None
     options: Any = None
-    error: str = ""
+    """The options of a reset; of a failed step what its event tells besides the error, such as `DISCARDED`."""
+    error: Any = ""
+    """What was raised; of lanes that failed each alone a dict of texts, by lane."""
     moment: Any = None
     """In real time: the world's seconds, the number of the frame, and when the action came."""
     frame: Any = None
@@ -100,6 +103,9 @@ class Row(NamedTuple):
     info: Any = None
     """The info; of lanes a dict of arrays or a list of dicts, of several agents a dict by agent."""
 
+
+DISCARDED: Mapping[str, Any] = {"discarded": True}
+"""In the event of a failed step: the episode that it ends is no episode, for it was begun again elsewhere."""
 
 FLAT = len(Row._fields) + 2
 """The entries of a call in a flat list: its size in bytes of memory (about), its number, and the fields of its `Row`.
@@ -259,6 +265,10 @@ def _split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
         return [row]
     infos, first = lane_infos(row.info, lanes), list[dict[str, Any]]()
     seen = LaneSamples(iterate(batch_space(space, lanes), row.observation))
+    # Of a lane that failed, either the step or the reset within it; of both, the step's reason is in its info.
+    failed = row.error or {}
+    unbegun = [lane for lane in failed if ended[lane] and "error" in infos[lane]]
+    stepped = {lane: told for lane, told in failed.items() if lane not in unbegun}
     for lane, info in enumerate(infos):
         final_obs, final_info = info.pop("final_obs", None), info.pop("final_info", None)
         # Of a lane that began anew, Gymnasium has the reset's info at the top level, and the step's in `final_info`.
@@ -266,11 +276,14 @@ def _split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
         if ended[lane]:
             seen[lane] = final_obs
             infos[lane] = info if final_info is None else final_info
-    step = row._replace(observation=seen, info=infos)
-    # The mask names the lanes that have a row of the reset. The error "autoreset" keeps it from having an event: a
-    # replay takes an event for a call of reset(), and this one happened within step().
+            if lane in unbegun and "error" in infos[lane]:
+                stepped[lane] = str(infos[lane]["error"])
+    step = row._replace(observation=seen, info=infos, error=stepped)
+    # The mask names the lanes that have a row of the reset. The key "autoreset" keeps it from having an event: a replay
+    # takes an event for a call of reset(), and this one happened within step().
     return [step, Row(Kind.RESET, row.time, observation=row.observation, options={"reset_mask": ended.copy()},
-                      moment=row.moment, frame=row.frame, info=first, error="autoreset")]  # fmt: skip
+                      moment=row.moment, frame=row.frame, info=first,
+                      error={"autoreset": "", **{lane: failed[lane] for lane in unbegun}})]  # fmt: skip
 
 
 def lane_infos(info: Any, lanes: int) -> list[dict[str, Any]]:
@@ -362,38 +375,45 @@ class Encoder:
             fields = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
         return _Batch(self.columns, fields, numbers).build(self)
 
-    def count(self, kinds: Array, masks: Array, ended: Array) -> tuple[Array, Array, Array]:
+    def count(self, kinds: Array, masks: Array, ended: Array, failed: Array) -> tuple[Array, Array, Array, Array]:
         """Follow the episodes of a batch.
 
         Args:
             kinds: Of the calls.
             masks: Which lanes each call concerns, bool `(calls, lanes)`.
             ended: Which lanes' episodes ended in it.
+            failed: Which lanes failed in it, each alone.
 
         Returns:
-            Which cells begin an episode, the number of each cell's episode (0: it is not known), and its `t`.
+            Which cells were to begin an episode, also one that failed; those of lanes that are in none, since their
+            resets failed; the number of each cell's episode (0: it is not known), and its `t`.
         """
         begins = masks & (kinds == Kind.RESET)[:, None]
         steps = kinds == Kind.STEP
         # In the mode NEXT_STEP the environment ignores the action of a lane that ended and resets it: its row is a
         # reset. Each call depends on the one before, so this is a loop; the counts below are sums over columns.
-        if self.columns.lanes is not None and not self.columns.same_step:
-            # A lane that ended begins anew in the next step, unless it was reset before.
+        idle = np.zeros_like(masks)
+        if self.columns.lanes is not None and (failed.any() or self._over.any() or not self.columns.same_step):
+            # A lane that ended begins anew in the next step, unless it was reset before. In the mode SAME_STEP a lane
+            # is over only where the reset within its last step failed, and the next one tries again.
             over = self._over
             for at, is_step in enumerate(steps.tolist()):
-                if is_step:
-                    begins[at], over = over, ended[at]
+                if not is_step:
+                    over = (over & ~begins[at]) | (begins[at] & failed[at])
+                elif self.columns.same_step:
+                    idle[at] = over
                 else:
-                    over = over & ~begins[at]
+                    begins[at], over = over, ended[at]
             self._over = over
         # Steps of a lane since before the batch, less those up to its newest beginning, give `t` without a loop over
         # the rows. In the mode NEXT_STEP the beginning is a step itself.
-        total = self._t + np.cumsum(masks & steps[:, None], axis=0)
-        t = total - np.maximum.accumulate(np.where(begins, total, 0), axis=0)
-        number = self._begun + np.cumsum(begins, axis=0)
-        known = self._known | np.logical_or.accumulate(begins, axis=0)
+        begun = begins & ~failed
+        total = self._t + np.cumsum(masks & steps[:, None] & ~failed & ~idle, axis=0)
+        t = total - np.maximum.accumulate(np.where(begun, total, 0), axis=0)
+        number = self._begun + np.cumsum(begun, axis=0)
+        known = self._known | np.logical_or.accumulate(begun, axis=0)
         self._t, self._begun, self._known = t[-1], number[-1], known[-1]
-        return begins, np.where(known, number, 0), t
+        return begins, idle, np.where(known, number, 0), t
 
 
 class _Batch:
@@ -424,10 +444,15 @@ class _Batch:
             ended = np.broadcast_to(~alive.any(axis=1, keepdims=True) & (kinds == Kind.STEP)[:, None], self.shape)
         else:
             masks = self._masks()
-        begins, episodes, t = encoder.count(kinds, masks, ended)
+        failed = self._failed_lanes()
+        begins, idle, episodes, t = encoder.count(kinds, masks, ended, failed)
         kind = np.where(begins, np.int8(Kind.RESET), kinds[:, None])
+        # A lane that failed ends its episode alone, as a single environment does; one whose reset failed is in none.
+        kind[failed] = Kind.FAILED_STEP
+        kind[(failed & begins) | idle] = Kind.FAILED_RESET
         # A lane that began anew was given an action, too, which the environment ignored: nobody acted in its row.
-        stepped, acted, seen = masks & (kind == Kind.STEP), acted & ~begins & masks, seen & masks
+        stepped, acted = masks & (kind == Kind.STEP), acted & ~begins & ~idle & masks
+        seen &= masks & ~failed & ~idle
         self.masks, (call, lane) = masks, np.nonzero(masks)
         # In real time each lane of a world is a stream of its own, whose rows have the number that the world knows the
         # lane by.
@@ -455,7 +480,7 @@ class _Batch:
             cells["info"] = self._column(map(self._infos, self.fields["info"]), masks, pa.binary())
         if columns.header.get("frames"):
             cells["frame"] = self._column(map(_pictures, self.fields["frame"]), masks, pa.binary())
-        cells["event"] = self._events()
+        cells["event"] = self._events(failed & (kind == Kind.FAILED_STEP))
         return pa.RecordBatch.from_arrays(
             [pa.array(cells[name]) for name in columns.schema.names], schema=columns.schema
         )
@@ -467,6 +492,14 @@ class _Batch:
             mask = mask_of(self._row(at))
             if mask is not None:
                 found[at] = mask
+        return found
+
+    def _failed_lanes(self) -> Array:
+        """Return which lanes failed in each call, each alone, bool `(calls, lanes)`."""
+        found = np.zeros(self.shape, np.bool_)
+        for at, error in enumerate(self.fields["error"]):
+            if error and not isinstance(error, str):
+                found[at, [lane for lane in error if lane != "autoreset"]] = True
         return found
 
     def _given(self, name: str) -> Array:
@@ -575,12 +608,22 @@ class _Batch:
         infos = [info or {}] if self.columns.kind == "env" else lane_infos(info, self.shape[1])
         return [values.encode_info(one, values.Notes()) if one else None for one in infos]
 
-    def _events(self) -> pa.Array:
-        """Return the column `event`: the arguments of resets, and what was raised, in the first row of each call."""
-        told = (self._resets | np.array(list(map(bool, self.fields["error"])))) & self.masks.any(axis=1)
-        rows = np.zeros_like(self.masks)
+    def _events(self, failed: Array) -> pa.Array:
+        """Return the column `event`: the arguments of resets, and what was raised, in the first row of each call.
+
+        What a lane raised alone in a step is in its own row.
+
+        Args:
+            failed: Which rows are of such a lane, bool `(calls, lanes)`.
+        """
+        raised = [bool(error) and isinstance(error, str) for error in self.fields["error"]]
+        told = (self._resets | np.array(raised)) & self.masks.any(axis=1)
+        rows = failed.copy()
         rows[told, self.masks[told].argmax(axis=1)] = True
-        texts = [_event(self._row(at)) for at in np.flatnonzero(told).tolist()]
+        texts = [
+            json.dumps({"error": self.fields["error"][at].get(lane, "")}) if failed[at, lane] else _event(self._row(at))
+            for at, lane in np.argwhere(rows).tolist()
+        ]
         return _nullable(pa.array(texts, pa.string()), rows[self.masks])
 
 
@@ -662,10 +705,10 @@ def mask_of(row: Row) -> Any:
 def _event(row: Row) -> str | None:
     """Return the event of a call as JSON: the arguments of a reset, or what was raised; None: it has none."""
     if row.kind in (Kind.FAILED_STEP, Kind.STEP):
-        return json.dumps({"error": row.error})
-    found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}
-    if row.error == "autoreset":
+        return json.dumps({"error": row.error, **(row.options or {})})
+    if not isinstance(row.error, str) and "autoreset" in row.error:
         return None
+    found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}
     several = isinstance(row.seed, (list, tuple))
     seeds = [None if seed is None else int(seed) for seed in (row.seed if several else [row.seed])]
     found["seed"] = seeds if several else seeds[0]

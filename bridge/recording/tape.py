@@ -51,6 +51,8 @@ class Tape:
         """The number of the next reset or step."""
         self._fits = True
         self._ended = False
+        self.epoch = journal.epoch
+        """That of the recording: added to `time.monotonic()` it is the time of a row."""
         self.options = journal.options
         """The options of the recording: which of observations, infos and frames it has."""
         self.on = True
@@ -78,13 +80,13 @@ class Tape:
 
     def note(self, what: str, request: Message) -> None:
         """Hand over a call of a method (`call`), or an attribute that was set (`write`)."""
-        self.add(Row(Kind.CALL, time.time(), action=(what, request.SerializeToString())))
+        self.add(Row(Kind.CALL, time.monotonic() + self.epoch, action=(what, request.SerializeToString())))
 
     def end(self) -> None:
         """The environment was closed. Again: nothing."""
         if not self._ended:
             self._ended = True
-            self.add(Row(Kind.END, time.time()))
+            self.add(Row(Kind.END, time.monotonic() + self.epoch))
             self._offer(self._encoder, None, 0)
 
 
@@ -107,6 +109,7 @@ class _RecordedLane:
             self._reset = partial(self._inner.reset, lane=lane)
             self._step = lambda action: self._inner.step(action, lane)
         self.tape = tape
+        self._epoch = tape.epoch
         self._world = world
         self._lane = lane
         self._applied_by = partial(world.applied_by, lane or 0)
@@ -138,12 +141,20 @@ class _RecordedLane:
         try:
             result = await self._reset(seed=seed, options=options)
         except RequestError as error:
-            failed = Row(Kind.FAILED_RESET, time.time(), seed=given[0], options=given[1], error=error.message)
+            now = time.monotonic() + self._epoch
+            failed = Row(Kind.FAILED_RESET, now, seed=given[0], options=given[1], error=error.message)
             self.tape.add(failed._replace(moment=self._moment and self._moment()))
             raise
         moment = self._moment and self._moment()
-        self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given)
+        # Read before anything else calls the environment, as a picture of it does.
+        failed = self._failed()
+        self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given, failed=failed)
         return result
+
+    def _failed(self) -> Any:
+        """Return why lanes failed in the last call, each alone; an empty text: none did."""
+        failures = self._inner.failures
+        return dict(failures) if failures and self._lane is None else ""
 
     async def step(self, action: object, lane: int | None = None) -> Result:
         """Step the environment."""
@@ -162,10 +173,12 @@ class _RecordedLane:
         try:
             result = await self._step(action)
         except RequestError as error:
-            self.tape.add(Row(Kind.FAILED_STEP, time.time(), by, given, error=error.message, moment=moment))
+            now = time.monotonic() + self._epoch
+            self.tape.add(Row(Kind.FAILED_STEP, now, by, given, error=error.message, moment=moment))
             raise
+        failed = self._failed() if self._inner.failures else ""
         frames = await self._frames() if self._renders else None
-        self._record(Kind.STEP, result, given, by, moment, frames)
+        self._record(Kind.STEP, result, given, by, moment, frames, failed=failed)
         return result
 
     def _acting(self, by: Any) -> Any:
@@ -220,6 +233,8 @@ class _RecordedLane:
         frames: Any,
         seed: Any = None,
         options: Any = None,
+        *,
+        failed: Any = "",
     ) -> None:
         """Hand over what came of a call; nothing of this concerns the world."""
         reward, terminated, truncated, alive = 0.0, False, False, ()
@@ -250,8 +265,9 @@ class _RecordedLane:
             told = kept(info) if self._keeps_infos else None
         except RecursionError:  # it contains itself: what travels of it
             told = values.decode(values.encode_info(info, values.Notes()))
-        self.tape.add((kind, time.time(), by, action, seen, reward, terminated, truncated, alive, seed, options, "",
-                       moment, frames, told), size)  # fmt: skip
+        now = time.monotonic() + self._epoch
+        self.tape.add((kind, now, by, action, seen, reward, terminated, truncated, alive, seed, options, failed, moment,
+                       frames, told), size)  # fmt: skip
 
 
 class RecordedEnv(EnvironmentProxy):

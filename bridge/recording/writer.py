@@ -66,6 +66,9 @@ class Journal:
         self.options = Recording.of(record)
         self.folder = Path(self.options.folder).absolute()
         self._queue_bytes = queue_bytes
+        self.epoch = time.time() - time.monotonic()
+        """The date at which `time.monotonic()` was 0, seconds since 1970. Their sum is the time of a row: where the
+        date is set during a recording, durations and the order of episodes stay as they were."""
         self.run = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         """The name of this recording, with which its files begin."""
         try:

@@ -26,7 +26,8 @@ class Limits:
     Args:
         max_connections: The most connections at a time, those of viewers apart.
         max_viewers: The most connections at a time of clients that the watch token let in.
-        max_worlds: The most worlds at a time, the default world apart; 0: clients can join that one only.
+        max_worlds: The most worlds that clients use at a time, the default world included; 0: there is the default
+            world alone, which all of them join.
         max_lanes: The most lanes in a world that a client may ask for.
         max_message_bytes: The largest request or response, in bytes.
         max_requests_in_flight: The most requests served at a time, over all connections.
@@ -73,7 +74,7 @@ class Limits:
                 continue
             wanted, types = ("integer", int) if kind.startswith("int") else ("number of seconds", (int, float))
             fits = isinstance(value, types) and not isinstance(value, bool)
-            may_be_zero = field.name == "max_worlds"  # no worlds beside the default one
+            may_be_zero = field.name == "max_worlds"  # the default world alone
             if not fits or not (value > 0 or (may_be_zero and value == 0)):
                 sign = "non-negative" if may_be_zero else "positive"
                 or_none = ", or None" if "None" in kind else ""

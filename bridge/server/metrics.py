@@ -35,7 +35,7 @@ _GAUGES = {
 _COUNTERS = {
     "steps": "Steps of environments, a lane each",
     "episodes": "Episodes that ended, a lane each",
-    "failures": "Requests at which an environment raised",
+    "failures": "How often an environment raised",
 }
 ROLES = ("client", "viewer", "stranger")
 _CHARGED = "Processor time charged to connections: what is not requests of clients"

@@ -182,10 +182,24 @@ class Registry:
 
     @property
     def has_room(self) -> bool:
-        """True if there are fewer worlds than there may be."""
-        most = self._limits.max_worlds
+        """True if a further client may have a world of its own, or be the first in the default one."""
         # With `max_worlds=0` all clients join the default world, whose own seats are the bound.
-        return not most or sum(other != DEFAULT_WORLD for other in self._entries) < most
+        return not self._limits.max_worlds or self._used < self._limits.max_worlds
+
+    @property
+    def _used(self) -> int:
+        """How many worlds are in use: all that clients made, and the default one while somebody plays in it."""
+        default = self._entries.get(DEFAULT_WORLD)
+        made = len(self._entries) - (default is not None)
+        return made + (default is not None and default.world.has_players)
+
+    def _refuse_another(self) -> RequestError:
+        return RequestError(
+            Code.RESOURCE_EXHAUSTED,
+            f"this server has max_worlds={self._limits.max_worlds} worlds in use, and serves no further client: close "
+            "an environment of yours, wait until another client leaves, start the server with a larger max_worlds, or "
+            "use another server",
+        )
 
     async def create_world(self, settings: Settings, owner: Session, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
@@ -200,11 +214,7 @@ class Registry:
             text = "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         if not self.has_room:
-            text = (
-                f"this server has max_worlds={self._limits.max_worlds} worlds already; destroy one of yours, wait "
-                "until another client leaves, or use another server"
-            )
-            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
+            raise self._refuse_another()
         # Not a number: who knows the name of a world can join and destroy it.
         name = f"world-{secrets.token_hex(8)}"
         self._entries[name] = None  # holds the place while the environment is built
@@ -245,8 +255,13 @@ class Registry:
         return world
 
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
-        """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`."""
+        """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`.
+
+        Raises:
+            RequestError: As `World.admit`; RESOURCE_EXHAUSTED where the default world would be one too many.
+        """
         joined: list[Agent] = []
+        was_free, had_room = not world.has_players, self.has_room
 
         def note(join: Callable[[Settings], Agent], settings: Settings) -> Agent:
             joined.append(join(settings))
@@ -257,7 +272,11 @@ class Registry:
         for observer in reversed(self._observers):
             join = partial(note, partial(observer.join, world, join=join))
         try:
-            return world.admit(settings, join, ours=ours)
+            agent = world.admit(settings, join, ours=ours)
+            # A world that a client made has its place since then. Who only watches takes none.
+            if world.name == DEFAULT_WORLD and was_free and not had_room and world.has_players:
+                raise self._refuse_another()
+            return agent
         except BaseException:
             # An agent that has joined would keep its seat although its client is refused: by an observer, which may be
             # a user's own, or for a setting that is read only then. The outermost leaves first.
@@ -284,6 +303,9 @@ class Registry:
         # One that ended by itself, such as an isolated one whose process died, is made anew below.
         if entry is not None and entry.world.alive:
             return entry.world
+        # Before it is made: there may be but one robot, which a client has in another world.
+        if not self.has_room:
+            raise self._refuse_another()
         with self._awaited() as self._default:
             try:
                 if entry is not None:

@@ -478,8 +478,7 @@ def space_json(space, where="the space"):
         items = [[key_json(key), space_json(item, f"{where}[{key!r}]")] for key, item in space.spaces.items()]
         return {"type": kind, "sort_keys": bool(getattr(space, "sort_keys", True)), "spaces": items}
     if kind == "Tuple":
-        items = [space_json(item, f"{where}[{index}]") for index, item in enumerate(space.spaces)]
-        return {"type": kind, "spaces": items}
+        return {"type": kind, "spaces": [space_json(item, f"{where}[{key}]") for key, item in enumerate(space.spaces)]}
     if kind == "MultiBinary":
         return {"type": kind, "n": np.asarray(space.n).tolist()}
     if kind == "Text":
@@ -594,10 +593,8 @@ def form_of(space, sample):
         order = [keys.index(key) for key in sample if key in space.spaces]
         parts = [form_of(item, sample[key]) for key, item in space.spaces.items()]
         return [order, parts] if order != sorted(order) or any(parts) else None
-    if kind == "Tuple":
-        parts = [form_of(item, part) for item, part in zip(space.spaces, sample)]
-        return [None, parts] if any(parts) else None
-    return None
+    parts = [form_of(item, part) for item, part in zip(space.spaces, sample)] if kind == "Tuple" else []
+    return [None, parts] if any(parts) else None
 
 
 # The simulator
@@ -988,6 +985,7 @@ class StandaloneSession:
 
     def __init__(self, server, is_bridge):
         self.server, self.is_bridge, self.world, self.running, self.closed = server, is_bridge, None, False, False
+        server.connections += 1  # until `close`
 
     def answer(self, data):
         """Return the answer to a request's bytes; or a Future to wait for, and then to give to `answer_late`."""
@@ -1027,8 +1025,9 @@ class StandaloneSession:
         if gymnasium.dtype != np.bool_ or gymnasium.shape:
             raise Refusal(f"expected the setting gymnasium to be a bool, got {gymnasium!r:.80}")
         if world.player is not None:
-            text = f"the world {world.name!r} is full: it has 1 agent of at most 1; wait until it leaves, or create"
+            text = "the world that was asked for is full: it has 1 agent of at most 1; wait until it leaves, or create"
             raise Refusal(f"{text} another world, if the server has room (its limit is max_worlds)", RESOURCE_EXHAUSTED)
+        self.server.require_room(world.name)
         world.enter(self, bool(gymnasium))
         self.world, world.ends_with_creator = world, world.ends_with_creator or world.creator is self
         response.specs.CopyFrom(world.specs())
@@ -1208,6 +1207,7 @@ class MainThread:
 class StandaloneLimits:
     """How much a server holds: connections and worlds at a time, and seconds.
 
+    `max_worlds` counts the worlds that clients use, the default one included; 0: there is the default one alone.
     A world that nobody is in ends after `idle_timeout`; ResetWorld waits `reset_world_timeout` for the world's player.
     """
 
@@ -1239,10 +1239,15 @@ class StandaloneServer:
 
     def create_world(self, settings):
         """Make a world with a name that cannot be guessed."""
-        self.destroy_idle()  # `work` has no time for it while requests come without a pause
-        if len(self.worlds) - ("" in self.worlds) >= self.limits.max_worlds:
-            raise Refusal(f"this server has max_worlds={self.limits.max_worlds} worlds already", RESOURCE_EXHAUSTED)
         return self._make_world("world-" + secrets.token_hex(8), settings)
+
+    def require_room(self, name):
+        """Refuse the use of a world, by its name, that would be one too many."""
+        # A world that a client made is in use while it is there, and the default one while somebody plays in it.
+        used = {key for key, world in self.worlds.items() if key or world.player is not None} | {name}
+        if len(used) > max(self.limits.max_worlds, name == ""):
+            text = f"this server has max_worlds={self.limits.max_worlds} worlds in use: close one of your environments"
+            raise Refusal(f"{text}, wait until another client leaves, or use another server", RESOURCE_EXHAUSTED)
 
     def find(self, name, make=True):
         """Return a world; the default one, whose name is empty, is made when it is first asked for."""
@@ -1263,6 +1268,8 @@ class StandaloneServer:
             self.destroy(world)
 
     def _make_world(self, name, settings):
+        self.destroy_idle()  # `work` has no time for it while requests come without a pause
+        self.require_room(name)
         plain = [key for key in settings if not key.startswith("kwargs.")]
         refuse_unknown(plain, [*self.SETTINGS, "kwargs.NAME"], "CreateWorld")
         asked = read_dict(settings.pop("kwargs"), "kwargs") if "kwargs" in settings else None
@@ -1307,10 +1314,7 @@ class StandaloneServer:
             yield answer
 
     def _open(self, is_bridge):
-        if self.connections >= self.limits.max_connections:
-            return None
-        self.connections += 1
-        return StandaloneSession(self, is_bridge)
+        return None if self.connections >= self.limits.max_connections else StandaloneSession(self, is_bridge)
 
     def run(self, host, port, credentials=None, started=lambda address: print(address, flush=True)):
         """Serve until Ctrl-C or SIGTERM; the thread that calls this runs the environments.
@@ -1403,7 +1407,7 @@ def read_arguments(arguments):
     add("--tls-key", metavar="PEM", help="its key")
     add("--tls-client-ca", metavar="PEM", help="the authority that must have signed the clients' certificates")
     add("--max-connections", type=int, default=64, metavar="N", help="connections at a time (default: 64)")
-    add("--max-worlds", type=int, default=64, metavar="N", help="worlds at a time, the default one apart (default: 64)")
+    add("--max-worlds", type=int, default=64, metavar="N", help="worlds in use at a time (default: 64)")
     options = parser.parse_args(arguments)
     if bool(options.tls_certificate) != bool(options.tls_key) or (options.tls_client_ca and not options.tls_key):
         parser.error("TLS needs both --tls-certificate and --tls-key")

@@ -260,6 +260,7 @@ class Bench:
         self.can_create = False
         self.no_world = ""  # why no world can be joined
         self.one_connection = ""  # why a second connection cannot be had
+        self.own_worlds = ""  # why a second connection cannot use a world that the first one made
         self.unlawful = ""  # why no lawful action is known
         self.text = ""
         self.cache: dict[str, Any] = {}
@@ -273,7 +274,13 @@ class Bench:
     def need_two(self) -> None:
         """Skip if the server serves one connection only."""
         if self.one_connection:
-            raise Skip(self.one_connection)
+            raise Skip(self.one_connection.removeprefix("!"))
+
+    def need_shared_world(self) -> None:
+        """Skip if two connections cannot use one world."""
+        self.need_two()
+        if self.own_worlds and self.options.world is None:
+            raise Skip(self.own_worlds)
 
     def need_create(self) -> None:
         """Skip where no worlds can be created."""

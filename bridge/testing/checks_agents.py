@@ -52,7 +52,7 @@ def by_the_agent(bench: Bench) -> None:
 @check("D-15", "ResetWorld interrupts the others once, with their observations, and waits for that")
 def from_outside(bench: Bench) -> None:
     """Reset the world of an agent from a connection that has not joined."""
-    bench.need_two()
+    bench.need_shared_world()
     with bench.joined() as agent, bench.connection() as caller:
         agent.start()
         uids = sorted(agent.specs.observations)
@@ -70,7 +70,7 @@ def from_outside(bench: Bench) -> None:
 
 
 def _not_blocked(bench: Bench, *, dies: bool) -> None:
-    bench.need_two()
+    bench.need_shared_world()
     with bench.joined() as agent, bench.connection() as caller:
         agent.start()
         caller.stream.send(_request(agent.world))
@@ -98,7 +98,7 @@ def dead(bench: Bench) -> None:
 @check("D-22", "several agents in one world each have specs and a sequence of their own")
 def several_agents(bench: Bench) -> None:
     """Join one world twice, step both at a time, let one leave."""
-    bench.need_two()
+    bench.need_shared_world()
     with bench.joined() as first, bench.connection() as second:
         join = pb.JoinWorldRequest(world_name=first.world or "", settings=bench.options.join_settings)
         answer = second.ask(join_world=join)

@@ -185,7 +185,7 @@ def rejoin(bench: Bench) -> None:
 @check("D-16", "LeaveWorld does not destroy the world: another connection can join it")
 def leave_keeps(bench: Bench) -> None:
     """Leave, and join from another connection."""
-    bench.need_two()
+    bench.need_shared_world()
     with bench.joined() as agent, bench.connection() as other:
         agent.start()
         agent.leave()

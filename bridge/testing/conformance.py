@@ -28,7 +28,7 @@ from bridge.testing import (
     checks_worlds,
     samples,
 )
-from bridge.testing.bench import CHECKS, Bench, Check, Failed, Options, Skip
+from bridge.testing.bench import CHECKS, Bench, Check, CheckedAgent, Failed, Options, Skip
 from bridge.testing.report import CheckResult, Report, Status
 from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe, open_channel
 from bridge.transport.address import Address, parse_address, shown_token
@@ -368,6 +368,7 @@ class _CheckRun:
             bench.cache["create"] = describe(answer)
             if answer.WhichOneof("payload") == "create_world":
                 bench.can_create, bench.no_world = True, ""
+                self._try(lambda: self._shared(agent, answer.create_world.world_name))
                 bench.destroy(agent, answer.create_world.world_name)
             elif options.create_settings:  # the default world is another one than what is to be checked
                 bench.no_world = "no world can be made with the given settings"
@@ -376,6 +377,20 @@ class _CheckRun:
         if bench.no_world:
             joined = bench.cache["default"] or "a world"
             bench.no_world += f': JoinWorld of "" gave {joined}, CreateWorld gave {bench.cache["create"]}'
+
+    def _shared(self, maker: CheckedAgent, name: str) -> None:
+        """Find out whether a world is there for other connections than the one that made it."""
+        bench = self.bench
+        if bench.one_connection:
+            return
+        join = pb.JoinWorldRequest(world_name=name, settings=bench.options.join_settings)
+        with bench.connection() as other:
+            answer = other.ask(join_world=join)
+        if answer.WhichOneof("payload") == "error" and maker.ask(join_world=join).WhichOneof("payload") != "error":
+            bench.own_worlds = (
+                f"a world is there for the connection alone that created it, as D-3 tells: another one got "
+                f"{describe(answer)}"
+            )
 
     def _second_connection(self) -> None:
         bench = self.bench

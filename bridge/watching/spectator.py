@@ -52,7 +52,7 @@ class Mirror(EnvironmentProxy):
         self._unseen: Stretch | None = None
         """The first steps that it has not told; None: it is in no episode."""
         self._error: RequestError | None = None
-        self.notes, self.failures = [], {}
+        self.notes, self.failures, self.retried = [], {}, []
 
     def hang_up(self, error: RequestError) -> None:
         """Let nobody wait any longer."""

@@ -39,6 +39,14 @@ DEFAULT_PLAYER = "agent"
 """Who acts where the client does not say."""
 OTHER_WORLD = "create another world, if the server has room for one (its limit is max_worlds)"
 """The advice for a client where a world is full. A world does not know how many more its server makes."""
+# Modules that call `reset` and `step` of environments and unpack what they return.
+_CALLERS = (
+    "bridge.",
+    "gymnasium.wrappers.",
+    "gymnasium.vector.sync_vector_env",
+    "gymnasium.utils.",
+    "pettingzoo.utils.",
+)
 _FLAGS = ("discount", "terminated", "truncated")
 _PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
 _EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
@@ -175,6 +183,11 @@ class World(abc.ABC):
         self.name = name
         self.scheduler = scheduler
         self.resets = ResetBook()
+
+    @property
+    def title_in_messages(self) -> str:
+        """How error messages name it: a user has never given the default world its name, which is empty."""
+        return f"the world {self.name!r}" if self.name else "the default world"
 
     lingers: float | None = None
     """Seconds after which it goes where nobody is in; None: it waits for the server's `idle_timeout`."""
@@ -358,22 +371,35 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
     return RequestError(
         Code.INTERNAL,
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
-        f"{form if 'unpack' in str(error) else ''}Fix the environment, or call reset() to begin a new episode.",
+        f"{form if _is_misshapen(error) else ''}Fix the environment, or call reset() to begin a new episode.",
     )
+
+
+def _is_misshapen(error: BaseException) -> bool:
+    """True if whoever called an environment could not unpack what it returned."""
+    trace = error.__traceback__
+    if trace is None or not isinstance(error, (TypeError, ValueError)) or "unpack" not in str(error):
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    # By the code that raised it, and not by its text alone: environments unpack archives and tuples of their own. An
+    # AsyncVectorEnv raises again what a lane raised in its process, so nothing is known there.
+    return str(trace.tb_frame.f_globals.get("__name__")).startswith(_CALLERS)
 
 
 def start_error(title: str, error: RequestError) -> SettingError | StartError:
     """Convert the refusal of a server's first environment: StartError where the environment failed, else SettingError.
 
-    Its traceback is left out: whoever starts the server sees the message.
-
     Args:
         title: The environment, for the message.
         error: Why it could not be made, or cannot be served.
     """
-    text = error.message.partition("\nTraceback ")[0]
-    kind = SettingError if error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION) else StartError
-    return kind(text if text.startswith(title) else f"{title}: {text}")
+    text, mark, rest = error.message.partition("\nTraceback ")
+    text = text if text.startswith(title) else f"{title}: {text}"
+    if error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION):
+        return SettingError(text)
+    # The last line, of `environment_failure`, tells a client what to do next.
+    return StartError(text, (mark + rest).strip().rpartition("\n")[0])
 
 
 def answer_to(where: str, error: BaseException) -> RequestError:

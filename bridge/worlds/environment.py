@@ -156,6 +156,8 @@ class Environment(Protocol):
     """Remarks for clients on what it returned; whoever tells them takes them."""
     failures: dict[int, str]
     """Why lanes failed in the last call, by lane, where each fails alone; always the same object."""
+    retried: list[str]
+    """What resets of such lanes raised that were tried again; whoever logs them takes them."""
 
     @property
     def ended(self) -> RequestError | None:
@@ -201,7 +203,7 @@ class EnvironmentProxy:
         self.executor = env.executor
         self.times = env.times
         self.notes = env.notes
-        self.failures = env.failures
+        self.failures, self.retried = env.failures, env.retried
 
     @property
     def ended(self) -> RequestError | None:

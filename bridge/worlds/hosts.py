@@ -63,6 +63,8 @@ class Host(abc.ABC, Generic[E]):
         """Why lanes failed in the last call, by lane, where each fails alone; always the same dict."""
         self.names: AttributeList | None = None
         """What its attributes are called; None: nobody is told, as of lanes."""
+        self.retried: list[str] = []
+        """What resets of such lanes raised that were tried again; whoever logs them takes them."""
 
     def reset(self, seed: object, options: Any) -> Result:
         """Reset it, as a local caller would: not every `reset` takes both."""
@@ -268,13 +270,13 @@ class LanesHost(Host[Lanes]):
 
     def _adopt(self, env: Lanes) -> None:
         facts = self.facts
-        self.env = env = with_lanes_of_ours(env, facts.observation_space, facts.reward_space)
+        self.env = env = with_lanes_of_ours(env, facts.reward_space)
         refuse_array_rewards(env, facts.reward_space)
         inner = env.unwrapped
         self._is_async = isinstance(inner, AsyncVectorEnv)
         self._ours = inner if isinstance(inner, LaneVectorEnv) else None
         if self._ours is not None:
-            self.failures = self._ours.failed
+            self.failures, self.retried = self._ours.failed, self._ours.retried
         # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
         self._collects = type(env) in (LaneVectorEnv, AsyncVectorEnv)
         if type(env) is AsyncVectorEnv:

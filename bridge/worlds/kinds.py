@@ -16,13 +16,15 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
 import gymnasium
+import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 from bridge.encoding.space_json import published_space
-from bridge.errors import SettingError
+from bridge.errors import Code, RequestError, SettingError
+from bridge.gymnasium_versions import dict_space
 from bridge.worlds.environment import EnvFacts, Spaces
 
 __all__ = [
@@ -55,6 +57,36 @@ Lanes = VectorEnv[Any, Any, Any]
 EnvWrapper = gymnasium.Wrapper[Any, Any, Any, Any]
 _OF_LANES = ("num_envs", "single_observation_space", "single_action_space")
 _OF_ALL = ("reset", "step")
+# The wrappers of Gymnasium that count or keep something for one environment, and what that does to several: their
+# episodes end at different steps, and begin anew without a `reset` that a wrapper would see. By their names, because
+# some cannot be imported without extras, and older versions of Gymnasium lack some.
+_OF_ONE = {
+    "TimeLimit": "counts the steps of one environment, and ends the episodes of all of them for ever",
+    "Autoreset": "resets all of them when one ends",
+    "RecordEpisodeStatistics": "adds up the rewards of one environment",
+    "NormalizeReward": "keeps the return of one environment",
+    "DelayObservation": "gives observations of the episode before",
+    "FrameStackObservation": "stacks observations of the episode before",
+    "TimeAwareObservation": "counts the steps of one environment",
+    "MaxAndSkipObservation": "repeats an action until one environment ends",
+    "RepeatAction": "repeats an action until one environment ends",
+    "StickyAction": "repeats actions of the episode before",
+    # The others derive from the first in newer versions of Gymnasium.
+    **dict.fromkeys(
+        ("ArrayConversion", "JaxToNumpy", "JaxToTorch", "NumpyToTorch"),
+        "makes numbers of the rewards and flags of one environment",
+    ),
+}
+_REMEDIES = {
+    "TimeLimit": "register it without max_episode_steps, or make it with max_episode_steps=-1, and let the simulator "
+    "truncate each of them",
+    "RecordEpisodeStatistics": "leave it out, and use gymnasium.wrappers.vector.RecordEpisodeStatistics at the client",
+    "NormalizeReward": "leave it out, and use gymnasium.wrappers.vector.NormalizeReward at the client",
+    **dict.fromkeys(
+        ("ArrayConversion", "JaxToNumpy", "JaxToTorch", "NumpyToTorch"),
+        "leave it out; serve_gym(array='torch') or 'jax' gives the simulator arrays of that library",
+    ),
+}
 # Not None, which an attribute may be: `reward_space = None` says that rewards are numbers.
 _MISSING = object()
 
@@ -133,15 +165,38 @@ class _Unregistered:
 
 
 class BatchVector(_Unregistered, Lanes):
-    """A batched simulator that is no `VectorEnv`, as one."""
+    """A batched simulator that is no `VectorEnv`, as one.
+
+    Raises:
+        SettingError: A wrapper around it is for one environment, and would make its data false.
+    """
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
+        _refuse_wrappers_of_one(env)
         self.num_envs = int(read_attribute(env, "num_envs"))
-        self.single_observation_space = read_attribute(env, "single_observation_space")
-        self.single_action_space = read_attribute(env, "single_action_space")
+        self.single_observation_space = _space_of_lane(env, "observation_space", self.num_envs)
+        self.single_action_space = _space_of_lane(env, "action_space", self.num_envs)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    def step(self, action: Any) -> Any:
+        """Step all lanes.
+
+        Raises:
+            RequestError: One flag says of all lanes that their episodes ended, as from a wrapper for one environment.
+        """
+        result = self.env.step(action)
+        flags_by_name = zip(("terminated", "truncated"), result[2:4], strict=True) if len(result) == 5 else ()
+        # NumPy would spread the one flag over all lanes, and a trainer would learn from ends that never were.
+        for name, flags in flags_by_name:
+            if np.shape(flags) != (self.num_envs,) and np.size(flags) == 1 and bool(flags):
+                raise RequestError(
+                    Code.INTERNAL,
+                    f"expected {name} as an array of shape ({self.num_envs},) from {_stack(self.env)}, got "
+                    f"{flags!r:.80}; a wrapper for one environment must not stand around several",
+                )
+        return result
 
 
 class _Single(_Unregistered, GymEnv):
@@ -157,18 +212,19 @@ def recognise(env: object) -> Known:
     """Return what a user's function returned as one of the three types that worlds step.
 
     Raises:
-        SettingError: It is none of them; the message begins with what it is, and says what it lacks.
+        SettingError: It is none of them, or is lanes in a wrapper for one environment; the message begins with what it
+            is, and says what it lacks or what to do.
     """
     if is_parallel(env):
         return env
-    lacking = [name for name in _OF_LANES if read_attribute(env, name) is _MISSING]
-    if isinstance(env, VectorEnv) and not lacking:
+    if isinstance(env, VectorEnv) and not _lacking(env):
         return env
     # Before `gymnasium.Env`: Isaac Lab's environments are that too, but step all lanes.
-    if not lacking and _is_steppable(env) and not _is_unbatched(env):
+    if _is_batched(env):
         return BatchVector(env)
     if isinstance(env, gymnasium.Env):
         return env
+    lacking = _lacking(env)
     # An object with one of the attributes of lanes is taken for lanes that lack the others.
     needed = (*_OF_ALL, *(_OF_LANES if len(lacking) < len(_OF_LANES) else ("observation_space", "action_space")))
     missing = [name for name in needed if read_attribute(env, name) is _MISSING]
@@ -178,6 +234,15 @@ def recognise(env: object) -> Known:
             f"have: it has no {', '.join(missing or _OF_ALL)}"
         )
     return _Single(env)
+
+
+def _lacking(env: object) -> list[str]:
+    return [name for name in _OF_LANES if read_attribute(env, name) is _MISSING]
+
+
+def _is_batched(env: object) -> bool:
+    """True if an environment steps lanes, whatever its class."""
+    return not _lacking(env) and _is_steppable(env) and not _is_unbatched(env)
 
 
 def _is_steppable(env: object) -> bool:
@@ -191,6 +256,69 @@ def _is_unbatched(env: object) -> bool:
     if not isinstance(env, gymnasium.Wrapper) or all(name in dir(env) for name in _OF_LANES):
         return False
     return bool(env.action_space == read_attribute(env, "single_action_space"))
+
+
+def _stack(env: object) -> str:
+    """Return the classes of the wrappers, the outermost first, and of the environment, for a message."""
+    names = [type(layer).__name__ for layer in layers_of(env)]
+    return "<".join(names) + ">" * (len(names) - 1)
+
+
+def _refuse_wrappers_of_one(env: object) -> None:
+    """Raise SettingError where a wrapper of Gymnasium that is for one environment stands around a batched simulator."""
+    for layer in layers_of(env):
+        for kind in type(layer).__mro__:
+            of_gymnasium = kind.__module__.startswith("gymnasium.wrappers.") and kind.__name__ in _OF_ONE
+            if not of_gymnasium or not _steps_as(type(layer), kind):
+                continue
+            raise SettingError(
+                f"{_stack(env)}, which steps several environments at once, while {kind.__name__} is for one: it "
+                f"{_OF_ONE[kind.__name__]}; {_REMEDIES.get(kind.__name__, 'leave it out')}"
+            )
+
+
+def _steps_as(own: type, kind: type) -> bool:
+    """True if the `step` of a class is that of a class that it derives from, or calls it by `super()`."""
+    step, inherited = getattr(own, "step", None), getattr(kind, "step", None)
+    # Python's compiler gives this variable to each function that has a `super()`.
+    return step is inherited or "__class__" in getattr(getattr(step, "__code__", None), "co_freevars", ())
+
+
+def _space_of_lane(env: object, name: str, lanes: int) -> Any:
+    """Return one lane's `observation_space` or `action_space`, as the wrappers around a simulator leave it.
+
+    Raises:
+        SettingError: A wrapper changed the space of all lanes to one that does not have the same part for each.
+    """
+    single = read_attribute(env, f"single_{name}")
+    for layer in layers_of(env):
+        # Statically: a wrapper that hands on the attributes of what it wraps does not say it itself.
+        if inspect.getattr_static(layer, f"single_{name}", _MISSING) is not _MISSING:
+            break
+    own, inner = getattr(env, name, None), getattr(layer, name, None)
+    if own is inner or own in (inner, single):
+        return single
+    # The wrapper knows the space of all lanes alone: RescaleAction changes their bounds, DtypeObservation their dtype.
+    part = _part_of(own, lanes)
+    if part is None:
+        raise SettingError(
+            f"{_stack(env)}, which steps {lanes} environments at once, and whose wrapper changes the {name} to "
+            f"{own!r:.200}, which does not have the same space for each of them: give the wrapper a single_{name}, or "
+            "leave it out"
+        )
+    return part
+
+
+def _part_of(space: Any, lanes: int) -> Space[Any] | None:
+    """Return the space of which a space is the batch; None: it is that of none, or not known."""
+    part: Space[Any] | None = None
+    if isinstance(space, spaces.Box) and space.shape[:1] == (lanes,):
+        part = spaces.Box(space.low[0], space.high[0], space.shape[1:], cast(Any, space.dtype).type)
+    elif isinstance(space, spaces.Dict):
+        parts = [(key, _part_of(item, lanes)) for key, item in space.spaces.items()]
+        if all(item is not None for _, item in parts):
+            part = dict_space(cast(Any, parts), sort_keys=getattr(space, "sort_keys", True))
+    return part if part is not None and batch_space(part, lanes) == space else None
 
 
 def is_parallel(env: object) -> TypeGuard[ParallelEnv]:
@@ -299,11 +427,18 @@ def facts_of(env: Known) -> EnvFacts:
     """Describe an environment.
 
     Raises:
-        SettingError: Its rewards have a space that is no Box, or it is of several agents, but has none.
+        SettingError: Its rewards have a space that is no Box, it is lanes of which each steps several environments, or
+            it is of several agents, but has none.
     """
     *_, innermost = layers_of(env)
     kind = type(innermost).__name__
     if isinstance(env, VectorEnv):
+        if any(_is_batched(lane) for lane in local_parts(env)[:1]):
+            raise SettingError(
+                f"expected num_envs={env.num_envs} environments that are stepped one by one, got "
+                f"{_stack(local_parts(env)[0])}, which steps several at once itself: leave num_envs out, and say how "
+                "many by an argument of its own, such as env_kwargs={'num_envs': 4}"
+            )
         pair = _published(env.single_observation_space, env.single_action_space)
         of_gymnasium = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         # Isaac Lab and ManiSkill do not say it: simulators that step all lanes at once reset them at once too.

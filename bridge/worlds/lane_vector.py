@@ -7,7 +7,7 @@ fails, SyncVectorEnv raises, and the episodes of all lanes are over. Here only t
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -17,9 +17,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from bridge.encoding import values
+from bridge.encoding.space_json import published_space
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError, TensorError
+from bridge.gymnasium_versions import SyncLanes
 from bridge.worlds.base import answer_to
 from bridge.worlds.environment import kept
 from bridge.worlds.kinds import Lanes
@@ -29,18 +31,17 @@ __all__ = ["LaneInfos", "LaneVectorEnv", "with_lanes_of_ours"]
 
 LaneInfos = dict[int, Mapping[str, object]]
 """The infos of those lanes that have one."""
-# Attempts of a reset that the user asked for. The client, too, makes as many for a slot of a single environment.
+# The client makes as many attempts for a slot of a single environment.
 _RESET_ATTEMPTS = 3
 
 
-def with_lanes_of_ours(env: Lanes, observation_space: Space[object], reward_space: Space[object] | None) -> Lanes:
+def with_lanes_of_ours(env: Lanes, reward_space: Space[object] | None) -> Lanes:
     """Return a vector environment with a LaneVectorEnv in place of the SyncVectorEnv in it, if there is one.
 
     A subclass of SyncVectorEnv stays as it is: its own `step` may do more.
 
     Args:
         env: The vector environment, perhaps in wrappers, which keep their places.
-        observation_space: Of one environment, as it is published.
         reward_space: Of one environment; None: rewards are numbers.
     """
     outer: Any = None
@@ -49,7 +50,7 @@ def with_lanes_of_ours(env: Lanes, observation_space: Space[object], reward_spac
         outer, inner = inner, inner.env
     if type(inner) is not SyncVectorEnv:
         return env
-    lanes = LaneVectorEnv(inner, observation_space, reward_space)
+    lanes = LaneVectorEnv(inner, reward_space)
     # Gymnasium closes a vector environment that nobody refers to any more, but these environments go on.
     inner.closed = True
     if outer is None:
@@ -58,37 +59,47 @@ def with_lanes_of_ours(env: Lanes, observation_space: Space[object], reward_spac
     return env
 
 
-class LaneVectorEnv(SyncVectorEnv[Any, Any]):
+class LaneVectorEnv(SyncLanes):
     """A SyncVectorEnv in which a lane that fails ends its own episode alone.
 
     A lane fails if its environment raises in `reset` or `step`, or returns an observation that is not of its space, a
     reward that is none, flags without a truth value, or an info that is no dict. It is truncated: with the observation
     that it had last, reward 0.0, and the reason as `error` in its info. It begins anew as a lane that ended does.
 
+    A reset that raises is tried again at once. Where it raises each time, the lane is truncated too, and the next step
+    tries again. In the mode SAME_STEP, the step that should have been the first of the next episode is truncated.
+    Where no lane can begin, and so none is in an episode, the call raises.
+
     The observations of `reset_lanes` and `step_lanes` are written over by the second call after them.
 
     Args:
         vector: Whose environments are stepped, and are this object's from here on.
-        observation_space: Of one environment, as it is published.
         reward_space: Of one environment; None: rewards are numbers.
     """
 
     def __init__(
         self,
-        vector: SyncVectorEnv[Any, Any],
-        observation_space: Space[object],
+        vector: SyncLanes,
         reward_space: Space[object] | None,
     ) -> None:
         vars(self).update(vars(vector))
         lanes = self.num_envs
         self.failed: dict[int, str] = {}
         """Why lanes failed in the last call, by lane; always the same dict."""
+        self.retried: list[str] = []
+        """What resets raised that were tried again; whoever logs them takes them."""
         self.notes = values.Notes()
         """Remarks for clients on what environments returned."""
-        self._layout = Layout(observation_space, "observation")
+        self._layout = Layout(published_space(self.single_observation_space), "observation")
         # Of text, graphs and sequences a batch is a tuple of what the environments returned, whatever that is. For
         # these spaces each observation is looked at, and copied: an environment may change it in its next step.
         self._holds_objects = any(leaf.kind not in ("array", "scalar") for leaf in self._layout.leaves)
+        leaf = self._layout.leaves[0] if self._layout.single else None
+        dtype: Any = leaf.space.dtype if leaf is not None and leaf.kind == "array" else None
+        self._array = None if leaf is None or dtype is None else (dtype, leaf.space.shape)
+        """Dtype and shape of observations that are one array; None: they are something else."""
+        # NumPy writes int64 into int8 without a word, whatever is lost. Integers of another dtype are looked at.
+        self._integers = dtype if dtype is not None and dtype.kind in "iu" else None
         self._rewards_read = Rewards(reward_space, None)
         self._reward_dtype = np.dtype(np.float64) if reward_space is None else reward_space.dtype
         self._no_reward: Any = 0.0 if reward_space is None else np.zeros(reward_space.shape or (), reward_space.dtype)
@@ -100,6 +111,8 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         """Each lane's newest observation."""
         self._over = [False] * lanes
         """True for a lane without a running episode."""
+        self._unbegun: dict[int, str] = {}
+        """In the mode SAME_STEP: why lanes could not begin their next episodes in the step that ended the last ones."""
 
     # As SyncVectorEnv
 
@@ -150,6 +163,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
 
         Raises:
             Exception: What the environment of a lane raised that has no observation yet.
+            RequestError: What an environment raised, where no lane is in an episode.
         """
         count = self.num_envs
         seeds = [seed + lane for lane in range(count)] if isinstance(seed, (int, np.integer)) else seed
@@ -161,18 +175,19 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         self.failed.clear()
         infos: LaneInfos = {}
         for lane in chosen:
-            for attempt in range(_RESET_ATTEMPTS):
-                try:
-                    # A copy of the options: an environment may take out what it has read.
-                    given = {"seed": seeds and seeds[lane], "options": None if own is None else dict(own)}
-                    self._begin(lane, infos, check=True, **given)
-                    break
-                except KeyboardInterrupt:
-                    raise
-                except BaseException as error:
-                    if attempt == _RESET_ATTEMPTS - 1:
-                        self._fail(lane, "reset", error, infos)
-        return self._batched(), infos
+            self._unbegun.pop(lane, None)
+            try:
+                self._begin(lane, infos, seed=None if seeds is None else seeds[lane], options=own)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self._fail(lane, "reset", error, infos)
+                self._unbegun[lane] = self.failed[lane]
+        if self.failed and all(self._over):
+            raise self._first_failure()
+        observations = self._concatenated()
+        self._began = True
+        return observations, infos
 
     def step_lanes(self, actions: Any) -> tuple[Any, Array, Array, Array, LaneInfos]:
         """Step the environments; one whose episode is over begins the next one, as the autoreset mode says.
@@ -186,6 +201,7 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
 
         Raises:
             gymnasium.error.ResetNeeded: In the mode DISABLED, a lane's episode is over.
+            RequestError: What an environment raised, where none could begin an episode.
         """
         if self.autoreset_mode is AutoresetMode.DISABLED and any(self._over):
             ended = [lane for lane, over in enumerate(self._over) if over]
@@ -197,24 +213,34 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         rewards: list[Any] = []
         terminations: list[bool] = []
         truncations: list[bool] = []
-        seen, over = self._seen, self._over
+        seen, over, looks, integers = self._seen, self._over, self._holds_objects, self._integers
+        plain_reward = self._rewards_read.plain_type
+        begun: list[int] = []
         for lane, (env, action) in enumerate(zip(self.envs, iterate(self.action_space, actions), strict=True)):
             reward, terminated, truncated = self._no_reward, False, False
             begins = over[lane]
             try:
-                if begins:
-                    # What it returns is looked at below, as what `step` returns is.
-                    self._begin(lane, infos, check=self._holds_objects)
+                if begins and same_step:
+                    begun.append(lane)
+                    # Between the last observation of an episode and the first one of another there is no transition:
+                    # this step is told as an episode of its own, which was cut off.
+                    truncated, infos[lane] = True, {"error": self._unbegun[lane]}
+                elif begins:
+                    begun.append(lane)
+                    self._begin(lane, infos, checks=looks or integers is not None)
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
                     # Nearly all environments return these types: everything else takes the longer way.
-                    if type(reward) is not float:
+                    if type(reward) is not plain_reward:
                         reward = self._read_reward(reward)
                     if type(terminated) is not bool or type(truncated) is not bool:
                         terminated, truncated = bool(terminated), bool(truncated)
                     ends = terminated or truncated
-                    if self._holds_objects or (same_step and ends):
+                    if looks or (integers is not None and getattr(observation, "dtype", None) is not integers):
                         observation = self._checked(observation)
+                    elif same_step and ends:
+                        # What the reset returns takes its place in the batch, which is where it would be found wrong.
+                        self._checked(observation)
                     if info:
                         infos[lane] = _copied_info(info)
                     seen[lane], over[lane] = observation, ends
@@ -225,53 +251,68 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
                 self._fail(lane, "reset" if begins else "step", error, infos)
                 reward, terminated, truncated = self._no_reward, False, True
             if same_step and over[lane]:
-                self._begin_at_once(lane, infos, again=not begins)
+                self._begin_at_once(lane, infos)
             rewards.append(reward)
             terminations.append(terminated)
             truncations.append(truncated)
         try:
             observations = self._concatenated()
         except Exception:
-            for lane in self._fail_wrong_ones(infos):
+            for lane in self._fail_wrong_ones(infos, begun):
                 rewards[lane], terminations[lane], truncations[lane] = self._no_reward, False, True
                 if same_step:
-                    self._begin_at_once(lane, infos, again=True)
+                    self._begin_at_once(lane, infos)
             observations = self._concatenated()
+        if len(begun) == self.num_envs and all(over):
+            raise self._first_failure()
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return observations, np.array(rewards, self._reward_dtype), *flags, infos
 
-    def _begin(self, lane: int, infos: LaneInfos, *, check: bool, **given: Any) -> None:
-        """Reset an environment, and keep what it returns; `check` raises where that is not of its space."""
-        observation, info = self.envs[lane].reset(**given)
-        if check:
-            observation = self._checked(observation)
-        if info:
-            # In the mode SAME_STEP it has the end of the episode before, too.
-            infos[lane] = {**infos.get(lane, {}), **_copied_info(info)}
-        self._seen[lane], self._over[lane] = observation, False
-
-    def _begin_at_once(self, lane: int, infos: LaneInfos, *, again: bool) -> None:
-        """Begin the next episode in the step that ended the last one (SAME_STEP).
+    def _begin(
+        self, lane: int, infos: LaneInfos, *, checks: bool = True, attempts: int = _RESET_ATTEMPTS, **given: Any
+    ) -> None:
+        """Reset an environment, and keep what it returns; raises what the last attempt raised where each one does.
 
         Args:
             lane: The lane.
-            infos: Has the info of the step that ended the episode; the lane's becomes that of the reset.
-            again: False where this step was to begin an episode, and could not: the next one tries again.
+            infos: Gets its info.
+            checks: Look at the observation now. False: a wrong one is found when it is put into the batch.
+            attempts: How often it is reset at most.
+            given: For the environment.
         """
+        while True:
+            attempts -= 1
+            try:
+                # A copy of the options: an environment may take out what it has read.
+                observation, info = self.envs[lane].reset(**{key: kept(value) for key, value in given.items()})
+                if checks:
+                    observation = self._checked(observation, notes=self.notes)
+                # In the mode SAME_STEP the lane's info has the end of the episode before, too.
+                told = {**infos.get(lane, {}), **_copied_info(info)} if info else None
+                break
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                if not attempts:
+                    raise
+                self.retried.append(answer_to("reset", error).message)
+        if told is not None:
+            infos[lane] = told
+        self._seen[lane], self._over[lane] = observation, False
+
+    def _begin_at_once(self, lane: int, infos: LaneInfos) -> None:
+        """Begin the next episode in the step that ended the last one (SAME_STEP)."""
         # A copy: the environment may write its first observation into the same array.
         self._seen[lane] = copy.deepcopy(self._seen[lane])
-        last = infos.get(lane, {})
-        infos[lane] = {"final_obs": self._seen[lane], "final_info": last}
+        infos[lane] = {"final_obs": self._seen[lane], "final_info": infos.get(lane, {})}
+        self._unbegun.pop(lane, None)
         try:
-            if again:
-                self._begin(lane, infos, check=True)
-            else:
-                infos[lane] = {**infos[lane], **last}
+            self._begin(lane, infos)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # as in `step_lanes`
-            self.failed[lane] = answer_to("reset", error).message
-            infos[lane] = {**infos[lane], "error": self.failed[lane]}
+            message = answer_to("reset", error).message
+            self.failed[lane] = self._unbegun[lane] = infos[lane]["error"] = message  # type: ignore[index]
 
     def _fail(self, lane: int, where: str, error: BaseException, infos: LaneInfos) -> None:
         """End the episode of a lane whose environment failed; raises the error where there is no observation yet."""
@@ -284,6 +325,9 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         self._seen[lane] = copy.deepcopy(next(row for number, row in enumerate(rows) if number == lane))
         self._over[lane] = True
 
+    def _first_failure(self) -> RequestError:
+        return RequestError(Code.INTERNAL, next(iter(self.failed.values())))
+
     # What environments return
 
     def _read_reward(self, reward: Any) -> Any:
@@ -292,54 +336,73 @@ class LaneVectorEnv(SyncVectorEnv[Any, Any]):
         # A copy: several environments may write their rewards into the same array.
         return np.array(read) if isinstance(read, np.ndarray) else read
 
-    def _checked(self, observation: Any) -> Any:
-        """Return an observation, copied where a batch would hold the object itself.
+    def _checked(self, observation: Any, notes: values.Notes | None = None) -> Any:
+        """Return an observation as a batch can hold it, as it is or converted.
+
+        Where its batch would hold the object itself, it is copied.
+
+        Args:
+            observation: What an environment returned.
+            notes: Is told of what comes as another dtype; None: nothing is.
 
         Raises:
             RequestError: It is not of the observation space.
         """
-        space: Any = self.single_observation_space
+        if type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._array:
+            return observation
         try:
-            if self._holds_objects:
-                self._layout.pack(observation, rounding=True)
-                observation = kept(observation)
-            empty: Any = create_empty_array(space, n=1, fn=np.zeros)
-            concatenate(space, [observation], empty)
-        except Exception as error:
-            text = f"the environment's observation is not of its observation_space: {self._why(observation, error)}"
+            arrays = self._layout.pack(observation, rounding=True)
+        except TensorError as error:
+            text = f"the environment's observation is not of its observation_space: {error}"
             raise RequestError(Code.INTERNAL, text) from error
+        if notes is not None:
+            for index in range(len(arrays)):
+                self._layout.note_type(index, observation, notes)
+        # As of a single environment: int64 comes as uint8 where nothing is lost, which NumPy does not do by itself.
+        if not self._holds_objects:
+            return self._layout.unpack(arrays)
+        observation = kept(observation)
+        space: Any = self.single_observation_space
+        empty: Any = create_empty_array(space, n=1, fn=np.zeros)
+        try:
+            concatenate(space, [observation], empty)
+        except Exception:
+            observation = self._layout.unpack(arrays)
         return observation
 
-    def _why(self, observation: Any, error: Exception) -> Exception:
-        """Return what is wrong with an observation: NumPy's error alone does not say what was expected."""
-        try:
-            self._layout.pack(observation, rounding=True)
-        except TensorError as better:
-            return better
-        return error
+    def _fail_wrong_ones(self, infos: LaneInfos, begun: Sequence[int]) -> list[int]:
+        """Convert the observations that do not fit into a batch as they are; fail the lanes of wrong ones.
 
-    def _fail_wrong_ones(self, infos: LaneInfos) -> list[int]:
-        """Fail the lanes whose observations are not of their space, and return them; there are some."""
+        Args:
+            infos: Get the reasons.
+            begun: The lanes that were reset, which are reset again.
+
+        Returns:
+            The lanes that failed.
+        """
         wrong = []
         for lane, observation in enumerate(self._seen):
             try:
-                self._checked(observation)
-            except RequestError as error:
-                self._fail(lane, "step", error, infos)
+                try:
+                    self._seen[lane] = self._checked(observation)
+                except RequestError as error:
+                    if lane not in begun:
+                        raise
+                    self.retried.append(error.message)
+                    infos.pop(lane, None)
+                    self._begin(lane, infos, attempts=_RESET_ATTEMPTS - 1)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # as in `step_lanes`
+                self._fail(lane, "reset" if lane in begun else "step", error, infos)
                 wrong.append(lane)
         return wrong
 
     def _concatenated(self) -> Any:
-        """Return all lanes' newest observations as a batch; raises where one is not of its space."""
+        """Return all lanes' newest observations as a batch; raises where one does not fit into it."""
         space: Any = self.single_observation_space
         observations = concatenate(space, self._seen, self._next_batch)
         self._batch, self._next_batch = observations, self._batch
-        return observations
-
-    def _batched(self) -> Any:
-        """Return what `reset_lanes` returns, whose observations were checked one by one."""
-        observations = self._concatenated()
-        self._began = True
         return observations
 
 
@@ -347,4 +410,8 @@ def _copied_info(info: Any) -> dict[str, object]:
     """Return a copy of an info, since environments may share one dict; raises TypeError where it is no dict."""
     if not isinstance(info, Mapping):
         raise TypeError(f"expected a dict as info, got {info!r:.80} of type {type(info).__name__}")
-    return dict(info)
+    # With what is in it: several environments may also write into one array or list.
+    try:
+        return {key: kept(value) for key, value in info.items()}
+    except RecursionError:  # it contains itself
+        return dict(info)

@@ -43,7 +43,7 @@ class LocalEnv:
         self.facts = host.facts
         self.times = StepTimes()
         self.notes = host.notes
-        self.failures = host.failures
+        self.failures, self.retried = host.failures, host.retried
         self.step = partial(executor.run, self._step)  # a method would be one call more in each step
 
     ended: RequestError | None = None

@@ -54,13 +54,15 @@ def as_policy(what: str, given: object, space: spaces.Space[object]) -> Policy:
     Raises:
         SettingError: It is none of these.
         AddressError: The URL cannot be read.
+        SettingError: The CA's certificate that the URL names cannot be read.
     """
     _check(what, given)
     if isinstance(given, str) and given != RANDOM:
         from bridge.policies.remote_policy import RemotePolicy  # it needs an extra
 
         # Nobody tells a policy in a seat where episodes begin, so no rest of a chunk may be kept; and a world that
-        # other agents play in does not wait for a server to come back.
+        # other agents play in does not wait for a server to come back. Each frame waits for the answer: the timeout is
+        # short, but for what the URL says.
         return RemotePolicy(given, execution_horizon=1, timeout=_TIMEOUT, reconnect=0.0)
     return given if callable(given) else partial(_random_action, space)
 

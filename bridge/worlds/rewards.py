@@ -35,6 +35,8 @@ class Rewards:
         self._layout = None if space is None else Layout(space, "reward", lanes)
         self.spec = number if self._layout is None else self._layout.specs[0]
         self._lanes = lanes
+        self.plain_type = float if space is None and lanes is None else None
+        """The type of rewards that need not be read, as nearly all are; None: all need it."""
 
     def read(self, reward: object, notes: values.Notes) -> object:
         """Return a reward: a float, or an array of the reward space; of lanes an array `(lanes, …)`.
@@ -42,18 +44,20 @@ class Rewards:
         Raises:
             RequestError: It is no number, or not of the reward space.
         """
-        # Nearly all rewards are floats: in each step they take the shortest way.
-        if type(reward) is float and self._lanes is None:
+        if type(reward) is self.plain_type:
             return reward
         if self._layout is not None:
             return self._pack(reward, notes)
         if self._lanes is None:
             return as_number(reward)
-        array: Array = np.asarray(reward, np.float64)
+        try:
+            array: Array = np.asarray(reward, np.float64)
+        except (TypeError, ValueError):  # texts, or arrays of different lengths
+            array = np.zeros(())
         if array.shape != (self._lanes,):
             raise RequestError(
                 Code.INTERNAL,
-                f"expected a number as the reward of each lane, got {array!r:.80}; rewards of a reward_space need "
+                f"expected a number as the reward of each lane, got {reward!r:.80}; rewards of a reward_space need "
                 f"vectorization_mode='sync'; {_REMEDY}",
             )
         return array

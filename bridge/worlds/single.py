@@ -50,6 +50,7 @@ class EnvAgent(Agent):
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
         self._rewards = Rewards(self._facts.reward_space, lanes)
+        self._plain_reward = self._rewards.plain_type
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # Integers, and not a dict of them, from which an environment may take what it has read.
         integers = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
@@ -178,7 +179,7 @@ class EnvAgent(Agent):
         as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
         parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         # An empty info, which is not encoded anew in each step.
-        told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms
+        told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms or self._failed
         info, reward = self._encode_info() if told else NO_INFO, self._reward
         if self.lanes is not None:
             return [*parts, reward, self._terminated, self._truncated, info]
@@ -193,7 +194,7 @@ class EnvAgent(Agent):
             env.notes.clear()
         # The form is told when it changes, and the client keeps it.
         if form == self._form:
-            if not self._info and not self._notes:
+            if not self._info and not self._notes and not self._failed:
                 return NO_INFO
             return values.encode_info(self._info, self._notes, failed=self._failed)
         self._form = form
@@ -243,7 +244,9 @@ class GymAgent(EnvAgent):
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = reward if type(reward) is float else self._rewards.read(reward, self._notes)
+            self._reward[...] = (
+                reward if type(reward) is self._plain_reward else self._rewards.read(reward, self._notes)
+            )
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
         except Exception as error:
@@ -298,22 +301,26 @@ class VectorAgent(EnvAgent):
 
     def _note_failures(self) -> None:
         """Keep which lanes failed in the last call of the environment, and have the server log why."""
-        failures = self._world.env.failures
+        failures, retried = self._world.env.failures, self._world.env.retried
         if failures or self._failed:
             self._failed = tuple(failures)
-        for message in failures.values():
-            self._world.report_failure(message)
+        if failures or retried:
+            for message in (*retried, *failures.values()):
+                self._world.report_failure(message)
+            retried.clear()
 
     async def apply(self, action: object) -> int:
         """Step all lanes with actions of their own."""
         result = await self._world.env.step(action)
         self._note_failures()
+        # Those that ended before: what failed is their reset, and no episode ended by it.
+        unbegun = sum(bool(self._terminated[lane] or self._truncated[lane]) for lane in self._failed)
         with failures_in("step"):
             self._observation, reward, terminated, truncated, self._info = result
             self._reward[...] = self._rewards.read(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
-        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated))
+        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated)) - unbegun
         return pb.RUNNING
 
 
@@ -358,7 +365,7 @@ class EnvWorld(World):
         self.refuse_if_over()
         if self._agent is not None:
             remedy = f"wait until it leaves, or {OTHER_WORLD}"
-            text = f"the world {self.name!r} is full: it has 1 agent of at most 1; {remedy}"
+            text = f"{self.title_in_messages} is full: it has 1 agent of at most 1; {remedy}"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         self._agent = self.make_agent()
         # A ResetWorld that came while nobody was in is for the agent that comes first.

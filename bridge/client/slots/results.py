@@ -92,6 +92,8 @@ class Results:
         """Why an episode was cut off, by row."""
         self.failures: dict[int, EnvironmentFailedError] = {}
         """How the environment of a lane failed, which ended that lane's episode alone, by row."""
+        self._unbegun: dict[int, EnvironmentFailedError] = {}
+        """Those of `failures` which the server told with the step before."""
         self.common: dict[str, Any] = {}
         """Infos of all rows that do not come from the remotes: arrays `(size,)`."""
         self.moved: Array | None = None
@@ -191,14 +193,27 @@ class Results:
     def _note_failures(self, member: Member, start: int, info: Any, lanes: Sequence[int]) -> None:
         """Keep why lanes failed; the server has truncated their episodes."""
         for lane in lanes:
-            own = lane_info(info, lane)
+            told = lane_info(info, lane)
+            place = info[lane] if isinstance(info, list) else info
             # In the mode SAME_STEP the end of the episode is there, and beside it the beginning of the next one.
-            reason = str(own.get("error") or own.get("final_info", {}).get("error", "the environment failed"))
-            self.failures[start + lane] = EnvironmentFailedError(member.remote.url, reason, Code.INTERNAL)
+            if "error" not in told and isinstance(place.get("final_info"), dict):
+                told, place = told["final_info"], place["final_info"]
+            # Wrappers around the served lanes may have dropped it.
+            reason = str(told.get("error", "the environment failed"))
+            self.failures[start + lane] = error = EnvironmentFailedError(member.remote.url, reason, Code.INTERNAL)
+            if "error" in told:  # as of a single environment: with the server that it is of
+                holder, key = (place, "error") if isinstance(info, list) else (place["error"], lane)
+                holder[key] = str(error)
             if self._tells:
                 member.remote.record.episodes_lost += 1
                 first = reason.partition("\n")[0]
                 self._pool.log.warning("slot %d: episode truncated: %s", member.start + lane, first)
+
+    def cut_unbegun(self, failures: dict[int, EnvironmentFailedError]) -> None:
+        """Truncate rows whose lanes were to begin their episodes in the step before this one, and could not."""
+        self.batch.truncations[list(failures)] = True
+        # Of one that failed again, the new reason counts.
+        self._unbegun, self.failures = failures, {**failures, **self.failures}
 
     def _cut_off(self, member: Member, rows: slice, error: RemoteError) -> None:
         """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
@@ -278,6 +293,8 @@ class Results:
                 own[start + lane] = dict(rows) if member.single else lane_info(rows, lane)
         for slot, error in self.errors.items():
             own[slot]["error"] = str(error)
+        for slot, error in self._unbegun.items():
+            own[slot].setdefault("error", str(error))
         for slot in () if self.moved is None else np.flatnonzero(self.moved).tolist():
             own[slot]["moved"] = True
         return own

@@ -16,7 +16,13 @@ from bridge.client.slots.vector_pool import VectorPool
 from bridge.client.slots.waiting import OnLost, gather_all
 from bridge.encoding.spaces import Layout
 from bridge.encoding.tensors import Array, pack_tensor
-from bridge.errors import AlreadyPendingError, RemoteTimeoutError, ResetNeededError, SettingError
+from bridge.errors import (
+    AlreadyPendingError,
+    EnvironmentFailedError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["Received", "Stepper"]
@@ -51,6 +57,8 @@ class Stepper:
         self._all_running = False
         """True if every slot has given what was asked of it, and is in an episode."""
         self._stepped: Results | None = None
+        self._unbegun: dict[int, EnvironmentFailedError] = {}
+        """Why lanes could not begin their next episodes in the step that ended the last ones (SAME_STEP), by slot."""
         """The results of a step whose slots that ended begin their next episodes."""
 
     def begin_reset(
@@ -74,6 +82,8 @@ class Stepper:
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
         for plan in plan_resets(self.pool.members, seed, options, slot_options, started=self.pool.started):
             self._send_reset(*plan)
+        mask = (options or {}).get("reset_mask")
+        self._unbegun = {} if mask is None else {slot: why for slot, why in self._unbegun.items() if not mask[slot]}
         self.pool.check_deadlines(time.monotonic())
         self.pool.started = True
 
@@ -243,6 +253,11 @@ class Stepper:
             results = self.take_results()
             if not self._all_running:
                 results.fill_last()
+            if self._unbegun:
+                # The server has begun their next episodes in this step. From the last observation of an episode to
+                # the first one of another there is no transition: it is told as an episode of its own, which was cut.
+                results.cut_unbegun(self._unbegun)
+                self._unbegun = {}
             # For worlds that do not reset in the ending step, SAME_STEP is made of two round trips: the Step, then a
             # begin or a Reset of the slots that ended (in real time only the entry into the episode that runs by then).
             # Gymnasium returns both at once: the new episode's observation, with the reward and flags of the old one's
@@ -262,7 +277,7 @@ class Stepper:
         if not begun.valid.all():
             begun.fill_last()
             results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
-        results.begun = begun
+        results.begun, self._unbegun = begun, begun.failures
         return results
 
     def take_results(self) -> Results:

@@ -14,7 +14,7 @@ from bridge.client.world.session_states import ClientState, Trigger
 from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.names import NAMES
 from bridge.encoding.tensors import pack_tensor
-from bridge.errors import RefusedError
+from bridge.errors import Code, RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["WORLD_PROPERTIES", "JoinSequence"]
@@ -55,6 +55,8 @@ class JoinSequence:
         """That world's."""
         self.properties: dict[str, Any] = {}
         """Those that have been read; with `round_trip`, in seconds, where the server holds Steps."""
+        self._not_created: RefusedError | None = None
+        """Why the server made no world, where the default one was asked for in its place."""
         self._unread: list[str] = []
         self._round_trip = math.inf
 
@@ -109,10 +111,11 @@ class JoinSequence:
             if error is not None and self._request.settings():
                 raise error
             # D-4: a server may have but one world, and refuse to make others
+            self._not_created = error
             return self._join("" if error is not None else message.create_world.world_name)
         if state is ClientState.JOINING:
             if error is not None:
-                raise error
+                raise self._no_world(error)
             self.specs = message.join_world.specs
             # Other servers are asked for no property: they may not bear an extension. Their specs are enough (D-24).
             if version is not None:
@@ -129,6 +132,16 @@ class JoinSequence:
         # The last question asks that each Step is held until there is a new frame.
         write = key == "world.wait"
         return Trigger.DESCRIBE, property_write(key, pack_tensor("new_frame")) if write else property_request(key)
+
+    def _no_world(self, error: RefusedError) -> RefusedError:
+        """Return what to tell of a refused JoinWorld: of a server that has no room for a world of the user's, that."""
+        full = self._not_created
+        # The user asked for no default world, so that this one is full is not the reason.
+        if full is None or {full.code, error.code} != {Code.RESOURCE_EXHAUSTED} or full.reason == error.reason:
+            return error
+        return RefusedError(
+            full.url, f"{full.reason}. Nor is there room in its default world: {error.reason}", full.code
+        )
 
     def _read_property(self, message: pb.EnvironmentResponse, error: RefusedError | None, took: float) -> None:
         key = self._unread.pop(0)

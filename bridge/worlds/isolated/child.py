@@ -174,9 +174,11 @@ class _Child:
 
     def _packed(self, lane: int | None, result: Result, *more: object) -> bytes:
         host = self._hosted()
-        packed = values.encode([self._codecs[lane is not None].pack(result), host.notes, host.failures, *more])
+        codec = self._codecs[lane is not None]
+        packed = values.encode([codec.pack(result), host.notes, host.failures, host.retried, *more])
         # They went along with this answer; each is told once.
         host.notes.clear()
+        host.retried.clear()
         return packed
 
     def _call(self, payload: bytes) -> bytes:

@@ -102,8 +102,9 @@ class Codec:
 
     def pack(self, result: Result) -> object:
         """Return what `reset` or `step` returned, for the pipe; raises RequestError where it is not of its spaces."""
-        parts: Sequence[Joint] = result[:-1] if self._several else [{None: part} for part in result]
-        observations, *told, infos = parts
+        observations, *told, infos = result[:-1] if self._several else result
+        if not self._several:
+            observations, told, infos = {None: observations}, [{None: part} for part in told], {None: infos}
         rewards, terminations, truncations = told or _NOT_STEPPED
         rows = []
         for agent, (layout, _) in zip(self._ids, self._layouts, strict=True):

@@ -41,6 +41,7 @@ class IsolatedEnv:
         self.times = StepTimes()
         self.notes: list[str] = []
         self.failures: dict[int, str] = {}
+        self.retried: list[str] = []
         self._known = {key: value for key, _, _, live, value in leaves if not live}
         """The values of properties that are known without the environment."""
         found = [
@@ -98,7 +99,7 @@ class IsolatedEnv:
         began = time.perf_counter()
         try:
             answer = await self.process.ask(kind, values.encode(payload), where)
-            packed, notes, failures, *names = values.decode(answer)
+            packed, notes, failures, retried, *names = values.decode(answer)
         finally:
             times.add(time.perf_counter() - began)
         if names:  # a reset has changed them
@@ -106,6 +107,7 @@ class IsolatedEnv:
         self.notes.extend(notes)
         self.failures.clear()
         self.failures.update(failures)
+        self.retried.extend(retried)
         return codec.unpack(packed, self.notes)
 
 

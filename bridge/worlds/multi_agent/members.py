@@ -107,7 +107,7 @@ class Members:
         Args:
             wanted: The name; None: any.
             taken: The names of those that somebody plays.
-            world: The world's name, for the message.
+            world: How the message names the world.
             remedy: What a client can do where all agents are taken.
 
         Raises:
@@ -115,7 +115,7 @@ class Members:
         """
         free = [name for name in self.ids if name not in taken]
         if not free:
-            text = f"the world {world!r} is full: all of its {len(self.ids)} agents are taken; {remedy}"
+            text = f"{world} is full: all of its {len(self.ids)} agents are taken; {remedy}"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         name = free[0] if wanted is None else wanted
         if name not in free:

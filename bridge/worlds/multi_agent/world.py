@@ -127,7 +127,7 @@ class MultiAgentWorld(EnvWorld):
         wanted = self.members.read(settings)
         self.refuse_if_over()
         taken = self.table.participants
-        name = self.members.choose(wanted, taken, self.name, f"wait until one is free, or {OTHER_WORLD}")
+        name = self.members.choose(wanted, taken, self.title_in_messages, f"wait until one is free, or {OTHER_WORLD}")
         agent = MultiAgent(self, name)
         self.table.join(agent.participant)
         self.advance()

@@ -217,7 +217,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
 
     def _free(self, wanted: str | None) -> str:
         remedy = f"join it with the setting role=spectator, or {OTHER_WORLD}"
-        return self.members.choose(wanted, self.taken(), self.name, remedy)
+        return self.members.choose(wanted, self.taken(), self.title_in_messages, remedy)
 
     def taken(self) -> list[str]:
         """Return the names of the agents that somebody plays."""

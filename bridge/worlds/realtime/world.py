@@ -58,7 +58,7 @@ class RealtimeWorld(ClockedWorld[Transition]):
         if player and self.has_players:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
-                f"the world {self.name!r} has its one player already; join it with the setting role=spectator, "
+                f"{self.title_in_messages} has its one player already; join it with the setting role=spectator, "
                 f"or {OTHER_WORLD}",
             )
         return RealtimeAgent(self, self.loop.join(player), wait)
@@ -91,7 +91,9 @@ class RealtimeWorld(ClockedWorld[Transition]):
 
     def _note(self, job: Job, now: float, spent: float, outcome: Transition | None, error: str) -> None:
         if outcome is None:
-            self.loop.failed(job, now, error)
+            # Of a single environment, the Step that is refused for it has it logged.
+            if self.loop.failed(job, now, error) and self.env.facts.num_envs is not None:
+                self.report_failure(error)
         elif job.kind == "reset":
             self.loop.began(job, now, outcome)
         else:
