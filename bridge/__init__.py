@@ -61,6 +61,7 @@ __all__ = [
 # ImportError otherwise, as `inspect.getmembers(bridge)` would. Who asks for one by its name is told what to install.
 _NEED = {
     "Recorder": "pyarrow",
+    "Recording": "pyarrow",
     "RemoteParallelEnv": "pettingzoo",
     "make_parallel_remote": "pettingzoo",
     "recording": "pyarrow",
@@ -68,7 +69,11 @@ _NEED = {
 _absent = {name for name, package in _NEED.items() if not is_installed(package)}
 
 register_remote()
-provide(serve_gym="bridge.facade.serve:serve_gym", groups="bridge.facade.options:GROUPS")
+provide(
+    serve_gym="bridge.facade.serve:serve_gym",
+    groups="bridge.facade.options:GROUPS",
+    gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
+)
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {

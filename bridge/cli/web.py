@@ -22,7 +22,7 @@ __all__ = ["register"]
 
 _PORT = 8080
 _UPSTREAM = "upstream-"
-# A gateway has no worlds of its own; the key is read from a file.
+# A gateway has no worlds of its own.
 _OF_WORLDS = (
     "--max-worlds",
     "--max-lanes",
@@ -32,7 +32,6 @@ _OF_WORLDS = (
     "--idle-timeout",
     "--reset-world-timeout",
 )
-_LEFT_OUT = ("--perlert-key", *_OF_WORLDS)
 _EPILOG = """examples:
   bridge web grpc://host-a:50051 grpc://host-b:50051
   bridge web grpc+dns://envs.default.svc:50051 --port 8080     every server of a name, as they come and go
@@ -72,7 +71,7 @@ def register(commands: Any) -> None:
 
 def _own_options() -> list[tuple[str, dict[str, Any]]]:
     """Return the options that are keywords of `serve_gateway`."""
-    return [(flag, options) for flag, options in keyword_options(serve_gateway) if flag not in _LEFT_OUT]
+    return [(flag, options) for flag, options in keyword_options(serve_gateway) if flag not in _OF_WORLDS]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,11 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
     upstream = ClientCredentials.of(**credential_keywords(arguments, _UPSTREAM))
     if upstream.from_environment:  # the environment variable is for the gateway's own clients
         upstream = dataclasses.replace(upstream, token=None)
-    key = read_key(arguments.perlert_key_file)
     given = grouped_keywords(keywords, serve_gateway)
+    if (key := read_key(arguments.perlert_key_file)) is not None:
+        given["perlert_key"] = key
     with server_logging(arguments.verbose, False):
         run_server(
-            lambda: serve_gateway(arguments.urls, upstream=upstream, perlert_key=key, start=False, **given),
+            lambda: serve_gateway(arguments.urls, upstream=upstream, start=False, **given),
             lambda server: _announce(server, keywords),
             exit_on_eof=arguments.exit_on_eof,
         )
