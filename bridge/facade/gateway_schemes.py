@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.extras import feature
+from bridge.extras import feature, has_feature
 from bridge.gateway.schemes import GatewayScheme
 
 __all__ = ["GATEWAY_SCHEMES"]
+
+
+_OF_LOBBIES = {"perlert_key": "the pre-shared key of PERLERT lobbies"}
 
 
 def _open_lobby(url: str, **keywords: Any) -> Any:
@@ -23,7 +26,7 @@ def _open_fleet(url: str) -> Any:
 
 
 GATEWAY_SCHEMES = (
-    GatewayScheme("perlert", _open_lobby, {"perlert_key": "the pre-shared key of PERLERT lobbies"}),
+    GatewayScheme("perlert", _open_lobby, _OF_LOBBIES if has_feature("perlert") else {}),
     GatewayScheme("ray", _open_fleet),
 )
 """Each imports its feature for the first URL of it."""

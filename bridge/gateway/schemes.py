@@ -33,4 +33,7 @@ class GatewayScheme:
     takes time, such as looking up a name, belongs here: the event loop of the gateway must not wait.
     """
     keywords: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Further keywords of `serve_gateway`, by name, each with what it is, in a few words."""
+    """Further keywords of `serve_gateway`, by name, each with what it is, in a few words.
+
+    They are secrets, as bytes: `gymnasium-bridge web` reads the keyword `x` from the file that `--x-file` names.
+    """
