@@ -32,7 +32,7 @@ def lazy_names(
         if name not in places and name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         place = places.get(name) or modules[name]
-        with feature(place.split(".")[1], f"{package}.{name}"):
+        with feature(place.split(".")[1], f"{package}.{name}" if name in places else "this program"):
             module = importlib.import_module(place)
         return getattr(module, name) if name in places else sys.modules[f"{package}.{name}"]
 

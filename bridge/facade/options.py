@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from bridge.adapters.named import ActionNames
-from bridge.extras import feature
+from bridge.extras import feature, has_feature
 from bridge.server.auth import Auth, Security
 from bridge.server.limits import Limits, checked_limits
 from bridge.server.registry import WorldSource
 from bridge.server.server import Server, Transport
 from bridge.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.transport.credentials import TLS, TokenLike
-from bridge.watching.agents import Gallery
-from bridge.watching.render_mode import drawing_kwargs
 from bridge.worlds.controls import checked_play_fps
 from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.observers import Observer
@@ -141,7 +139,11 @@ class ServerOptions:
             env: What is served.
             made: Whether it is an environment that was made already.
         """
-        return self.env_kwargs if self.page is None or made else drawing_kwargs(env, self.env_kwargs)
+        if self.page is None or made:
+            return self.env_kwargs
+        with feature("watching", "web="):
+            from bridge.watching.render_mode import drawing_kwargs
+        return drawing_kwargs(env, self.env_kwargs)
 
     def isolated(self, *, always: bool = False) -> Isolation | None:
         """Return the limits of worlds' processes; None: worlds live in the server's. `always`: as for `Isolation`."""
@@ -189,7 +191,7 @@ class ServerOptions:
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
-            observers=(*self.observers, Gallery(bounds.takeover_timeout, bounds.seat_timeout)),
+            observers=(*self.observers, *_gallery(bounds)),
         )
 
     def _recorded(self, source: WorldSource) -> WorldSource:
@@ -200,3 +202,12 @@ class ServerOptions:
             from bridge.recording.record import open_journal, recorded
         made: WorldSource = recorded(source, open_journal(self.record))
         return made
+
+
+def _gallery(bounds: Limits) -> Sequence[Observer]:
+    """Return what lets clients watch and take over, where this installation has it."""
+    if not has_feature("watching"):
+        return ()
+    from bridge.watching.agents import Gallery
+
+    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout),)

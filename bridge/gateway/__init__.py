@@ -9,6 +9,7 @@ world beside each remote one, see no world that others play in, and carry raw pi
 
 from __future__ import annotations
 
+from bridge.gateway.schemes import GatewayScheme
 from bridge.gateway.serve import serve_gateway
 
-__all__ = ["serve_gateway"]
+__all__ = ["GatewayScheme", "serve_gateway"]
