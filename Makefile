@@ -135,7 +135,14 @@ test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
 	$(PYTEST) tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
 
+# The sources of Stable-Baselines3 in its installed version, whose own tests are run too; they are not in its wheel.
+$(TRAINERS)/.archives: $(TRAINERS)/.installed-test,trainers
+	version=$$($(TRAINERS)/bin/python -c 'from importlib.metadata import version; print(version("stable-baselines3"))') && \
+		$(PIP) --python $(TRAINERS)/bin/python download --quiet --no-deps --no-binary :all: \
+		--dest $(TRAINERS)/archives "stable-baselines3==$$version" && touch $@
+
 test-trainers: $(TRAINERS)/.installed-test,trainers
+	-$(MAKE) $(TRAINERS)/.archives # without them their tests are skipped with a word
 	$(TRAINERS)/bin/python -m pytest tests/trainers
 
 $(PEERS)/.installed: Makefile | $(BIN)/pip

@@ -24,9 +24,9 @@ VERSION = tuple(int(part) for part in re.findall(r"\d+", gymnasium.__version__)[
 
 if TYPE_CHECKING or VERSION >= (1, 4):
     _Base: TypeAlias = VectorWrapper[Any, Any, Any, Any, np.ndarray[Any, Any]]
-    SyncLanes: TypeAlias = SyncVectorEnv[Any, Any]
+    _Sync: TypeAlias = SyncVectorEnv[Any, Any]
 else:  # 1.4 made the classes generic
-    _Base, SyncLanes = VectorWrapper, SyncVectorEnv
+    _Base, _Sync = VectorWrapper, SyncVectorEnv
 
 
 class BatchWrapper(_Base):
@@ -37,6 +37,10 @@ class BatchWrapper(_Base):
         # `BlockingReset(envs).reset()` that would close `envs`, which the caller still has.
         def __del__(self) -> None:
             """Leave the wrapped environment open, as from Gymnasium 1.3 on."""
+
+
+class SyncLanes(_Sync):
+    """The base of a SyncVectorEnv that steps its environments in a way of its own."""
 
 
 def discrete_space(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Discrete:

@@ -72,6 +72,7 @@ def compare_one(function: EnvFn, steps: int, seed: int = 11) -> None:
                 action = local.action_space.sample()
                 mine, theirs = remote.step(action), local.step(action)
                 assert_identical(mine, theirs, f"step {step}")
+                assert type(mine[1]) is type(theirs[1]), f"the reward of step {step}"
                 if theirs[2] or theirs[3]:
                     # The next episode goes on from the environment's own generator.
                     assert_identical(remote.reset(), local.reset(), f"reset after step {step}")

@@ -1,5 +1,6 @@
 """`bridge.worlds.lane_vector`: beside Gymnasium's SyncVectorEnv without failures, beside separate worlds with them."""
 
+import contextlib
 import copy
 import re
 import types
@@ -13,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector as vector_wrappers
 
-from bridge import make_vec_remote, serve_gym
+from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.errors import EnvironmentFailedError, RequestError, ResetNeededError
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
 from bridge.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
@@ -663,18 +664,28 @@ def test_an_observation_of_another_dtype_is_converted_where_nothing_is_lost(mode
             assert np.array_equal(mine, theirs)
 
 
-def test_a_wrong_array_reward_ends_its_lane_alone():
-    class Wrong(Objectives):
-        def step(self, action):
-            observation, _, *rest = super().step(action)
-            return observation, 1.0, *rest
+class OneNumber(Objectives):
+    """Its reward is a number in place of the two that it promises."""
 
-    envs = with_lanes_of_ours(SyncVectorEnv([Objectives, Wrong]), Objectives.reward_space)
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, 1.0, *rest
+
+
+def test_a_wrong_array_reward_ends_its_lane_alone():
+    envs = with_lanes_of_ours(SyncVectorEnv([Objectives, OneNumber]), Objectives.reward_space)
     envs.reset()
     _, rewards, _, truncated, infos = envs.step(np.zeros(2, np.int64))
     assert (rewards.tolist(), truncated.tolist()) == ([[1, -1], [0, 0]], [False, True])
     assert "the environment's reward is not of its reward_space" in infos["error"][1]
     envs.close()
+
+
+def test_a_number_in_place_of_an_array_reward_is_an_error_of_a_single_environment_too():
+    with serve_gym(OneNumber) as server, make_remote(server.url) as env:
+        env.reset()
+        with pytest.raises(EnvironmentFailedError, match="the environment's reward is not of its reward_space"):
+            env.step(0)
 
 
 @pytest.mark.parametrize("info", [None, OrderedDict(a=1), types.MappingProxyType({"a": 1}), {}], ids=repr)
@@ -758,6 +769,27 @@ def test_a_lane_that_fails_is_told_as_a_world_of_its_own(mode, place, fault, rec
 )
 def test_lanes_that_fail_are_told_as_worlds_of_their_own(mode, plans):
     assert_identical(remote_play(plans, mode, lanes=True), remote_play(plans, mode, lanes=False))
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [
+        {},
+        {20: {("step", 3): FAULTS["raises"]}, 30: {("step", 3): OF_STEPS["two flags"]}},
+        {20: {("step", 3): FAULTS["no observation"], ("reset", 3): FAULTS["nothing"]}},
+        {seed: {("step", 4): FAULTS["exits"]} for seed in LANES},
+    ],
+    ids=["none", "two", "a step and a reset", "all"],
+)
+def test_served_lanes_that_begin_anew_in_the_same_step_are_told_as_worlds_too(plans, recwarn):
+    def make():
+        return SyncVectorEnv([lambda: Faulty(plans)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    with serve_gym(make) as server:
+        envs = make_vec_remote(server.url, blocking=True, autoreset_mode="SameStep", timeout=30)
+        with contextlib.closing(envs):
+            found = plain([envs.reset(seed=LANES), *stepped(envs, AutoresetMode.SAME_STEP, 14)])
+    assert_identical(found, remote_play(plans, AutoresetMode.SAME_STEP, lanes=False))
 
 
 @pytest.mark.parametrize("name", sampled(WRONG, 4))

@@ -335,7 +335,7 @@ def test_several_agents_have_a_return_each(shape: tuple[int, ...]) -> None:
         while env.agents:
             _, rewards, _, _, _ = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
             for agent, reward in rewards.items():
-                sums[agent] += reward
+                sums[agent] += reward.item()  # it has the shape that the environment gave it
         env.close()
     (episode,) = told.episodes
     assert dict(episode.agents) == pytest.approx(sums)

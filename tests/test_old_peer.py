@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import bridge
@@ -131,6 +132,28 @@ envs.close()
     local = server.run("envs.reset(seed=1); result = envs.render()")
     assert (gravity, masses) == ((9.8, 9.8), (2.0, 3.0))
     assert_identical(pictures, local)
+
+
+def test_long_lists_arrive_whether_the_server_reads_columns_or_not(client: Any, server: Any, url: Any) -> None:
+    served = url("serve_gym('CartPole-v1', num_envs=2)")
+    batch = [{"x": index / 7, "ok": index % 2 == 0, "name": "a", "at": np.full(2, index)} for index in range(200)]
+    found = client.run(
+        """
+envs = bridge.make_vec_remote(url)
+envs.call("set_wrapper_attr", "called", batch)
+envs.set_attr("given", [batch, batch[:20]])
+result = envs.get_attr("called"), envs.get_attr("given")
+envs.close()
+env = bridge.make_remote(url + "?num_envs=1")
+env.call("set_wrapper_attr", "called", value=batch)
+env.set_attr("given", batch)
+result += env.get_attr("called"), env.get_attr("given")
+env.close()
+""",
+        url=served,
+        batch=batch,
+    )
+    assert_identical(found, ((batch, batch), (batch, batch[:20]), batch, batch))
 
 
 @pytest.mark.parametrize(

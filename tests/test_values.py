@@ -343,48 +343,54 @@ def test_nothing_is_ever_unpickled():
 
 @pytest.mark.parametrize(
     "value",
-    [{str(number): 0 for number in range(10_000)}, {"a": [[0] * 5_000, (0,) * 5_000]}, [set(range(10_000))]],
+    [{str(number): 0 for number in range(100_000)}, {"a": [[0] * 50_000, (0,) * 50_000]}, [set(range(100_000))]],
     ids=["keys", "lists", "set"],
 )
 def test_what_a_client_sends_holds_no_more_values_than_are_soon_read(value):
     data = values.encode(value)
     assert same(values.decode(data), value)
-    with pytest.raises(TensorError, match="expected at most 10000 values, got more; send numbers as NumPy arrays"):
+    with pytest.raises(TensorError, match="expected at most 100000 values, got more; send numbers as NumPy arrays"):
         values.decode_request(data)
+
+
+def test_the_infos_of_a_large_batch_are_read_one_by_one_too():
+    """As clients of this package send them that know of no columns."""
+    batch = [{f"metric {key}": key / 7 for key in range(15)} for _ in range(4096)]
+    assert same(values.decode_request(values.encode(batch)), batch)
 
 
 def test_what_is_no_message_is_refused_before_or_while_it_is_read():
     for seed in range(200):
-        data = np.random.default_rng(seed).bytes(20_000)
+        data = np.random.default_rng(seed).bytes(120_000)
         with pytest.raises(TensorError):
             values.decode_request(data)
-    for data in (b"\xff" * 20_000, b"\x52" + b"\xff" * 20_000, b"\x52\x80\x80\x04" + b"\x0a\xff" * 10_000):
+    for data in (b"\xff" * 120_000, b"\x52" + b"\xff" * 120_000, b"\x52\x80\x80\x04" + b"\x0a\xff" * 60_000):
         with pytest.raises(TensorError):
             values.decode_request(data)
 
 
 def test_keys_without_values_are_counted_too():
-    message = pb.Value(dict=pb.Value.Dict(keys=["k"] * 50_000))
-    with pytest.raises(TensorError, match="at most 10000 values"):
+    message = pb.Value(dict=pb.Value.Dict(keys=["k"] * 500_000))
+    with pytest.raises(TensorError, match="at most 100000 values"):
         values.decode_request(message.SerializeToString())
 
 
 def test_values_cannot_be_hidden_from_the_count():
     """A group, which protobuf skips, would shift what a careless reader of the wire takes for fields."""
-    many = pb.Value(list=pb.Value.List(items=[pb.Value(boolean=True)] * 20_000)).SerializeToString()
+    many = pb.Value(list=pb.Value.List(items=[pb.Value(boolean=True)] * 120_000)).SerializeToString()
     hidden = [
         bytes((100 << 3 & 0x7F | 3 | 0x80, 100 >> 4, 100 << 3 & 0x7F | 4 | 0x80, 100 >> 4)) + many,
         b"\x0d" + bytes(4) + many,  # the field `none` as four bytes
         b"\xc9\x06" + bytes(8) + many,  # an unknown field of eight bytes
     ]
     for data in hidden:
-        assert len(pb.Value.FromString(data).list.items) == 20_000
+        assert len(pb.Value.FromString(data).list.items) == 120_000
         with pytest.raises(TensorError):
             values.decode_request(data)
 
 
 def test_numbers_in_an_array_are_one_value():
-    value = {"a": np.zeros(200_000), "b": list(range(9_900))}
+    value = {"a": np.zeros(200_000), "b": list(range(99_900))}
     assert same(values.decode_request(values.encode(value)), value)
 
 

@@ -129,6 +129,16 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         return self._timeout
 
     @property
+    def on_lost(self) -> OnLost:
+        """What becomes of a slot whose remote was lost."""
+        return self._on_lost
+
+    @property
+    def max_failures(self) -> int | None:
+        """The failures of a slot's environment in a row after which `step` raises; None: it never does."""
+        return self._max_failures
+
+    @property
     def spec(self) -> EnvSpec | None:
         """Says how to make a second one: `gymnasium.make_vec(envs.spec)`."""
         spec = copy.deepcopy(self.env.spec)

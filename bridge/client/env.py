@@ -52,8 +52,8 @@ class RolloutStep(NamedTuple):
     """The action that was sent."""
     observation: Any
     """The result of `step`, or of `reset` where `first` is set."""
-    reward: float
-    """0.0 where `first` is set."""
+    reward: Any
+    """Of the type that the environment returns; 0 where `first` is set."""
     terminated: bool
     """True if the episode terminated."""
     truncated: bool
@@ -204,14 +204,15 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             observation, _, _, _, info = self._await_step("to reset")
             return observation, info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Apply an action.
 
         Args:
             action: An element of `action_space`; floats are rounded to the space's dtype.
 
         Returns:
-            Observation, reward, terminated, truncated and info.
+            Observation, reward (of the type that the environment returns; in real time a float), terminated, truncated
+            and info.
 
         Raises:
             InvalidActionError: It is not in the action space; nothing was sent.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.client.env import remote_metadata
@@ -18,10 +18,12 @@ from bridge.client.world.extensions import property_write
 from bridge.client.world.remote import Remote
 from bridge.client.world.step_reader import Transition
 from bridge.encoding.names import CLIENT_KEY
+from bridge.encoding.space_json import space_from_json
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import (
     Code,
     InvalidActionError,
+    PeerError,
     RefusedError,
     RemoteError,
     RemoteTimeoutError,
@@ -44,10 +46,37 @@ if TYPE_CHECKING:
 __all__ = ["RemoteParallelEnv", "make_parallel_remote"]
 
 
+_PARTS = ("observation", "reward", "terminated", "truncated", "info")
+
+
+@dataclasses.dataclass
+class _Joint:
+    """What a reset or a step returned for each agent."""
+
+    told: dict[str, tuple[Transition, Sequence[str]]] = dataclasses.field(default_factory=dict)
+    """By agent, its answer, and what of it the environment did not return (`StepInfo.missing`)."""
+    alive: list[str] = dataclasses.field(default_factory=list)
+    """The agents that are alive now; none: as before, without those that ended."""
+
+    def parts(
+        self,
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Return observations, rewards, terminations, truncations and infos by agent."""
+        found: list[dict[str, Any]] = [
+            {name: told[place] for name, (told, missing) in self.told.items() if part not in missing}
+            for place, part in enumerate(_PARTS)
+        ]
+        for name, (_, missing) in self.told.items():
+            if "end" in missing and name in found[3]:
+                found[3][name] = False  # the environment's word: it left the agent out without an end
+        return found[0], found[1], found[2], found[3], found[4]
+
+
 class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     """All agents of one remote world, as if the environment were local; each has a stream of the one connection.
 
-    Agents go by their names as text. All agents' members must be free: this environment takes them all.
+    Agents go by their names as text. All agents' members must be free: this environment takes them all, so that agents
+    may enter, leave and come back during an episode. One without any agent is over.
 
     A real-time world goes on between the steps: a step leaves its actions and returns at once with what has happened
     since the last one (`wait="next_frame"`: with the next frame). Agents' connections are asked one after the other, so
@@ -82,6 +111,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self._world_request = dataclasses.replace(options.request(url), names=True)
         self._url = self._world_request.address.url
         self._remotes: dict[str, Remote] = {}
+        self._state_space: Any = None
         self.agents: list[str] = []
         try:
             with self._conflicts:  # else the thread that works between calls takes answers
@@ -93,6 +123,9 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self.possible_agents = list(world_info)
         self.observation_spaces = {name: fact.observation_space for name, fact in world_info.items()}
         self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
+        if self._state_space is not None:
+            self.state_space = self._state_space
+            """The space of what `state` returns; only where the environment has one."""
         first = next(iter(world_info.values()))
         self.metadata = remote_metadata(first)
         self.render_mode = options.render_mode or first.render_mode
@@ -120,6 +153,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
                     f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
                 ) from None
             raise
+        self._state_space = self._read_state_space(first)
         # The others join the world that the first one has made, with nothing to make it of.
         address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
         place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={}, names=False)
@@ -135,6 +169,16 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         for remote in others.values():
             remote.open()
         self._gather(others, Joined, "to join a world")
+
+    def _read_state_space(self, first: Remote) -> Any:
+        """Return the space of the environment's global state; None: it has none, or an older server does not say."""
+        try:
+            text = self._read_property(first, "world.state_space", "to a question", encoded=False)
+        except RefusedError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            return None
+        return space_from_json(text) if text else None
 
     def _reply(self, remote: Remote, request: pb.EnvironmentRequest, purpose: str) -> pb.EnvironmentResponse:
         remote.ask(request)
@@ -193,23 +237,29 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             # So the server refuses the first Step of an agent whom the environment's reset has left out.
             answers = self._gather(self._remotes, StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
             self._started = True
-            self.agents = [name for name in self.possible_agents if name in answers]
-            read = {name: self._transition(name, answers[name]) for name in self.agents}
-            return {name: t[0] for name, t in read.items()}, {name: t[4] for name, t in read.items()}
+            read = _Joint()
+            for name, answer in answers.items():
+                self._read(name, answer, read)
+            self.agents = read.alive or list(answers)
+            observations, _, _, _, infos = read.parts()
+            return observations, infos
 
     def step(
         self, actions: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Step all live agents.
 
         Args:
             actions: An action for each of `agents`.
 
         Returns:
-            Observations, rewards, terminations, truncations and infos by agent.
+            Observations, rewards, terminations, truncations and infos by agent, of those that acted or are alive now.
+            What the environment did not return for one of them is not there. An agent that came in by this step is in
+            `agents` from now on.
 
         Raises:
             InvalidActionError: A live agent has no action, or one outside of its space; nothing was sent.
+            RefusedError: The environment brought in an agent that the server does not let this client play.
             ResetNeededError: No episode is running.
         """
         with self._conflicts:
@@ -226,13 +276,39 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
                 for name, request in packed.items():
                     self._remotes[name].send_step(request)
             answers = self._gather({name: self._remotes[name] for name in packed}, StepAnswered, "to a step")
-            read = {name: self._transition(name, answers[name]) for name in packed}
-            self.agents = [name for name, t in read.items() if not (t[2] or t[3])]
-            parts: tuple[dict[str, Any], ...] = tuple({name: t[i] for name, t in read.items()} for i in range(5))
-            return parts[0], parts[1], parts[2], parts[3], parts[4]
+            read = _Joint()
+            for name in packed:
+                self._read(name, answers[name], read)
+            playing = [name for name, (told, _) in read.told.items() if not (told[2] or told[3])]
+            agents = read.alive or playing
+            # Those that came in, and those that ended and are there again.
+            entering = {name: self._remotes[name] for name in agents if name not in playing}
+            if entering:
+                self._enter(entering, read)
+            self.agents = agents
+            return read.parts()
 
-    def _transition(self, name: str, answer: StepAnswered) -> Transition:
-        return answer.reader.read(answer.message, self._remotes[name].now())
+    def _enter(self, entering: Mapping[str, Remote], read: _Joint) -> None:
+        """Let agents that the environment brought in play on, and read what they got by that step."""
+        # A step was made: where one of them cannot enter, the episode cannot go on as it would locally.
+        self._started = False
+        for remote in entering.values():
+            remote.begin(reset=False)
+        answers = self._gather(entering, StepAnswered, "to let agents enter")
+        for name, answer in answers.items():
+            # One that acted was told of that step already.
+            self._read(name, answer, _Joint() if name in read.told else read)
+        self._started = True
+
+    def _read(self, name: str, answer: StepAnswered, joint: _Joint) -> None:
+        """Add an agent's answer to what a joint step returned."""
+        told = answer.reader.read(answer.message, self._remotes[name].now())
+        agents, missing = answer.reader.take_joint()
+        unknown = [agent for agent in agents if agent not in self._remotes]
+        if unknown:
+            raise PeerError(self._url, f"it names agents that the world does not have: {unknown!r:.80}")
+        joint.told[name] = told, missing
+        joint.alive = list(agents) or joint.alive
 
     def _asked(self) -> Remote:
         self._require_open()

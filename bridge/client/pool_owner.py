@@ -113,7 +113,8 @@ class PoolOwner(RemoteAttributes):
         """
         with self._conflicts, missing_attributes():
             remote = self._asked()
-            reply = self._reply(remote, call_request(name, args, kwargs), f"to the call of {name}")
+            request = call_request(name, args, kwargs, columns=remote.reads_columns)
+            reply = self._reply(remote, request, f"to the call of {name}")
             return call_results(reply, remote.url, 1)[0]
 
     def get_attr(self, name: str) -> Any:
@@ -133,7 +134,7 @@ class PoolOwner(RemoteAttributes):
         """
         with self._conflicts, missing_attributes():
             remote = self._asked()
-            self._reply(remote, attribute_write(name, [value]), f"to setting {name}")
+            self._reply(remote, attribute_write(name, [value], columns=remote.reads_columns), f"to setting {name}")
             if (names := self._attribute_names()) is not None:
                 names.add_attribute(name)
 

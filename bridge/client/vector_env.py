@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from bridge.client.slots.stepper import Received
 from bridge.client.slots.waiting import OnLost
 from bridge.encoding.random_state import generator_of
 from bridge.encoding.tensors import Array
-from bridge.errors import RefusedError, SettingError
+from bridge.errors import Code, RefusedError, SettingError
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
@@ -370,6 +371,42 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             return self.np_random
         return self.call(name)
 
+    def get_attr_at(self, slots: Sequence[int], name: str) -> tuple[Any, ...]:
+        """Read a public attribute of the environments in some slots, in the order of `slots`.
+
+        Nothing is called there: a method is returned as a function that calls it in its slot.
+
+        Raises:
+            AttributeError: They have none of that name.
+            SettingError: A slot is out of range.
+        """
+        if name in ("observation_space", "action_space", "np_random"):
+            found = self.get_attr(name)
+            return tuple(found[slot] for slot in slots)
+        try:
+            with self._slots.conflicts:
+                self._slots.check_order(f"look at {name}")
+                self._slots.begin_call(slots, name, (), {}, look=True)
+                values = self._slots.looks()
+        except RefusedError as error:
+            # As `RemoteEnv.get_wrapper_attr`: a server that does not say has none, for all that a trainer can do.
+            if error.code in (Code.NOT_FOUND, Code.PERMISSION_DENIED):
+                raise AttributeError(f"the environments have no attribute {name!r}: {error}") from error
+            if error.code != Code.UNIMPLEMENTED:
+                raise
+            # Lanes that are in other processes or in a simulator are called all together, and cannot be looked at.
+            try:
+                found = self.get_attr(name)
+            except RefusedError as refusal:
+                if refusal.code != Code.UNIMPLEMENTED:
+                    raise
+                raise AttributeError(f"the server does not say whether there is {name!r}: {refusal}") from refusal
+            return tuple(found[slot] for slot in slots)
+        return tuple(partial(self._call_in, slot, name) if slot not in values else values[slot] for slot in slots)
+
+    def _call_in(self, slot: int, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self.call_at([slot], name, *args, **kwargs)[0]
+
     def set_attr(self, name: str, values: Any) -> None:
         """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""
         items = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
@@ -379,18 +416,36 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
 
     def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
         """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
-        # The lanes of a world are set together, so the others are set to what they have.
-        before = self.get_attr(name) if self._slots.splits_worlds(slots) else (None,) * self.num_envs
+        before: Sequence[Any] = (None,) * self.num_envs
+        if self._slots.splits_worlds(slots):
+            # The other lanes may not have the attribute, or one that cannot be sent: only these are asked to set it.
+            try:
+                self.call_at(slots, "set_wrapper_attr", name, value)
+                return
+            except RefusedError as error:
+                # The lanes of another process or of a simulator, and an old Gym's, which has no such method.
+                if error.code not in (Code.UNIMPLEMENTED, Code.NOT_FOUND):
+                    raise
+            # They are set together, so the others are set to what they have.
+            before = self.get_attr(name)
         items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
         self._slots.set_attr(name, items, slots)
 
     def wrapper_classes(self) -> tuple[list[str], ...]:
         """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
         try:
-            names = self._slots.read_property("world.wrappers")
+            found = self._slots.read_property("world.lane_wrappers")
+        except RefusedError:
+            return self._wrapper_classes_of_worlds()
+        return tuple(different[index] for _, (different, indices) in found for index in indices)
+
+    def _wrapper_classes_of_worlds(self) -> tuple[list[str], ...]:
+        """Return `wrapper_classes` where a server is older, and tells of the first lane of each world alone."""
+        try:
+            found = self._slots.read_property("world.wrappers")
         except RefusedError:
             return ([],) * self.num_envs
-        return tuple(found for member, found in names for _ in range(member.lanes))
+        return tuple(names for member, names in found for _ in range(member.lanes))
 
     def _read_property(self, key: str) -> list[Any]:
         """Read a property that has a value for each lane; return one for each slot."""

@@ -224,13 +224,17 @@ class PropertyTree:
 
 
 def encoded(value: Any) -> pb.Tensor:
-    """Encode a value as uint8 bytes of the values codec.
+    """Encode the value of a property as uint8 bytes of the values codec.
+
+    They also say that this version of the package reads columns.
 
     Raises:
         TensorError: The codec does not carry it.
     """
+    message = values.to_value(value)
+    message.reads_columns = True
     tensor = pb.Tensor()
-    fill_tensor(tensor, np.frombuffer(values.encode(value), np.uint8))
+    fill_tensor(tensor, np.frombuffer(message.SerializeToString(), np.uint8))
     return tensor
 
 

@@ -362,7 +362,7 @@ class Layout:
             TensorError: A part does not fit its dtype, is of another structure, or not in its space.
         """
         for index in self._encoded if check else ():
-            values.check_count(arrays[index].tobytes(), lanes=self.lanes or 1)
+            values.check_count(arrays[index].tobytes(), most=values.MAX_VALUES_IN_ACTION * (self.lanes or 1))
         if self.lanes is None:
             parts = [leaf.unpack(array) for leaf, array in zip(self.leaves, arrays, strict=True)]
             for leaf, part in zip(self.leaves, parts, strict=True):

@@ -13,25 +13,28 @@ import enum
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from bridge.encoding.attribute_names import AttributeNames
+from bridge.encoding.columns import PLAIN_KINDS, fill_column, read_column
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 
 __all__ = [
     "EMPTY_DICT",
     "MAX_DIMENSIONS",
+    "MAX_VALUES_IN_ACTION",
     "UNCHANGED",
     "Notes",
+    "StepInfo",
     "check_count",
     "decode",
     "decode_info",
-    "decode_lane_infos",
     "decode_request",
+    "decode_step_info",
     "encode",
     "encode_info",
     "from_value",
@@ -44,8 +47,6 @@ __all__ = [
 T = TypeVar("T")
 EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
 """The result of `encode` for an empty dict."""
-# Dtype kinds whose elements are plain bytes: bool, integers, floats, complex, fixed text and bytes, dates and spans.
-_PLAIN_KINDS = "biufcUSMm"
 # What `numpy.dtype.str` gives for them; NumPy would evaluate other text.
 _DTYPE = re.compile(r"[<>|]?[biufcUSMm]\d{1,9}(\[\d*[a-zμ]+\])?", re.IGNORECASE)
 # Protobuf refuses more than a hundred nested messages, and each level takes two. A structure that contains itself ends
@@ -60,13 +61,38 @@ MAX_DIMENSIONS = 64  # of the newest NumPy
 _MAX_WITHOUT_BYTES = 1 << 16
 # Limited, as an environment may have ever new keys in its infos, and each note is remembered.
 _MAX_NOTES = 100
-_MOST_VALUES = 10_000
+# Of one message. To read as many takes a server up to half a second, and some ten MiB, whatever they are.
+_MOST_VALUES = 100_000
+MAX_VALUES_IN_ACTION = 10_000
+"""The most values in an action, for each lane: a Step is to take no longer than an environment does."""
+# An item of a column takes a reader less than a quarter of the time and the memory of a value.
+_ITEMS_A_VALUE = 4
 _MAX_ALIKE = 1000
 # Kinds of fields on the wire.
 _VARINT, _WITH_LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
+_COLUMN = pb.Value.Column.DESCRIPTOR
 UNCHANGED: Any = object()
-"""Stands for the form of observations where it has not changed."""
+"""Stands for the form of observations, or for the type of rewards, where it has not changed."""
+
+
+class StepInfo(NamedTuple):
+    """An info, and what travels beside it."""
+
+    info: Any
+    """A dict, or a list of the lanes' dicts."""
+    notes: Sequence[str] = ()
+    """Remarks for the user."""
+    form: Any = UNCHANGED
+    """What `Layout.form` says of the observations from here on."""
+    reward: Any = UNCHANGED
+    """The reward, whose type those that follow have."""
+    agents: Sequence[str] = ()
+    """Of several agents those that are alive; none: as before, without those that ended."""
+    missing: Sequence[str] = ()
+    """Of one of several agents: what the environment did not return for it."""
+    failed: Sequence[int] = ()
+    """Of lanes: those whose environments failed, each with an `error` in its info."""
 
 
 class _TooDeepError(TensorError):
@@ -106,19 +132,27 @@ class Notes:
         return fresh
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any, *, columns: bool = False) -> bytes:
     """Encode a value.
+
+    Args:
+        value: The value.
+        columns: Whether the reader takes long lists of what is alike as columns.
 
     Raises:
         TensorError: It holds something that the codec does not carry; the message says where.
     """
-    return to_value(value).SerializeToString()
+    return to_value(value, columns=columns).SerializeToString()
 
 
 def encode_info(
     info: Mapping[str, Any] | list[Mapping[str, Any]],
     notes: Notes,
     form: Any = UNCHANGED,
+    *,
+    reward: Any = UNCHANGED,
+    agents: Sequence[str] = (),
+    missing: Sequence[str] = (),
     failed: Sequence[int] = (),
 ) -> bytes:
     """Encode an info; what cannot be carried is left out of dicts and sets, and None in lists.
@@ -126,11 +160,14 @@ def encode_info(
     Args:
         info: The environment's own dict, or a list of the lanes' dicts.
         notes: Grows by what is left out; those that were not sent yet go along.
-        form: What `Layout.form` says of the observations from here on.
-        failed: The lanes whose environments failed, each with an `error` in its info.
+        form: As of `StepInfo`, like the arguments that follow.
+        reward: Where the tensor does not say what it is.
+        agents: Where they are others than expected.
+        missing: Of one of several agents.
+        failed: Of lanes.
     """
     # Most steps have nothing to tell: both ends then skip building and parsing.
-    if not info and not notes and form is UNCHANGED and not failed:
+    if not (info or notes or agents or missing or failed) and form is UNCHANGED and reward is UNCHANGED:
         return EMPTY_DICT
     message = pb.Value()
     _fill(message, info, "info", 0, notes)
@@ -141,6 +178,10 @@ def encode_info(
             message.notes.append(note)
     if form is not UNCHANGED:
         _fill(message.form, form, "form", 0)
+    if reward is not UNCHANGED:
+        _fill(message.reward, reward, "reward", 0)
+    message.agents.extend(agents)
+    message.missing.extend(missing)
     message.failed.extend(failed)
     return message.SerializeToString()
 
@@ -152,21 +193,20 @@ def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
         The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`. Names of
         attributes are an `AttributeNames` behind the notes.
     """
-    return decode_lane_infos(data)[:3]
+    info, notes, form, *_ = decode_step_info(data)
+    return info, list(notes), form
 
 
-def decode_lane_infos(data: bytes) -> tuple[Any, list[str], Any, tuple[int, ...]]:
-    """Decode what `encode_info` gave of lanes; raises as `decode`.
-
-    Returns:
-        As `decode_info`, and the lanes whose environments failed.
-    """
+def decode_step_info(data: bytes) -> StepInfo:
+    """Decode what `encode_info` gave, with everything that travels beside it; raises as `decode`."""
     if data == EMPTY_DICT:
-        return {}, [], UNCHANGED, ()
+        return StepInfo({})
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
+    reward = from_value(message.reward) if message.HasField("reward") else UNCHANGED
     names = [AttributeNames(message.names)] if message.names else []
-    return from_value(message), [*message.notes, *names], form, tuple(message.failed)
+    notes = [*message.notes, *names]
+    return StepInfo(from_value(message), notes, form, reward, message.agents, message.missing, message.failed)
 
 
 def remarks_of(data: bytes) -> pb.Value | None:
@@ -202,16 +242,17 @@ def decode(data: bytes) -> Any:
 
 
 def decode_request(data: bytes) -> Any:
-    """Decode what a client sent: as `decode`, but of at most 10,000 values.
+    """Decode what a client sent: as `decode`, but of at most 100,000 values.
 
-    A list or a dict counts as one and what it holds; an array of numbers is one.
+    A list or a dict counts as one and what it holds; an array of numbers is one. In a column four numbers or strings
+    are one.
     """
     check_count(data)
     return decode(data)
 
 
-def check_count(data: bytes, kind: type[Message] = pb.Value, lanes: int = 1) -> None:
-    """Raise TensorError where a message of a client holds more than 10,000 values a lane, before it is read.
+def check_count(data: bytes, kind: type[Message] = pb.Value, most: int = _MOST_VALUES) -> None:
+    """Raise TensorError where a message of a client holds more values than are soon read, before it is read.
 
     Each value takes a server some microseconds, and a hundred bytes or more where it takes two on the wire. What no
     writer of protobuf makes (groups, long forms of small integers, lengths past the end) is refused: a reader that
@@ -220,20 +261,25 @@ def check_count(data: bytes, kind: type[Message] = pb.Value, lanes: int = 1) -> 
     Args:
         data: A message on the wire (https://protobuf.dev/programming-guides/encoding), which is not trusted.
         kind: Its class, `Value` or one that holds some.
-        lanes: How many lanes share the message.
+        most: The values that it may hold.
     """
-    most = _MOST_VALUES * lanes
-    if len(data) <= most:  # a value takes more than a byte
+    if len(data) <= most:  # a value takes more than a byte, and an item of a column a byte at least
         return
     # A stack instead of recursion: the client would choose its depth.
-    waiting, values, fields = [(0, len(data), kind.DESCRIPTOR)], 1, 0
+    waiting, values, fields, items = [(0, len(data), kind.DESCRIPTOR)], 1, 0, 0
     while waiting:
         at, end, descriptor = waiting.pop()
         while at < end:
-            # Five bytes hold 32 bits. Protobuf has no longer tags, and refuses longer lengths.
-            tag, at = read_varint(data, at, 5)
+            # Nearly all are of one byte: to call a function for each took half of the time.
+            tag, at = data[at], at + 1
+            if tag >= 0x80:
+                # Five bytes hold 32 bits. Protobuf has no longer tags, and refuses longer lengths.
+                tag, at = read_varint(data, at - 1, 5)
             if tag & 7 == _WITH_LENGTH:
-                length, at = read_varint(data, at, 5)
+                if at < end and data[at] < 0x80:
+                    length, at = data[at], at + 1
+                else:
+                    length, at = read_varint(data, at, 5)
                 if length > end - at:
                     raise _malformed(data)
                 field = descriptor.fields_by_number.get(tag >> 3)
@@ -243,14 +289,19 @@ def check_count(data: bytes, kind: type[Message] = pb.Value, lanes: int = 1) -> 
                     values += field.message_type is pb.Value.DESCRIPTOR
                 at += length
             elif tag & 7 == _VARINT:
-                _, at = read_varint(data, at, 10)
+                number, at = read_varint(data, at, 10)
+                # The reader refuses a column that does not hold as many.
+                if descriptor is _COLUMN and tag >> 3 == pb.Value.Column.COUNT_FIELD_NUMBER:
+                    items += number
+                elif descriptor is _COLUMN and tag >> 3 == pb.Value.Column.OBJECTS_FIELD_NUMBER:
+                    values += number
             elif tag & 7 in _FIXED_BYTES:
                 at += _FIXED_BYTES[tag & 7]
             else:
                 raise _malformed(data)
             fields += 1
             # A value is a field of a list or a dict, and has one or two of its own; a dict's key is a further one.
-            if values > most or fields > 4 * most:
+            if values + items // _ITEMS_A_VALUE > most or fields > 4 * most:
                 raise TensorError(f"expected at most {most} values, got more; send numbers as NumPy arrays")
 
 
@@ -275,21 +326,31 @@ def _parse(data: bytes) -> pb.Value:
         raise TensorError(f"expected an encoded value, got {len(data)} bytes that are none: {error}") from error
 
 
-def to_value(value: Any) -> pb.Value:
-    """Return the message of a value; raises as `encode`."""
+def to_value(value: Any, *, columns: bool = False) -> pb.Value:
+    """Return the message of a value; has the arguments of `encode`, and raises as it does."""
+    if columns:
+        message = pb.Value()
+        try:
+            _fill(message, value, "value", 0, columns=True)
+        except TensorError:
+            pass  # without columns it is told in which item something is that cannot be sent
+        else:
+            return message
     message = pb.Value()
     _fill(message, value, "value", 0)
     return message
 
 
-def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None = None) -> None:
+def _fill(
+    message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None = None, *, columns: bool = False
+) -> None:
     if depth > _MAX_DEPTH:
         raise _TooDeepError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
     if value is None:
         message.none.SetInParent()
     # Check NumPy's types before Python's: `np.float64` is a float, and `np.str_` a str.
     elif isinstance(value, (np.ndarray, np.generic)):
-        _fill_array(message.array, value, where, depth, notes)
+        _fill_array(message.array, value, where, depth, notes, columns=columns)
     # Check bool before int, of which it is a subclass.
     elif isinstance(value, bool):
         message.boolean = value
@@ -306,14 +367,16 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
         message.text = value
     elif isinstance(value, (bytes, bytearray)):
         message.data = bytes(value)
+    elif columns and isinstance(value, (list, tuple)) and _fill_column(message.column, value, where, depth):
+        message.column.is_tuple = not isinstance(value, list)
     elif isinstance(value, (list, tuple)):
         items = message.list if isinstance(value, list) else message.tuple
         items.SetInParent()
         for index, item in enumerate(value):
-            _fill_item(items.items.add(), item, f"{where}[{index}]", depth + 1, notes)
+            _fill_item(items.items.add(), item, f"{where}[{index}]", depth + 1, notes, columns=columns)
     elif isinstance(value, Mapping):
         message.dict.SetInParent()
-        _fill_dict(message.dict, value, where, depth, notes)
+        _fill_dict(message.dict, value, where, depth, notes, columns=columns)
     elif isinstance(value, (set, frozenset)):
         items = message.set if isinstance(value, set) else message.frozenset
         items.SetInParent()
@@ -322,11 +385,11 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
     elif isinstance(value, complex):
         message.complex.real, message.complex.imaginary = value.real, value.imag
     elif isinstance(value, enum.Enum):
-        _fill(message, value.value, where, depth, notes)
+        _fill(message, value.value, where, depth, notes, columns=columns)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         # `asdict` would copy all values deeply, which fails for those that cannot be copied.
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        _fill(message, fields, where, depth, notes)
+        _fill(message, fields, where, depth, notes, columns=columns)
     else:
         raise TensorError(
             f"{where} is of type {type(value).__name__}, which cannot be sent; expected None, bool, int, float, "
@@ -334,10 +397,25 @@ def _fill(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | 
         )
 
 
-def _fill_item(message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None) -> None:
+def _fill_column(column: pb.Value.Column, items: Sequence[Any], where: str, depth: int) -> bool:
+    """Fill in a list as a column; return False, and change nothing, where its items are not alike."""
+
+    def fill_array(message: pb.Value.Array, array: Any) -> None:
+        _fill_array(message, array, where, depth)
+
+    def fill(message: pb.Value, part: list[Any]) -> None:
+        # The list of the parts is no level: its items are as deep as in the rows.
+        _fill(message, part, where, depth + 1, columns=True)
+
+    return fill_column(column, items, fill_array, fill)
+
+
+def _fill_item(
+    message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None, *, columns: bool = False
+) -> None:
     """Fill in an item of a list; with `notes`, None for one that does not travel: the others keep their places."""
     try:
-        _fill(message, value, where, depth, notes)
+        _fill(message, value, where, depth, notes, columns=columns)
     except TensorError as error:
         if notes is None or (depth > 2 and isinstance(error, _TooDeepError)):
             raise
@@ -366,7 +444,13 @@ def _fill_hashable(message: pb.Value, value: Any, where: str, depth: int) -> Non
 
 
 def _fill_dict(
-    message: pb.Value.Dict, value: Mapping[Any, Any], where: str, depth: int, notes: Notes | None = None
+    message: pb.Value.Dict,
+    value: Mapping[Any, Any],
+    where: str,
+    depth: int,
+    notes: Notes | None = None,
+    *,
+    columns: bool = False,
 ) -> None:
     # Nearly all dicts have keys of text only. Such a key is a string on the wire instead of a message of its own.
     texts = all(isinstance(key, str) for key in value)
@@ -379,7 +463,7 @@ def _fill_dict(
                 _check_text(key, f"the key of {path}")
             else:
                 _fill_hashable(other, key, f"the key of {path}", depth + 1)
-            _fill(entry, item, path, depth + 1, notes)
+            _fill(entry, item, path, depth + 1, notes, columns=columns)
         except TensorError as error:
             if notes is None or (depth > 1 and isinstance(error, _TooDeepError)):
                 raise
@@ -400,7 +484,9 @@ def _check_text(text: str, where: str) -> None:
         raise TensorError(f"{where} is text that UTF-8 cannot encode: {error}") from error
 
 
-def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int, notes: Notes | None = None) -> None:
+def _fill_array(
+    message: pb.Value.Array, value: Any, where: str, depth: int, notes: Notes | None = None, *, columns: bool = False
+) -> None:
     if isinstance(value, np.ma.MaskedArray):
         # `asarray` would silently drop the mask.
         raise TensorError(f"{where} is a masked array, whose mask cannot be sent; send data and mask as two arrays")
@@ -409,9 +495,12 @@ def _fill_array(message: pb.Value.Array, value: Any, where: str, depth: int, not
     message.shape.extend(array.shape)
     if array.dtype == object:
         message.dtype = "object"
-        for index, item in enumerate(array.ravel().tolist()):
-            _fill_item(message.items.add(), item, f"{where}[{index}]", depth + 1, notes)
-    elif array.dtype.kind in _PLAIN_KINDS:
+        items = array.ravel().tolist()
+        if columns and _fill_column(message.column, items, where, depth):
+            return
+        for index, item in enumerate(items):
+            _fill_item(message.items.add(), item, f"{where}[{index}]", depth + 1, notes, columns=columns)
+    elif array.dtype.kind in PLAIN_KINDS:
         # The wire has one byte order, whichever machine writes.
         plain = array.astype(array.dtype.newbyteorder("<"), copy=False)
         message.dtype = plain.dtype.str
@@ -437,6 +526,9 @@ def from_value(message: pb.Value, depth: int = 0) -> Any:
         return tuple(from_value(item, depth + 1) for item in message.tuple.items)
     if kind == "array":
         return _read_array(message.array, depth)
+    if kind == "column":
+        items = _read_column(message.column, depth)
+        return tuple(items) if message.column.is_tuple else items
     if kind in ("set", "frozenset"):
         items = [from_value(item, depth + 1) for item in getattr(message, kind).items]
         return _hashed(lambda: set(items) if kind == "set" else frozenset(items), f"a {kind}", items)
@@ -449,6 +541,10 @@ def from_value(message: pb.Value, depth: int = 0) -> Any:
             raise TensorError(f"expected an integer in decimal, got {text:.40}")
         return int(text)
     return getattr(message, kind)
+
+
+def _read_column(column: pb.Value.Column, depth: int) -> list[Any]:
+    return read_column(column, lambda array: _read_array(array, depth), lambda value: from_value(value, depth + 1))
 
 
 def _read_dict(message: pb.Value.Dict, depth: int) -> dict[Any, Any]:
@@ -478,9 +574,13 @@ def _read_array(message: pb.Value.Array, depth: int) -> Any:
         if len(shape) > MAX_DIMENSIONS:
             raise ValueError(f"it has more than {MAX_DIMENSIONS} dimensions")
         if message.dtype == "object":
-            array: Any = np.empty(len(message.items), dtype=object)
-            for index, item in enumerate(message.items):
-                array[index] = from_value(item, depth + 1)
+            if message.HasField("column"):
+                items = _read_column(message.column, depth)
+            else:
+                items = [from_value(item, depth + 1) for item in message.items]
+            array: Any = np.empty(len(items), dtype=object)
+            for index, item in enumerate(items):
+                array[index] = item
         else:
             array = _read_plain(message, shape)
         # `reshape` would infer a dimension of -1.

@@ -24,9 +24,9 @@ from bridge.encoding import values
 from bridge.encoding.space_json import space_from_json
 from bridge.encoding.spaces import Layout, Leaf
 from bridge.encoding.tensors import Array, Spec
-from bridge.errors import TensorError
+from bridge.errors import RequestError, TensorError
 from bridge.extras import imported_from
-from bridge.worlds.rewards import Rewards
+from bridge.worlds.rewards import Rewards, as_number
 
 with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa
@@ -518,15 +518,21 @@ class _Batch:
         """
         found: Array = np.zeros((*self.shape, *shape), dtype)
         if not self.columns.agents:
-            with contextlib.suppress(TypeError, ValueError):  # all are numbers, or all of the shape, as nearly always
+            with contextlib.suppress(
+                OverflowError, TypeError, ValueError
+            ):  # all are numbers, or all of the shape, as nearly always
                 found[:] = np.array(self.fields[name], dtype).reshape(found.shape)
                 return found
         # One call at a time, so that a value that is no number costs its own cell and not the batch.
         for at, value in enumerate(self.fields[name]):
+            splits = type(value) is LaneSamples
             try:
-                found[at] = [0 if one is None else one for one in value] if type(value) is LaneSamples else value
-            except (TypeError, ValueError):
-                found[at] = 0 if value is None or found.dtype.kind != "f" else np.nan
+                found[at] = [0 if one is None else one for one in value] if splits else value
+            except (OverflowError, TypeError, ValueError):
+                if found.dtype.kind == "f" and not shape and (splits or np.ndim(value) == 0):
+                    found[at] = [_float(one) for one in value] if splits else _float(value)
+                else:
+                    found[at] = 0 if value is None or found.dtype.kind != "f" else np.nan
         return found
 
     def _column(self, each: Iterable[Any], present: Array, kind: pa.DataType) -> pa.Array:
@@ -625,6 +631,14 @@ class _Batch:
             for at, lane in np.argwhere(rows).tolist()
         ]
         return _nullable(pa.array(texts, pa.string()), rows[self.masks])
+
+
+def _float(value: Any) -> float:
+    """Return a cell's number, such as an array of one or a large integer; NaN: it is none; 0.0: there is none."""
+    try:
+        return 0.0 if value is None else as_number(value)
+    except RequestError:
+        return math.nan
 
 
 _BY_AGENT = ("action", "observation", "reward", "terminated", "truncated")

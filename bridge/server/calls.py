@@ -196,6 +196,8 @@ class Calls:
         self._charge = charge
         self.metrics: Metrics | None = None
         """Where to count; None: nowhere."""
+        self.freed: Callable[[], None] = lambda: None
+        """Called where memory was freed that may be much, and not in an ordinary step."""
         self._numbers = itertools.count(1)
         self.ready: deque[tuple[Call, Request | None]] = deque()
         """Requests that have come, in their order."""
@@ -269,6 +271,7 @@ class Calls:
         call.client.blocked_calls.discard(call)
         call.client.hold(-call.unsent)
         call.unsent = 0
+        self.freed()
 
     def _release(self, call: Call) -> None:
         """Queue the first of a call's waiting requests. Of a call that is over, drop all of them."""
@@ -495,6 +498,7 @@ class Calls:
         # Also where the session failed to close: else each such call would take a place for ever.
         if call.places is not None:
             call.places.leave()
+        self.freed()
         client.calls.discard(call)
         self._unblocked(call)
         while call.requests:

@@ -115,6 +115,7 @@ class Connection:
         # Large requests are counted when memory is taken for them, small ones only where they wait.
         if type(request) is bytearray:
             self.hold(-len(request))
+            self._owner.calls.freed()
 
     # Received data
 

@@ -146,6 +146,8 @@ class Registry:
         """Logs what an environment raised where no request is refused for it: the world's name, and the message."""
         self.counted: Callable[[], dict[str, float]] = dict
         """Counts what the other parts of the server do, for `status`."""
+        self.freed: Callable[[], None] = lambda: None
+        """Called once a world is closed, whose memory may have been much."""
 
     @property
     def names(self) -> list[str]:
@@ -364,6 +366,7 @@ class Registry:
         entry.world.resets.close()
         with self._awaited():
             await entry.world.close()
+        self.freed()
 
     async def reset_world(
         self,
@@ -526,6 +529,7 @@ class Registry:
                 _log.warning("the world %r did not close: %s", world.name, error)
             except Exception:
                 _log.exception("the world %r did not close", world.name)
+        self.freed()
 
     def _find(self, name: str) -> _Entry:
         if (entry := self._entries.get(name)) is None:

@@ -29,6 +29,7 @@ from bridge.server.grpc_server import GrpcProtocol
 from bridge.server.grpc_services import Services
 from bridge.server.idle_worlds import IdleWorlds
 from bridge.server.limits import ConnectionCount, Limits, check_drain_timeout
+from bridge.server.memory import MemoryRelease
 from bridge.server.metrics import Metrics
 from bridge.server.registry import Registry, WorldSource
 from bridge.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
@@ -142,6 +143,7 @@ class Server:
         if sessions is not None:
             sessions.attach(self._loop, runtime)
         self._calls = self._make_calls(limits, None if sessions is None else sessions.open)
+        self._calls.freed = self._registry.freed = MemoryRelease(self._loop.scheduler.call_later).soon
         timeouts = [seconds for seconds in (limits.idle_timeout, limits.abandoned_timeout) if seconds is not None]
         self._idle_worlds = IdleWorlds(self._registry.reap, min(timeouts, default=math.inf), self._loop.scheduler)
         self._metrics: Metrics | None = None

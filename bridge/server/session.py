@@ -618,7 +618,10 @@ class Session:
         url, data = request.extension.type_url, request.extension.value
         try:
             if url == PROPERTY_REQUEST_URL:
-                answer = await self._answer_property(properties_pb2.PropertyRequest.FromString(data))
+                asked = properties_pb2.PropertyRequest.FromString(data)
+                # Else a client could have a server read a value of any size.
+                check_count(asked.write_property.value.uint8s.array)
+                answer = await self._answer_property(asked)
                 response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, answer
             elif url == CALL_REQUEST_URL:
                 if self._agent is None:

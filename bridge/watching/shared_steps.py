@@ -16,6 +16,7 @@ from bridge.encoding.tensors import Array
 from bridge.errors import RequestError
 from bridge.worlds.environment import Result
 from bridge.worlds.observers import Listener
+from bridge.worlds.rewards import as_number
 from bridge.worlds.scheduling import PendingResult
 
 __all__ = ["SharedSteps", "Stretch"]
@@ -33,6 +34,14 @@ class Stretch:
         """The number of spectators who have seen everything before it, and nothing of it."""
         self.transition: Result | None = None
         """Its steps as one, with the sum of rewards; None: there was none."""
+
+
+def _addable(reward: Any) -> Any:
+    """Return a reward whose sums are right: small integers of NumPy overflow, its bools stay bools, lists grow."""
+    if np.ndim(reward) == 0 and not isinstance(reward, np.ndarray):
+        return as_number(reward)
+    array: Array = np.asarray(reward)
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 
 class SharedSteps(Listener):
@@ -69,6 +78,8 @@ class SharedSteps(Listener):
         self.running = self._batched or not (terminated or truncated)
         if self._batched:  # it may write its next step into the same arrays
             reward, terminated, truncated = np.array(reward), np.array(terminated), np.array(truncated)
+        elif type(reward) is not float:
+            reward = _addable(reward)
         self._last.transition = self._joined(self._last.transition, (observation, reward, terminated, truncated, info))
         if self.waiting:
             self._wake()

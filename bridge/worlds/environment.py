@@ -52,14 +52,16 @@ class Transition:
 
     observation: object
     """An element of the observation space."""
-    reward: float = 0.0
-    """The reward of this frame; 0.0 in the first frame of an episode."""
+    reward: Any = 0.0
+    """The reward of this frame, a number of any type, in real time a float; 0.0 in the first frame of an episode."""
     terminated: bool = False
     """True if the episode terminated in this frame."""
     truncated: bool = False
     """True if the episode was truncated in this frame."""
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The info, a dict."""
+    missing: Sequence[str] = ()
+    """Of one of several agents: what the environment did not return for it, as `StepInfo` says."""
 
     @property
     def ended(self) -> bool:

@@ -22,7 +22,7 @@ from bridge.encoding.names import NAMES
 from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
 from bridge.encoding.random_state import state_of
 from bridge.encoding.space_json import space_to_json
-from bridge.errors import Code, RequestError, TensorError
+from bridge.errors import Code, RequestError, TensorError, UnsupportedSpaceError
 from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2
 from bridge.worlds import kinds
@@ -35,7 +35,18 @@ from bridge.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
 from bridge.worlds.rewards import refuse_array_rewards
 
-__all__ = ["AnyHost", "checked_lanes", "checked_values", "host_of", "refuse_private"]
+__all__ = [
+    "LANE_WRAPPERS",
+    "AnyHost",
+    "checked_lanes",
+    "checked_values",
+    "host_of",
+    "refuse_private",
+    "wrappers_by_lane",
+]
+
+LANE_WRAPPERS = "lane_wrappers"
+"""The property below `world` with what `wrappers_by_lane` returns."""
 
 _log = SafeLog(__name__)
 _MOST_NAMES = 100
@@ -114,6 +125,9 @@ class Host(abc.ABC, Generic[E]):
             text = "the names of public attributes and methods, those of methods with (), separated by spaces"
             # Known at all times, so that a join does not wait for an environment that is in a long step.
             leaves.append(Property(NAMES, TEXT, text, lambda: names.text))
+        if facts.agents:
+            about = "the space of what state() returns, as JSON; empty: none"
+            leaves.append(_fixed("state_space", TEXT, about, _state_space_of(env)))
         return PropertyTree(leaves, [attributes])
 
     def _of_gymnasium(self) -> list[Property]:
@@ -123,11 +137,16 @@ class Host(abc.ABC, Generic[E]):
         one = "single_" if isinstance(env, VectorEnv) else ""
         names = "observation_space", "action_space"
         spaces = {name: space_to_json(getattr(env, f"{one}{name}")) for name in names}
+        # Nobody can tell of lanes that are elsewhere.
+        wrappers = wrappers_by_lane(
+            [_wrappers_of(part) for part in kinds.local_parts(env)] or [[]] * (self.facts.num_envs or 1)
+        )
         return [
             *(_fixed(name, TEXT, "one environment's exact space, as JSON", space) for name, space in spaces.items()),
             _live("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of(cast(Any, self.env))),
             _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
-            _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", _wrappers_of(env)),
+            _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", wrappers[0][0]),
+            _fixed(LANE_WRAPPERS, ENCODED, "lists of wrappers' classes, and which of them each lane has", wrappers),
         ]
 
     def _random(self) -> list[dict[str, object]]:
@@ -440,13 +459,25 @@ def refuse_private(name: str) -> None:
         raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
 
 
-def _wrappers_of(env: GymEnv | Lanes) -> list[str]:
+def _wrappers_of(env: object) -> list[str]:
+    """Return the classes of the wrappers around one environment, and their bases, as `module:name`."""
     names: dict[str, None] = {}
-    one = next(iter(kinds.local_parts(env)), None)
-    while isinstance(one, gymnasium.Wrapper):
-        names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(one).__mro__)
-        one = one.env
+    while isinstance(env, gymnasium.Wrapper):
+        names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
+        env = env.env
     return list(names)
+
+
+def wrappers_by_lane(lanes: Sequence[list[str]]) -> tuple[list[list[str]], list[int]]:
+    """Return the different lists among those of the lanes, and each lane's index in them.
+
+    Lanes are nearly always alike: so the names of a thousand take no more bytes than those of one.
+    """
+    different: list[list[str]] = []
+    for found in lanes:
+        if found not in different:
+            different.append(found)
+    return different, [different.index(found) for found in lanes]
 
 
 def _fixed(name: str, kind: str, description: str, value: object) -> Property:
@@ -478,6 +509,15 @@ def _raised_by_setattr(error: AttributeError) -> bool:
 def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
     """Return the entries of a dict that the values codec can encode."""
     return {key: value for key, value in data.items() if isinstance(key, str) and _travels(value)}
+
+
+def _state_space_of(env: Any) -> str:
+    """Return the space of an environment's global state as JSON; "": it has none, or one that does not travel."""
+    try:
+        space = kinds.read_attribute(env, "state_space", None)
+        return space_to_json(space) if isinstance(space, gymnasium.Space) else ""
+    except (NotImplementedError, UnsupportedSpaceError):  # the environment can be played all the same
+        return ""
 
 
 def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:

@@ -79,7 +79,7 @@ class LaneVectorEnv(SyncLanes):
 
     def __init__(
         self,
-        vector: SyncLanes,
+        vector: SyncVectorEnv[Any, Any],
         reward_space: Space[object] | None,
     ) -> None:
         vars(self).update(vars(vector))

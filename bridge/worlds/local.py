@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from bridge.encoding.properties import NUMBER, Property, PropertyTree, encoded, read_encoded
+from bridge.encoding.properties import ENCODED, NUMBER, Property, PropertyTree, encoded, read_encoded
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.worlds.base import answer_to, in_environment
 from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes
-from bridge.worlds.hosts import AnyHost, checked_lanes, checked_values, host_of
+from bridge.worlds.hosts import LANE_WRAPPERS, AnyHost, checked_lanes, checked_values, host_of, wrappers_by_lane
 from bridge.worlds.kinds import Known
 from bridge.worlds.scheduling import Executor, Scheduler, gather
 
@@ -44,7 +44,7 @@ class LocalEnv:
         self.times = StepTimes()
         self.notes = host.notes
         self.failures, self.retried = host.failures, host.retried
-        self.step = partial(executor.run, self._step)  # a method would be one call more in each step
+        self.step = partial(executor.run, self._step)  # type: ignore[method-assign]  # one call less in each step
 
     ended: RequestError | None = None
 
@@ -63,6 +63,10 @@ class LocalEnv:
             return in_environment("reset", host.reset, seed, options)
         finally:
             self.times.reset.add(time.perf_counter() - began)
+
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step the environment, or one lane by itself."""
+        return self.executor.run(self._step, action, lane)
 
     def _step(self, action: object, lane: int | None = None) -> Result:
         # Every step comes through here: no calls that can be left out.
@@ -98,6 +102,8 @@ class LocalEnv:
         # Worlds and agents may keep the tree, whose functions refer to the environment.
         self._tree = _without_environment(self._tree)
         if host is not None:
+            # It refers to this object, which would stay until the garbage collector comes, with its spaces.
+            del self.step
             in_environment("close", host.close)
 
     def _run(self, where: str, function: Callable[[AnyHost], T]) -> Call[T]:
@@ -174,8 +180,16 @@ class LaneGroup(EnvironmentProxy):
 
     def properties(self) -> PropertyTree:
         """Return what the environments add to the tree below `world`."""
-        number = Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))
-        return self.lanes[0].properties().merged(PropertyTree([number]))
+        leaves = [Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))]
+        key = f"world.{LANE_WRAPPERS}"
+        # Each lane tells of itself alone.
+        found = [lane.properties().get(key) for lane in self.lanes]
+        if None not in found:
+            wrappers = wrappers_by_lane([kinds[index] for kinds, indices in found for index in indices])
+            leaves.append(
+                Property(key, ENCODED, "lists of wrappers' classes, and which each lane has", lambda: wrappers)
+            )
+        return self.lanes[0].properties().merged(PropertyTree(leaves))
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""

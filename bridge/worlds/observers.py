@@ -169,7 +169,8 @@ class Episodes(Listener):
             # The episode goes on while any agent is alive.
             reward, over = sum(map(as_number, reward.values())), not result[5]
         elif type(reward) is not float:
-            reward = float(np.sum(reward))
+            # An array of several is of a reward space; an integer may be too large for a sum of NumPy's.
+            reward = float(np.sum(reward)) if np.size(reward) > 1 else as_number(reward)
         index = lane or 0
         self._sums[index] += reward
         self._lengths[index] += 1

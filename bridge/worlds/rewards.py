@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,26 @@ from bridge.encoding.tensors import Array, Spec
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.worlds.kinds import Lanes
 
-__all__ = ["Rewards", "as_number", "refuse_array_rewards"]
+__all__ = [
+    "HELD_BY_FLOAT64",
+    "Rewards",
+    "as_number",
+    "as_typed",
+    "is_held_by_float64",
+    "refuse_array_rewards",
+    "reward_type",
+]
 
 _REMEDY = (
     "an environment of several agents is served with serve_parallel; a reward of several objectives needs a "
     "reward_space, or a wrapper on the server that makes it a number, such as mo_gymnasium.wrappers.LinearReward"
 )
+
+_HELD_INTEGERS = (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)
+HELD_BY_FLOAT64 = frozenset((float, np.float64, np.float32, np.float16, bool, np.bool_, *_HELD_INTEGERS))
+"""Types of numbers each of which a float64 holds exactly."""
+# Larger ones do not travel in the values codec.
+_LARGEST_INT = 10 ** (values.MAX_DIGITS - 1)
 
 
 class Rewards:
@@ -62,6 +77,13 @@ class Rewards:
             )
         return array
 
+    def typed(self, reward: object, notes: values.Notes) -> Any:
+        """Return a reward of a single environment in the environment's own type, as `as_typed`; raises as `read`.
+
+        Where there is a reward space, it is an array of that.
+        """
+        return as_typed(reward) if self._layout is None else self._pack(reward, notes)
+
     def _pack(self, reward: object, notes: values.Notes) -> Array:
         assert self._layout is not None
         try:
@@ -79,11 +101,50 @@ class Rewards:
         return array
 
 
+def as_typed(reward: Any) -> Any:
+    """Return a reward of a single environment in its own type, where that travels: it is of use to a local caller.
+
+    Returns:
+        A Python float, int or bool, a NumPy bool, integer or float of at most 64 bits, or an array of one of these;
+        what else is a number, such as a Fraction, a longdouble or a tensor, as a float.
+
+    Raises:
+        RequestError: It is no number.
+    """
+    if type(reward) in HELD_BY_FLOAT64:
+        return reward
+    # A mask does not travel, and the bytes of a longdouble mean something else on another processor.
+    if isinstance(reward, (np.ndarray, np.generic)) and not isinstance(reward, np.ma.MaskedArray):
+        if reward.dtype.kind in "biuf" and reward.dtype.itemsize <= 8 and reward.size == 1:
+            return reward
+    elif isinstance(reward, int) and -_LARGEST_INT < reward < _LARGEST_INT:
+        return int(reward)
+    return as_number(reward)
+
+
+def reward_type(reward: Any) -> object:
+    """Return the type of a reward that `as_typed` returned; of an array its dtype and shape."""
+    return (reward.dtype, reward.shape) if isinstance(reward, np.ndarray) else type(reward)
+
+
+def is_held_by_float64(reward: Any) -> bool:
+    """True if a float64 holds a reward that `as_typed` returned exactly: all do but large integers."""
+    # As Python's own: NumPy compares its integers with floats as floats.
+    own = reward.item() if isinstance(reward, (np.ndarray, np.generic)) else reward
+    return not isinstance(own, int) or as_number(own) == own
+
+
 def as_number(reward: Any) -> float:
-    """Return a reward as a float, also that of an array of one element; raises RequestError where it is no number."""
+    """Return a reward as a float, also that of an array of one element; infinite if it is beyond all floats.
+
+    Raises:
+        RequestError: It is no number.
+    """
     try:
         # `item` raises ValueError where there are more than one.
         return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+    except OverflowError:
+        return math.inf if reward > 0 else -math.inf
     except (TypeError, ValueError):
         size = f" of {len(reward)}" if hasattr(reward, "__len__") else ""
         raise RequestError(

@@ -20,7 +20,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
 from bridge.worlds.environment import Environment, Spaces
 from bridge.worlds.hosts import refuse_private
-from bridge.worlds.rewards import Rewards
+from bridge.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import Settings, read_reset, reading, refuse_unknown
 
@@ -50,7 +50,6 @@ class EnvAgent(Agent):
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
         self._rewards = Rewards(self._facts.reward_space, lanes)
-        self._plain_reward = self._rewards.plain_type
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # Integers, and not a dict of them, from which an environment may take what it has read.
         integers = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
@@ -75,6 +74,12 @@ class EnvAgent(Agent):
         self._form: object = None
         self._observation: object = None
         self._reward: Array = np.zeros(self._rewards.spec.shape, self._rewards.spec.dtype)
+        # The client gives each reward the type of the last one that it was told in an info. In each step of nearly all
+        # environments the reward is of `_plain_type`, and its tensor says all.
+        self._reward_type: object = float
+        self._plain_type: object = self._rewards.plain_type
+        self._beside: dict[str, Any] = {}
+        """What the next info tells beside it, arguments of `encode_info`."""
         self._terminated: Array = np.zeros(shape, np.bool_)
         self._truncated: Array = np.zeros(shape, np.bool_)
         self._info: Any = {}
@@ -117,6 +122,7 @@ class EnvAgent(Agent):
             self.pending = (None, None)
         for array in (self._reward, self._terminated, self._truncated):
             array[...] = 0
+        self._beside.clear()
         self._tell_names()
         return pb.RUNNING
 
@@ -134,6 +140,8 @@ class EnvAgent(Agent):
     def interrupt(self) -> None:
         """End the sequence by truncation, with the last observations."""
         self._reward[...] = 0
+        for told in ("reward", "failed"):
+            self._beside.pop(told, None)
         self._truncated[...] = True
         # The info of the last transition was told with that.
         self._info, self._failed = {}, ()
@@ -179,7 +187,7 @@ class EnvAgent(Agent):
         as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
         parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         # An empty info, which is not encoded anew in each step.
-        told = self._info or self._notes.fresh or self._world.env.notes or self._has_forms or self._failed
+        told = self._info or self._beside or self._notes.fresh or self._world.env.notes or self._has_forms
         info, reward = self._encode_info() if told else NO_INFO, self._reward
         if self.lanes is not None:
             return [*parts, reward, self._terminated, self._truncated, info]
@@ -192,13 +200,32 @@ class EnvAgent(Agent):
             for note in env.notes:
                 self._notes.add(note, note)
             env.notes.clear()
-        # The form is told when it changes, and the client keeps it.
+        # Forms and types are told when they change, and the client keeps them.
+        beside, self._beside = self._beside, {}
+        if "reward" in beside:
+            reward = beside["reward"]
+            self._reward_type = reward_type(reward)
+            self._plain_type = type(reward) if type(reward) in HELD_BY_FLOAT64 else None
         if form == self._form:
-            if not self._info and not self._notes and not self._failed:
+            if not (self._info or self._notes or beside):
                 return NO_INFO
-            return values.encode_info(self._info, self._notes, failed=self._failed)
+            return values.encode_info(self._info, self._notes, **beside)
         self._form = form
-        return values.encode_info(self._info, self._notes, form, self._failed)
+        return values.encode_info(self._info, self._notes, form, **beside)
+
+    def _take_reward(self, reward: object) -> None:
+        """Take the reward of a single environment. What its tensor does not say, the next info tells."""
+        typed = self._rewards.typed(reward, self._notes)
+        if self._reward.ndim:
+            self._reward[...] = typed
+            return
+        self._reward[...] = as_number(typed)
+        if reward_type(typed) == self._reward_type and is_held_by_float64(typed):
+            self._beside.pop("reward", None)
+            self._plain_type = type(typed) if type(typed) in HELD_BY_FLOAT64 else None
+        else:
+            # Until it is told, each reward is looked at: the next one may have to be told in its place.
+            self._beside["reward"], self._plain_type = typed, None
 
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
@@ -244,9 +271,10 @@ class GymAgent(EnvAgent):
         result = await self._world.env.step(action)
         try:
             self._observation, reward, terminated, truncated, self._info = result
-            self._reward[...] = (
-                reward if type(reward) is self._plain_reward else self._rewards.read(reward, self._notes)
-            )
+            if type(reward) is self._plain_type:
+                self._reward[...] = reward
+            else:
+                self._take_reward(reward)
             self._terminated[...] = bool(terminated)
             self._truncated[...] = bool(truncated)
         except Exception as error:
@@ -304,6 +332,8 @@ class VectorAgent(EnvAgent):
         failures, retried = self._world.env.failures, self._world.env.retried
         if failures or self._failed:
             self._failed = tuple(failures)
+            if failures:
+                self._beside["failed"] = self._failed
         if failures or retried:
             for message in (*retried, *failures.values()):
                 self._world.report_failure(message)

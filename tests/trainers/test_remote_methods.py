@@ -13,7 +13,9 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3 import DDPG, HerReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from bridge import make_remote, serve_gym
+from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.wrappers import SB3VecEnv
+from tests.support import assert_identical
 
 torch.set_num_threads(1)
 
@@ -87,6 +89,55 @@ def test_hindsight_experience_replay_asks_the_remote_for_rewards() -> None:
         model.learn(120)
         assert env.get_wrapper_attr("computed") > 120  # more than its own steps
         env.close()
+
+
+class Telling(Reach):
+    """Tells much in its infos, and more where an episode ends; rewards count on what they say."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        info |= {f"metric_{index}": float(index * self.steps) for index in range(12)}
+        info |= {"steps": self.steps, "phase": "end" if truncated else "way"}
+        if truncated:
+            info |= {"summary": {"at": self.at.copy()}}
+        return observation, reward, terminated, truncated, info
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        reward = super().compute_reward(achieved, desired, info)
+        if np.ndim(reward):
+            assert len(info) == len(reward)
+            for index, told in enumerate(info):
+                assert told["metric_2"] == 2.0 * told["steps"]
+                assert ("summary" in told) == (told["phase"] == "end")
+                reward[index] -= 0.01 * told["steps"]
+        return reward
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_hindsight_experience_replay_sends_the_infos_of_its_batches(slots: int) -> None:
+    """1,024 transitions with 15 infos are more than 16,000 values in each call."""
+
+    def learn(env: Any) -> list[Any]:
+        model = DDPG(
+            "MultiInputPolicy",
+            env,
+            replay_buffer_class=HerReplayBuffer,
+            replay_buffer_kwargs={"copy_info_dict": True},
+            batch_size=1024,
+            learning_starts=100,
+            train_freq=10,
+            policy_kwargs={"net_arch": [8]},
+            seed=1,
+            device="cpu",
+        )
+        model.learn(240)
+        env.close()
+        return [parameter.detach().numpy().copy() for parameter in model.policy.parameters()]
+
+    with serve_gym(Telling) as server:
+        remote = make_remote(server.url) if slots == 1 else SB3VecEnv(make_vec_remote(server.url, num_envs=slots))
+        weights = learn(remote)
+    assert_identical(weights, learn(Telling() if slots == 1 else DummyVecEnv([Telling] * slots)))
 
 
 def test_maskable_ppo_takes_the_masks_of_the_remote() -> None:

@@ -221,6 +221,8 @@ class AnswerBuffer:
         remarks = values.remarks_of(message.step.observations[uid].uint8s.array)
         if remarks is not None:
             self._remarks = self._remarks or bridge_pb2.Value()
+            if remarks.HasField("form"):  # the lists of an older one would be merged with its own
+                self._remarks.ClearField("form")
             self._remarks.MergeFrom(remarks)
 
     # What is told

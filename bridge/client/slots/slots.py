@@ -16,6 +16,7 @@ from bridge.client.world.extensions import (
     attribute_write,
     call_request,
     call_results,
+    is_method,
     property_request,
     property_value,
 )
@@ -145,13 +146,30 @@ class Slots:
 
     # Attributes, methods and properties of the environments
 
-    def begin_call(self, slots: Sequence[int], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Ask for a call of a method in some slots; `call_results` waits for the results."""
-        self._ask(
-            f"call of {name}",
-            lambda member, lanes: call_request(name, args, kwargs, () if len(lanes) == member.lanes else lanes),
-            slots,
-        )
+    def begin_call(
+        self,
+        slots: Sequence[int],
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        look: bool = False,
+    ) -> None:
+        """Ask for a call of a method in some slots; `call_results` waits for the results.
+
+        Args:
+            slots: Which.
+            name: The method.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            look: Call nothing: ask for an attribute's values, or whether it is a method; `looks` waits for them.
+        """
+
+        def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
+            chosen = () if len(lanes) == member.lanes else lanes
+            return call_request(name, args, kwargs, chosen, look=look, columns=member.remote.reads_columns)
+
+        self._ask(f"look at {name}" if look else f"call of {name}", write, slots)
 
     def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for the results of `begin_call`; return one a slot, in the order in which the slots were given."""
@@ -164,6 +182,18 @@ class Slots:
             found.update(zip((member.start + lane for lane in lanes), results, strict=True))
         return tuple(found[slot] for slot in question.slots)
 
+    def looks(self) -> dict[int, Any]:
+        """Wait for what `begin_call` has looked at; return the values of an attribute by slot, none where it is a
+        method.
+        """
+        found: dict[int, Any] = {}
+        for member, message in (question := self._wait_for_replies()).answers.items():
+            lanes = question.lanes[member]
+            if not is_method(message, member.remote.url):
+                results = call_results(message, member.remote.url, len(lanes))
+                found.update(zip((member.start + lane for lane in lanes), results, strict=True))
+        return found
+
     def set_attr(self, name: str, items: Sequence[Any], slots: Sequence[int] | None = None) -> None:
         """Set an attribute in the worlds of some slots, or of all.
 
@@ -174,7 +204,11 @@ class Slots:
         """
         with self.conflicts, missing_attributes():
             self.check_order(f"setting of {name}")
-            self._ask(f"setting of {name}", lambda member, lanes: attribute_write(name, items[member.slots]), slots)
+
+            def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
+                return attribute_write(name, items[member.slots], columns=member.remote.reads_columns)
+
+            self._ask(f"setting of {name}", write, slots)
             self._wait_for_replies()
 
     def splits_worlds(self, slots: Sequence[int]) -> bool:

@@ -21,10 +21,12 @@ __all__ = [
     "call_request",
     "call_results",
     "extension",
+    "is_method",
     "looked_up",
     "property_request",
     "property_value",
     "property_write",
+    "reads_columns",
     "refusal",
 ]
 
@@ -49,24 +51,59 @@ def property_write(key: str, value: pb.Tensor) -> pb.EnvironmentRequest:
     return extension(PROPERTY_REQUEST_URL, body)
 
 
-def attribute_write(name: str, values_of_lanes: Sequence[Any]) -> pb.EnvironmentRequest:
-    """Return the request that sets an attribute of the environment, to a value for each lane."""
-    packed = pack_tensor(np.frombuffer(values.encode(list(values_of_lanes)), np.uint8))
+def attribute_write(name: str, values_of_lanes: Sequence[Any], *, columns: bool = False) -> pb.EnvironmentRequest:
+    """Return the request that sets an attribute of the environment, to a value for each lane.
+
+    Args:
+        name: The attribute.
+        values_of_lanes: The values.
+        columns: Whether the server reads columns.
+    """
+    packed = pack_tensor(np.frombuffer(values.encode(list(values_of_lanes), columns=columns), np.uint8))
     return property_write(f"world.attributes.{name}", packed)
 
 
 def call_request(
-    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], lanes: Sequence[int] = (), *, look: bool = False
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    lanes: Sequence[int] = (),
+    *,
+    look: bool = False,
+    columns: bool = False,
 ) -> pb.EnvironmentRequest:
-    """Return the request to call a method, on all lanes or on some; `look`: only for an attribute, or what it is."""
+    """Return the request to call a method.
+
+    Args:
+        name: The method.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        lanes: The lanes to call it on; none: all of them.
+        look: Call nothing: ask for the values of an attribute, or whether it is a method.
+        columns: Whether the server reads columns.
+    """
+    named = [values.to_value(item, columns=columns) for item in kwargs.values()]
     body = bridge_pb2.CallRequest(
         name=name,
-        args=bridge_pb2.Value.List(items=[values.to_value(item) for item in args]),
-        kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=[values.to_value(item) for item in kwargs.values()]),
+        args=bridge_pb2.Value.List(items=[values.to_value(item, columns=columns) for item in args]),
+        kwargs=bridge_pb2.Value.Dict(keys=list(kwargs), values=named),
         lanes=lanes,
         look=look,
     )
     return extension(CALL_REQUEST_URL, body)
+
+
+def reads_columns(message: pb.EnvironmentResponse, url: str) -> bool:
+    """Return whether a server that has answered a `property_request` of the values codec reads columns.
+
+    Raises:
+        PeerError: The answer cannot be read.
+    """
+    try:
+        tensor = properties_pb2.PropertyResponse.FromString(message.extension.value).read_property.value
+        return bool(bridge_pb2.Value.FromString(tensor.uint8s.array).reads_columns)
+    except DecodeError as error:
+        raise PeerError(url, f"its property cannot be read: {error}") from error
 
 
 def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> Any:
@@ -93,11 +130,24 @@ def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:
     Raises:
         PeerError: The answer cannot be read.
     """
+    if is_method(message, url):
+        return None, True
     results = call_results(message, url)
-    is_method = bridge_pb2.CallResponse.FromString(message.extension.value).is_method
-    if not results and not is_method:
+    if not results:
         raise PeerError(url, "it answers with neither the value of an attribute nor that it is a method")
-    return (None if is_method else results[0]), is_method
+    return results[0], False
+
+
+def is_method(message: pb.EnvironmentResponse, url: str) -> bool:
+    """Return whether what was looked at is a method.
+
+    Raises:
+        PeerError: The answer cannot be read.
+    """
+    try:
+        return bool(bridge_pb2.CallResponse.FromString(message.extension.value).is_method)
+    except DecodeError as error:
+        raise PeerError(url, f"the result of a call cannot be read: {error}") from error
 
 
 def call_results(message: pb.EnvironmentResponse, url: str, count: int | None = None) -> list[Any]:

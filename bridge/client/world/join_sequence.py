@@ -9,7 +9,7 @@ import math
 from typing import Any, TypeAlias
 
 from bridge.client.realtime.answer_buffer import pays
-from bridge.client.world.extensions import property_request, property_value, property_write
+from bridge.client.world.extensions import property_request, property_value, property_write, reads_columns
 from bridge.client.world.session_states import ClientState, Trigger
 from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.names import NAMES
@@ -54,7 +54,8 @@ class JoinSequence:
         self.specs = pb.ActionObservationSpecs()
         """That world's."""
         self.properties: dict[str, Any] = {}
-        """Those that have been read; with `round_trip`, in seconds, where the server holds Steps."""
+        """Those that have been read, and whether the server `reads_columns`; with `round_trip`, in seconds, where it
+        holds Steps."""
         self._not_created: RefusedError | None = None
         """Why the server made no world, where the default one was asked for in its place."""
         self._unread: list[str] = []
@@ -157,7 +158,10 @@ class JoinSequence:
         elif key == "wait":
             self.properties["round_trip"] = self._round_trip
         else:
-            self.properties[key] = property_value(message, self._request.address.url, key in _ENCODED)
+            url = self._request.address.url
+            self.properties[key] = property_value(message, url, key in _ENCODED)
+            if key == "metadata":  # each property of the values codec says so
+                self.properties["reads_columns"] = reads_columns(message, url)
         # `fps` comes after the others: by now several round trips were measured. The server may hold Steps unless the
         # user has said what they wait for.
         may_wait = "wait" not in self._request.join_settings

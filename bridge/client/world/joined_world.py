@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from bridge.encoding.space_specs import space_from_specs
 from bridge.encoding.spaces import Column, Layout
 from bridge.encoding.step_codec import StepCodec
 from bridge.encoding.tensors import Array, Spec, fill_tensor
-from bridge.errors import PeerError, TensorError
+from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["JoinedWorld", "changes_of"]
@@ -98,6 +99,8 @@ class JoinedWorld:
             self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
         self.form = None if self.codec is None or lanes is not None else self.codec.form
         """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
+        self.reads_columns = bool(properties.get("reads_columns"))
+        """Whether the server takes long lists of what is alike as columns."""
         self.seat: str | None = properties.get("seat")
         """The key of a stream for its actions; None: there is none."""
         self._known: dict[Any, bytes] = {}
@@ -124,11 +127,15 @@ class JoinedWorld:
             self.realtime.stale += 1
 
     def salvage(self, message: StepMessage | None) -> None:
-        """Keep the ends of episodes out of a Step's answer that nobody will read."""
-        # The codec reads no real-time worlds, so a message of its own holds no records.
-        if not isinstance(message, pb.EnvironmentResponse) or self.realtime is None:
+        """Keep what is told only once out of a Step's answer that nobody will read."""
+        if isinstance(message, pb.EnvironmentResponse) and message.WhichOneof("payload") != "step":
             return
-        if message.WhichOneof("payload") == "step":
+        if message is not None:
+            # Nobody waits for it, and its server may be given up just now.
+            with contextlib.suppress(PeerError, *UNREADABLE):
+                self.reader.take_remarks(message)
+        # The codec reads no real-time worlds, so a message of its own holds no records.
+        if isinstance(message, pb.EnvironmentResponse) and self.realtime is not None:
             self.dropped()
             self.realtime.salvage(message)
 

@@ -103,6 +103,11 @@ class Remote:
         return None if self.session.world is None else self.session.world.reader.names
 
     @property
+    def reads_columns(self) -> bool:
+        """True if the server that it is at, or was at last, takes long lists of what is alike as columns."""
+        return self.session.world is not None and self.session.world.reads_columns
+
+    @property
     def allowance(self) -> float:
         """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
         return 0.0 if self.session.world is None else self.session.world.reader.allowance

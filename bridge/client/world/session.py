@@ -291,6 +291,7 @@ class ClientSession:
             if answer is not None:
                 request = pending.popleft()
                 if request.number != self._episode:
+                    world.salvage(answer)
                     return None
                 if answer.state == pb.RUNNING and self.state is ClientState.RUNNING:
                     self._renumbered = 0

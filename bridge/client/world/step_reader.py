@@ -28,7 +28,7 @@ SIGNALS = ("reward", "terminated", "truncated", "info")
 StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer
 """The answer to a Step: read by protobuf, or matched without it."""
 Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
-"""Observation, reward, terminated, truncated and info of a single environment; the reward is a float or an array."""
+"""Observation, reward, terminated, truncated and info of a single environment; the reward is of any type."""
 
 _MOST_NOTES = 100
 # Quicker than a loop in Python: it is called in each step of many slots.
@@ -75,6 +75,14 @@ class StepReader:
     names: KnownNames | None = None
     """The names of the environment's attributes and methods, by the join and later infos; None: they are not known."""
     _form: Any = None
+    _rewards_as: Any = None
+    """The last reward that an info told, whose type those after it have; None: they are floats, or arrays."""
+    _told_reward: Any = values.UNCHANGED
+    """The reward that the answer at hand tells in its info."""
+    agents: Sequence[str] = ()
+    """Of several agents, those that the answer that was read last says to be alive; none: it says nothing."""
+    missing: Sequence[str] = ()
+    """What that answer holds that the environment did not return, as `StepInfo` says."""
     _notes: int = 0
 
     def __post_init__(self) -> None:
@@ -107,13 +115,47 @@ class StepReader:
                 # A copy, for the same reason.
                 if type(reward) is not float:
                     reward = np.array(reward)
+                if self._rewards_as is not None:
+                    reward = self._typed(reward)
                 return observation, reward, message.state == pb.TERMINATED, truncated, info
             tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
             reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
+            if self._rewards_as is not None:
+                reward = self._typed(reward)
             observation = self.layout.unpack(tensors, form=self._form)
             return observation, reward, bool(terminated), bool(truncated), info
         except UNREADABLE as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
+
+    def _typed(self, number: Any) -> Any:
+        """Return a reward in the environment's own type."""
+        told, self._told_reward = self._told_reward, values.UNCHANGED
+        if told is not values.UNCHANGED:
+            # Floats come as they are from here on.
+            if type(told) is float:
+                self._rewards_as = None
+            return told
+        if isinstance(self._rewards_as, np.ndarray):
+            return np.full(self._rewards_as.shape, number, self._rewards_as.dtype)
+        return type(self._rewards_as)(number)
+
+    def take_joint(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Return `agents` and `missing` of the answer that was read, once."""
+        found = self.agents, self.missing
+        self.agents = self.missing = ()
+        return found
+
+    def take_remarks(self, answer: StepMessage) -> None:
+        """Take from an answer that nobody reads what holds for those after it.
+
+        Raises:
+            PeerError: It cannot be read.
+        """
+        if isinstance(answer, StepAnswer):
+            self.read_info(answer)
+        elif "info" in self.uids and self.uids["info"] in answer.step.observations:
+            self._decode_info(answer.step.observations[self.uids["info"]].uint8s.array)
+        self._told_reward = values.UNCHANGED
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
         """Write an answer into a batch, from `slot` on.
@@ -173,7 +215,9 @@ class StepReader:
 
     def _decode_info(self, data: bytes) -> Any:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
-        info, notes, form, failed = values.decode_lane_infos(data)
+        told = values.decode_step_info(data)
+        info, notes, form, reward = told[:4]
+        self.agents, self.missing, failed = told[4:]
         self.failed = [lane for lane in failed if 0 <= lane < (self.lanes or 0)] if failed else ()
         # Else it would be found where the infos of all slots are joined, and cost those of other servers too.
         if not isinstance(info, dict) and not (
@@ -183,12 +227,16 @@ class StepReader:
         # Told only where it changes: it holds for the answers that follow.
         if form is not values.UNCHANGED:
             self._form = form
+        if reward is not values.UNCHANGED:
+            if not isinstance(reward, (bool, int, float, np.bool_, np.number, np.ndarray)) or np.size(reward) != 1:
+                raise TensorError(f"expected a number as the reward in an info, got {reward!r:.80}")
+            self._rewards_as = self._told_reward = reward
         if info:
             # It stays when the person has left: a server that is late then gets a second more, at most.
             self.allowance = _allowance(info) or self.allowance
         # Told only where a reset has changed them.
         if notes and isinstance(notes[-1], AttributeNames):
-            self.names = KnownNames(notes.pop())
+            self.names, notes = KnownNames(notes[-1]), notes[:-1]
         # As many as our servers send. What warned is remembered by Python, for as long as the process runs.
         for note in notes[: _MOST_NOTES - self._notes]:
             warn(f"{self.url}: {note:.1000}")

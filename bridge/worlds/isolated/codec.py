@@ -85,6 +85,7 @@ class Codec:
             (Layout(pair[0], "observation", lanes), Layout(pair[1], "action", lanes)) for pair in pairs.values()
         ]
         self._rewards, self._notes = Rewards(facts.reward_space, lanes), values.Notes()
+        self._read_reward = self._rewards.typed if lanes is None else self._rewards.read
         self._read_flag: Callable[[Any], object] = bool if lanes is None else partial(np.asarray, dtype=np.bool_)
 
     def pack_action(self, action: Any) -> object:
@@ -114,10 +115,10 @@ class Codec:
                     # An agent may be missing in any part: PettingZoo has only those that were alive before the step, or
                     # came in by it.
                     self._pack_observation(layout, observation) if agent in observations else None,
-                    self._rewards.read(rewards[agent], self._notes) if agent in rewards else None,
+                    self._read_reward(rewards[agent], self._notes) if agent in rewards else None,
                     self._read_flag(terminations[agent]) if agent in terminations else None,
                     self._read_flag(truncations[agent]) if agent in truncations else None,
-                    self._pack_info(infos[agent], layout.form(observation)) if agent in infos else None,
+                    self._pack_info(infos, agent, layout.form(observation)),
                 ]
             )
         # A reset is known by having no rewards and flags. The living are numbers, as actions are.
@@ -133,9 +134,14 @@ class Codec:
             layout.note_type(index, observation, self._notes)
         return packed
 
-    def _pack_info(self, info: Any, form: Any) -> bytes:
-        # Each result says its form by itself, whereas clients are told of it where it changes.
-        return values.encode_info(info, self._notes, values.UNCHANGED if form is None else form)
+    def _pack_info(self, infos: Joint, agent: Any, form: Any) -> bytes | None:
+        # Each result says its form by itself, whereas clients are told of it where it changes; also a result that has
+        # an observation of an agent and no info.
+        if agent not in infos and form is None:
+            return None
+        missing = () if agent in infos else ("info",)
+        said = values.UNCHANGED if form is None else form
+        return values.encode_info(infos.get(agent, {}), self._notes, said, missing=missing)
 
     def unpack(self, packed: Any, notes: list[str]) -> Result:
         """Return what `reset` or `step` returned; `notes` gets what clients are to be told."""
@@ -144,8 +150,11 @@ class Codec:
         for agent, (layout, _), (arrays, *told, info) in zip(self._ids, self._layouts, rows, strict=True):
             form = values.UNCHANGED
             if info is not None:
-                parts[4][agent], told_of, form = values.decode_info(info)
-                notes.extend(told_of)
+                told_of = values.decode_step_info(info)
+                form = told_of.form
+                notes.extend(told_of.notes)
+                if "info" not in told_of.missing:
+                    parts[4][agent] = told_of.info
             if arrays is not None:
                 # A result that says no form has the plain one.
                 form = None if form is values.UNCHANGED else form

@@ -4,6 +4,8 @@ A sequence begins when all that must be there have sent their first Step; from t
 that every agent's action is in. What happens where one is missing is the world's declared policy (`MissingAgent`).
 An agent is missing when nobody has joined as it, when its client left or died, when it sent Reset, or when its Step
 does not come within `agent_timeout`. An agent that ends early, or resets, waits in its next Step for the next sequence.
+One that the environment brings in during a sequence, for the first time or again, may enter it by its next Step; until
+then default actions play for it.
 
 Requests go in (`begin`, `act`, `drop`, `cancel`). `poll` says what the environment has to do, whose result goes in by
 `began`, `stepped` or `failed`; either answers Steps that wait, often those of many agents at once.
@@ -22,6 +24,7 @@ from bridge.worlds.base import Agent
 from bridge.worlds.default_actions import DEFAULT, check_default_action
 from bridge.worlds.environment import Job, Transition, kept
 from bridge.worlds.resets import ResetBook
+from bridge.worlds.rewards import as_number
 from bridge.worlds.scheduling import PendingResult
 
 __all__ = ["JointStepTable", "MissingAgent", "MultiAgentOptions", "Participant"]
@@ -80,10 +83,14 @@ class Participant:
     """How its sequence ended, until a Step has told."""
     absent: bool = False
     """True if the sequence that it asked for began without it."""
+    may_enter: bool = False
+    """True if the environment has brought it into the running sequence, and its client has not entered yet."""
+    agents: Sequence[str] = ()
+    """Those that are alive, where its next Step has to tell them; none: as before, without those that ended."""
     told: Transition = _NOTHING
     """The last transition that its agent received."""
-    reward: float = 0.0
-    """The rewards that no Step has told yet."""
+    reward: Any = None
+    """The reward that no Step has told yet, of several their sum, a float; None: there is none."""
     cut_off: bool = False
     """True if the Step that is answered now tells that the sequence was ended from outside."""
 
@@ -159,14 +166,16 @@ class JointStepTable:
     def drop(self, participant: Participant) -> None:
         """Take an agent out of the running sequence."""
         was_playing, participant.playing, participant.outcome = participant.playing, False, None
+        participant.may_enter = False
         self._settle()
         # `_settle` has cleared `_playing` if this was the last one: then there is nobody to end the sequence for.
         if was_playing and self._playing and self._options.missing_agent is MissingAgent.END:
             self._end_sequence()
 
     def _settle(self) -> None:
-        """The sequence is over when nobody plays any more."""
-        if not any(participant.playing for participant in self.participants.values()):
+        """The sequence is over when nobody plays any more, and nobody was brought in who may."""
+        present = self.participants.values()
+        if not any(one.playing or (one.may_enter and not self._ending) for one in present):
             self._playing = self._ending = False
 
     def _end_sequence(self) -> None:
@@ -234,6 +243,8 @@ class JointStepTable:
 
     def poll(self, now: float) -> Job | None:
         """Answer Steps that need not wait longer; return the environment's next job, if any."""
+        if self._ending:  # by a ResetWorld, perhaps while nobody played but those who may enter
+            self._settle()
         changed = True
         # An answer may be what others wait for: the sequence has ended, or an agent that was awaited is out of it.
         while changed and self._job is None:
@@ -250,9 +261,9 @@ class JointStepTable:
     def _look_at_first(self, wait: _Wait, now: float) -> bool:
         """Check whether a first Step can be answered; return whether anything changed."""
         participant, expired = wait.participant, now >= wait.deadline
-        # An agent that ended or was reset in this sequence waits for the next one. Another client that joins as it may
-        # enter.
-        is_new = participant.sequence != self.sequence
+        # An agent that ended or was reset in this sequence waits for the next one, unless the environment brings it in
+        # again. Another client that joins as it may enter.
+        is_new = participant.sequence != self.sequence or participant.may_enter
         if self._playing and not self._ending and is_new and participant.name in self._alive:
             self._enter(participant)
         elif self._may_start(expired):
@@ -272,8 +283,14 @@ class JointStepTable:
 
     def _enter(self, participant: Participant) -> None:
         participant.sequence, participant.playing = self.sequence, True
-        participant.outcome, participant.absent, participant.reward = None, False, 0.0
-        participant.told = self._latest[participant.name]
+        participant.outcome, participant.absent, participant.reward = None, False, None
+        told = self._latest[participant.name]
+        # Brought in by the last step, it may have got something by it. It is alive, whatever that step said of an end
+        # that it had before.
+        if participant.may_enter and "reward" not in told.missing:
+            participant.reward = kept(told.reward)
+        participant.told = dataclasses.replace(told, terminated=False, truncated=False)
+        participant.may_enter = False
         self._resets.start(participant.agent)
         self._answer(participant, pb.RUNNING)
 
@@ -286,7 +303,8 @@ class JointStepTable:
             # Also agents that nobody has joined as are waited for: the environment is reset once for all.
             ready = sum(wait.begins for wait in self._waits.values())
             return not self._playing and ready == len(self._names)
-        if self._playing:
+        # Those who wait for the next one have not to wait longer for somebody who may enter and does not.
+        if self._playing and any(participant.playing for participant in self.participants.values()):
             # A sequence that ends waits until each agent that plays has heard of it by its Step. A silent one must not
             # hold up the others for longer than `agent_timeout`.
             return expired and self._ending  # those that were not told yet are told all the same
@@ -294,7 +312,8 @@ class JointStepTable:
 
     def _awaited_for_start(self) -> list[str]:
         if self._playing:
-            return [participant.name for participant in self.participants.values() if participant.playing]
+            present = self.participants.values()
+            return [participant.name for participant in present if participant.playing or participant.may_enter]
         ready = {wait.participant.name for wait in self._waits.values() if wait.begins}
         return [name for name in self._names if name not in ready]
 
@@ -377,10 +396,12 @@ class JointStepTable:
         self.sequence += 1
         self._playing, self._ending = True, False
         self._alive = list(first)
+        in_order = self._alive == [name for name in self._names if name in first]
         self._latest = dict(first)
         for participant in self.participants.values():
             # Also those whose Steps do not wait: what they send next belongs to a sequence that is over.
-            participant.playing = False
+            participant.playing = participant.may_enter = False
+            participant.agents = () if in_order else self._alive
             if self._ready(participant):
                 if participant.name in self._alive:
                     self._enter(participant)
@@ -398,13 +419,16 @@ class JointStepTable:
         """
         # First, while it is known by the job who acted: an agent that a default action stood in for is told by its next
         # Step.
-        acted = self._take_acted()
-        for name in self._alive:
+        acted, before = self._take_acted(), self._alive
+        expected = [name for name in before if not seen[name].ended]
+        for name in before:
             told, participant = seen[name], self.participants.get(name)
             if participant is not None and participant.playing:
                 participant.told = told
                 # Adds up over the steps that a late agent missed.
-                participant.reward += told.reward
+                if "reward" not in told.missing:
+                    waits, reward = participant.reward, kept(told.reward)
+                    participant.reward = reward if waits is None else as_number(waits) + as_number(reward)
                 if told.ended:
                     # Kept as it is now: its Step may come later than further steps, which reuse the arrays.
                     end = kept((told.observation, told.info))
@@ -413,6 +437,10 @@ class JointStepTable:
                     participant.outcome = pb.TERMINATED if told.terminated else pb.INTERRUPTED
         self._latest.update(seen)
         self._alive = list(alive)
+        for name, participant in self.participants.items():
+            participant.agents = () if self._alive == expected else self._alive
+            came = name in alive and (name not in expected or participant.may_enter)
+            participant.may_enter = came and not participant.playing
         for participant in acted:
             self._answer(participant, participant.take_outcome())
         self._settle()

@@ -10,12 +10,14 @@ from bridge.encoding.space_json import space_to_json
 from bridge.errors import Code, RequestError
 from bridge.worlds.base import failures_in
 from bridge.worlds.controls import controls_of_space, known_agent_names
-from bridge.worlds.default_actions import DEFAULT
+from bridge.worlds.default_actions import DEFAULT, neutral_action
 from bridge.worlds.environment import Call, Environment, Job, Spaces, Transition
-from bridge.worlds.rewards import as_number
+from bridge.worlds.rewards import as_typed
 from bridge.worlds.settings import Settings, read_choice
 
 __all__ = ["Members"]
+
+_PARTS = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class Members:
@@ -76,18 +78,31 @@ class Members:
             # After a reset without agents there would be nothing to step, and agents would wait for ever.
             if unknown or (job.kind == "reset" and not living):
                 known = ", ".join(self)
-                raise ValueError(f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`")
+                remedy = "; name all that may come in its `possible_agents`" if unknown else ""
+                text = f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`{remedy}"
+                raise ValueError(text)
             told: dict[str, Transition] = {}
             observations, rewards, terminations, truncations, infos = map(self._by_name, keep(results))
             # Those that acted hear of their end; those that are alive now may have come in by this step.
             for name in dict.fromkeys((*job.actions, *living)):
-                observation = observations[name] if name in observations else seen(name)
-                terminated = bool(terminations.get(name, False))
+                observation = observations[name] if name in observations else self._last_seen(name, seen)
+                terminated, truncated = bool(terminations.get(name, False)), bool(truncations.get(name, False))
+                reward, info = as_typed(rewards.get(name, 0.0)), infos.get(name, {})
+                parts = (observations, rewards, terminations, truncations, infos)
+                missing = [part for part, of in zip(_PARTS, parts, strict=True) if name not in of]
+                if job.kind == "reset":  # which returns no others
+                    missing = [part for part in missing if part in ("observation", "info")]
                 # An agent that the environment drops without an end is truncated.
-                truncated = bool(truncations.get(name, False)) or (name not in living and not terminated)
-                reward, info = as_number(rewards.get(name, 0.0)), infos.get(name, {})
-                told[name] = Transition(observation, reward, terminated, truncated, info)
+                elif name not in living and not (terminated or truncated):
+                    truncated = True
+                    missing.append("end")
+                told[name] = Transition(observation, reward, terminated, truncated, info, missing)
             return told, living
+
+    def _last_seen(self, name: str, seen: Callable[[str], object]) -> object:
+        """Return what stands for an observation that the environment did not return: the last one, or a neutral one."""
+        last = seen(name)
+        return neutral_action(self.spaces[name][0]) if last is None else last
 
     def _by_name(self, part: Mapping[object, Any]) -> dict[str, Any]:
         """Key what an environment returns by the agents' names."""

@@ -37,7 +37,7 @@ class MultiAgent(EnvAgent):
         # Of a joint reset one agent sends the settings: the plain Resets of the others must not take them back.
         if seed is not None or options is not None:
             self._world.table.carried = (seed, options)
-        if running:
+        if running or self.participant.may_enter:
             self._world.table.drop(self.participant)
             self._world.advance()
 
@@ -66,11 +66,20 @@ class MultiAgent(EnvAgent):
         told = self.participant.told
         self._observation, self._info = told.observation, told.info
         self._terminated[...], self._truncated[...] = told.terminated, told.truncated
+        # What an earlier answer had to tell, and was asked for no info, is of no interest any more.
+        self._beside = {
+            name: told for name, told in (("agents", self.participant.agents), ("missing", told.missing)) if told
+        }
         if cut_off:
             # The world ended the sequence, not the environment: it is truncated, with the last observation.
             super().interrupt()
+            self._beside.clear()
         # After `interrupt`, which sets the reward to 0: what was earned until the end is still told.
-        self._reward[...], self.participant.reward = self.participant.reward, 0.0
+        reward, self.participant.reward = self.participant.reward, None
+        if reward is None:
+            self._reward[...] = 0.0
+        else:
+            self._take_reward(reward)
 
     def interrupt(self) -> None:
         """End the sequence for this agent, with what it has seen last."""

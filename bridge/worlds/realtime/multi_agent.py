@@ -40,6 +40,7 @@ from bridge.worlds.realtime.agent import RealtimeAgent
 from bridge.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions
 from bridge.worlds.realtime.joint_loop import JointLoop
 from bridge.worlds.realtime.loop import LoopAgent, Phase
+from bridge.worlds.rewards import as_number
 from bridge.worlds.scheduling import Scheduler
 from bridge.worlds.settings import ResetRequest, Settings, read_scalar, wrong
 
@@ -305,7 +306,9 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
 
     async def _call_environment(self, job: Job) -> Outcome:
         """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
-        return await self.members.carry_out(self.env, job, self._seen, self._default_action, keep=kept)
+        told, living = await self.members.carry_out(self.env, job, self._seen, self._default_action, keep=kept)
+        # They are added up over the frames between two Steps.
+        return {name: dataclasses.replace(one, reward=as_number(one.reward)) for name, one in told.items()}, living
 
     def _seen(self, name: str) -> object:
         """Return what an agent saw last, for a frame without an observation of it."""

@@ -1,0 +1,92 @@
+"""Gives memory that was freed back to the system: a server that has been large becomes small again.
+
+The C library of Linux (glibc) keeps what is freed between pieces that are still in use. After a peak, such as
+answers of hundreds of megabytes that waited for clients, that is most of the peak, and it would stay so until the
+server ends. Giving it back takes milliseconds, or tens of them where there is much: so it is done a while after large
+memory was freed, and only where the process has grown.
+
+Elsewhere (musl, macOS, Windows) nothing is done here: their libraries give memory back by themselves, or not at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["MemoryRelease"]
+
+# Seconds from the first sign that memory was freed until it is looked at: whoever leaves may take worlds along, and
+# others leave together.
+_PAUSE = 5.0
+# The longest pause, where giving back brought nothing: what the process has is in use.
+_LONGEST = 80.0
+# Bytes beyond the smallest size so far that are worth it.
+_WORTH = 16 << 20
+
+
+class MemoryRelease:
+    """Gives freed memory back, a while after `soon` was called.
+
+    Args:
+        call_later: Calls a function in some seconds.
+        resident: Returns the memory that the process has, in bytes; None: it is not known, and nothing is done.
+        trim: Gives back what is free; None: as the C library does it, where it can.
+    """
+
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], object],
+        resident: Callable[[], int | None] | None = None,
+        trim: Callable[[], object] | None = None,
+    ) -> None:
+        self._call_later = call_later
+        self._resident = resident or _resident
+        self._trim = trim or _find_trim()
+        self._lowest = self._resident()
+        self._pause = _PAUSE
+        self._waits = False
+
+    def soon(self) -> None:
+        """Note that memory was freed, which may be large; by the thread that runs the event loop."""
+        if not self._waits and self._trim is not None and self._lowest is not None:
+            self._waits = True
+            self._call_later(self._pause, self._look)
+
+    def _look(self) -> None:
+        self._waits = False
+        before = self._resident()
+        if before is None or self._lowest is None or self._trim is None:
+            return
+        self._lowest = min(self._lowest, before)
+        if before - self._lowest < _WORTH:
+            self._pause = _PAUSE
+            return
+        self._trim()
+        after = self._resident() or before
+        self._lowest = min(self._lowest, after)
+        # A large server of which clients come and go all the time must not do this again and again for nothing.
+        self._pause = _PAUSE if before - after >= _WORTH else min(2 * self._pause, _LONGEST)
+
+
+def _resident() -> int | None:
+    """Return the resident memory of this process in bytes; None: this system does not say it."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _find_trim() -> Callable[[], object] | None:
+    """Return glibc's `malloc_trim(0)`; None: the C library is another one."""
+    if sys.platform != "linux":
+        return None
+    try:
+        trim: Any = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return lambda: trim(0)
