@@ -222,3 +222,43 @@ def test_an_option_or_url_of_a_feature_that_an_installation_lacks_is_refused(
     done = lacking(feature, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr
+
+
+USES = """
+import bridge
+exec("from bridge import *")
+with serve_gym("CartPole-v1") as server, make_remote(server.url) as env:
+    env.reset(seed=0)
+    try:
+        {use}
+    except bridge.errors.SettingError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("feature", "use", "told"),
+    [
+        ("recording", "serve_gym('CartPole-v1', record='runs')", "which record= needs"),
+        ("recording", "bridge.Recording", "which bridge.Recording needs"),
+        ("recording", "bridge.recording", "which this program needs"),
+        ("recording", "bridge.perlert.serve_perlert('CartPole-v1', record='runs')", "which record= needs"),
+        ("watching", "serve_gym('CartPole-v1', web=True)", "which web= needs"),
+        ("watching", "serve_parallel('x', fps=30, match=True)", "which match=True needs"),
+        ("perlert", "bridge.perlert", "which this program needs"),
+        ("dial", "bridge.testing.check_server('listen://127.0.0.1:1')", "which a URL of listen:// needs"),
+    ],
+)
+def test_what_needs_a_feature_that_an_installation_lacks_says_so_and_the_rest_works(
+    tmp_path: Path, feature: str, use: str, told: str
+) -> None:
+    program = LACKING.partition("from bridge.cli")[0] + USES.format(use=use)
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"bridge.{feature}"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"this installation lacks bridge.{feature}, {told}\n", "")
