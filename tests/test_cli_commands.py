@@ -80,6 +80,13 @@ def test_a_command_of_another_package_runs_with_its_exit_codes_and_alone(
     assert "there is no command 'great'; did you mean greet?" in capsys.readouterr().err
 
 
+def test_a_command_may_be_an_object_of_a_module(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    source = f"{GREET}\nclass Greeter:\n    register = staticmethod(register)\n\ngreeter = Greeter()\ndel register\n"
+    install("greeter", {"greet": "greet:greeter"}, greet=source)
+    assert main(["greet"]) == 4
+    assert capsys.readouterr().out == "hello you False\n"
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
