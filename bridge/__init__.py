@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from bridge.extras import is_installed
+from bridge.extras import has_feature, is_installed
 from bridge.lazy import lazy_names
+from bridge.provided import provide
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from bridge.client.vector_env import RemoteVectorEnv
     from bridge.encoding.space_json import register_space
     from bridge.facade.blocking import serve
-    from bridge.facade.record import Recording
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
+    from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
     from bridge.server.auth import Auth
     from bridge.server.limits import Limits
@@ -60,14 +61,19 @@ __all__ = [
 # ImportError otherwise, as `inspect.getmembers(bridge)` would. Who asks for one by its name is told what to install.
 _NEED = {
     "Recorder": "pyarrow",
+    "Recording": "pyarrow",
     "RemoteParallelEnv": "pettingzoo",
     "make_parallel_remote": "pettingzoo",
     "recording": "pyarrow",
 }
-_absent = [name for name, package in _NEED.items() if not is_installed(package)]
-__all__ = [name for name in __all__ if name not in _absent]
+_absent = {name for name, package in _NEED.items() if not is_installed(package)}
 
 register_remote()
+provide(
+    serve_gym="bridge.facade.serve:serve_gym",
+    groups="bridge.facade.options:GROUPS",
+    gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
+)
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
@@ -79,7 +85,7 @@ _PLACES = {
     "Observer": "bridge.worlds.observers",
     "RealTime": "bridge.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
-    "Recording": "bridge.facade.record",
+    "Recording": "bridge.recording.record",
     "RemoteEnv": "bridge.client.env",
     "RemoteParallelEnv": "bridge.client.parallel_env",
     "RemoteVectorEnv": "bridge.client.vector_env",
@@ -97,4 +103,13 @@ _PLACES = {
     "serve_gym": "bridge.facade.serve",
     "serve_parallel": "bridge.facade.serve_parallel",
 }
-__getattr__, __dir__ = lazy_names(__name__, _PLACES, ("errors", "perlert", "recording", "testing", "wrappers"), _absent)
+_MODULES = {name: f"bridge.{name}" for name in ("errors", "perlert", "testing", "wrappers")}
+# The folder alone needs no extra, for `record=`; who asks for the module wants to read recordings.
+_MODULES["recording"] = "bridge.recording.reader"
+
+# Likewise what is of a feature that this installation lacks.
+for _module in _MODULES:
+    if not has_feature(_module):
+        _absent |= {_module, *(name for name, place in _PLACES.items() if place.startswith(f"bridge.{_module}."))}
+__all__ = [name for name in __all__ if name not in _absent]
+__getattr__, __dir__ = lazy_names(__name__, _PLACES, _MODULES, _absent)

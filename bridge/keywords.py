@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, SettingError, UsageError
 
-__all__ = ["check_counts", "flat_names", "grouped", "unknown_keyword"]
+__all__ = ["check_counts", "flat_names", "group_classes", "grouped", "unknown_keyword"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -49,8 +50,29 @@ def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError
     return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
+def group_classes(groups: Mapping[str, type | str]) -> dict[str, type]:
+    """Return the dataclasses that keywords take, without those of features that this installation lacks.
+
+    Args:
+        groups: By keyword a class, or `MODULE:CLASS`, which is imported now.
+    """
+    found: dict[str, type] = {}
+    for keyword, group in groups.items():
+        if isinstance(group, str):
+            module, _, name = group.partition(":")
+            try:
+                group = getattr(importlib.import_module(module), name)
+            except ModuleNotFoundError as error:
+                # The module or a folder that it is in, and not what it imports.
+                if not f"{module}.".startswith(f"{error.name}."):
+                    raise
+                continue
+        found[keyword] = group
+    return found
+
+
 def grouped(
-    options: type | None = None, others: Iterable[str] = (), /, **groups: type
+    options: type | None = None, others: Iterable[str] = (), /, **groups: type | str
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a function so that it says where the keyword is that somebody looks for.
 
@@ -61,13 +83,15 @@ def grouped(
         options: The dataclass that the function makes of its `**keywords`; signature and docstring show the fields in
             their place. None: it has none of these.
         others: Further keywords that are handed on to what has them.
-        groups: The dataclasses that its keywords take, by keyword.
+        groups: The dataclasses that its keywords take, by keyword, as of `group_classes`.
     """
-    places = {
-        flat: f"{keyword}={group.__name__}({field.name}=…)"
-        for keyword, group in groups.items()
-        for flat, field in flat_names(keyword, group).items()
-    }
+
+    def find_place(name: str) -> str | None:
+        """Return how a field is given that somebody gave as a keyword; None: it is none."""
+        for keyword, group in group_classes(groups).items():
+            if field := flat_names(keyword, group).get(name):
+                return f"{keyword}={group.__name__}({field.name}=…)"
+        return None
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)
@@ -82,8 +106,8 @@ def grouped(
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             for name in kwargs:
-                if name in places and name not in known:
-                    raise TypeError(f"{title}() got an unexpected keyword argument {name!r}: give {places[name]}")
+                if name not in known and (place := find_place(name)):
+                    raise TypeError(f"{title}() got an unexpected keyword argument {name!r}: give {place}")
                 if name not in further and not takes_more:
                     raise unknown_keyword(title, name, further)
             try:

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
+
+from bridge.extras import feature
 
 __all__ = ["lazy_names"]
 
 
 def lazy_names(
-    package: str, places: Mapping[str, str], modules: Iterable[str] = (), absent: Iterable[str] = ()
+    package: str,
+    places: Mapping[str, str],
+    modules: Mapping[str, str] = MappingProxyType({}),
+    absent: Iterable[str] = (),
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__`.
 
     Args:
         package: Its name, such as `bridge.testing`.
         places: The module of each public name.
-        modules: Its public modules.
+        modules: Its public modules, each with what is imported when it is first asked for: itself or a module in it.
         absent: Names that cannot be imported here; `dir` leaves them out.
     """
 
     def get(name: str) -> Any:
-        if name in modules:
-            return importlib.import_module(f"{package}.{name}")
-        if name not in places:
+        if name not in places and name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(places[name]), name)
+        place = places.get(name) or modules[name]
+        with feature(place.split(".")[1], f"{package}.{name}" if name in places else "this program"):
+            module = importlib.import_module(place)
+        return getattr(module, name) if name in places else sys.modules[f"{package}.{name}"]
 
     return get, lambda: sorted({*places, *modules}.difference(absent))

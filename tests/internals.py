@@ -36,6 +36,7 @@ VOCABULARY = {
     "bridge.encoding.properties": "the names and values of the documented properties",
     "bridge.perlert.protocol.packet": "PERLERT's packets, as fields and as bytes",
     "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
+    "bridge.rounds": "the states of players who gather and play, of a lobby and of a match",
     "bridge.transport.frames": "HTTP/2's frames and events",
 }
 """Internal modules that any test may import, each with the reason: names and values as they are on the wire."""

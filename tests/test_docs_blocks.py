@@ -273,6 +273,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         ),
         Block({**LOCAL, "num_envs=8": "num_envs=2"}, CARTPOLE, after=RESET),
     ],
+    "plugins.md": [Elsewhere("tests/test_cli_commands.py")],
     "reference.md": [Elsewhere("tests/test_readme.py")],
     "security.md": [
         Block({"port=50051": "port={port}", '"0.0.0.0"': '"127.0.0.1"'}, with_certificates(nothing), serves=True),
@@ -298,7 +299,9 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
 
 
 def python_blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^```python(?: title=.*)?\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 def code_of(page: str, number: int, names: Mapping[str, str]) -> str:

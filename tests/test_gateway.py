@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import grpc
 import gymnasium
@@ -18,10 +18,11 @@ from gymnasium import spaces
 
 from bridge import Auth, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
+from bridge.client.endpoints import Endpoint
 from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
-from bridge.gateway import serve_gateway
+from bridge.gateway import GatewayScheme, serve_gateway
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert import serve_perlert
@@ -414,6 +415,39 @@ def test_urls_that_cannot_be_read_are_refused_at_the_start(tmp_path):
         serve_gateway(f"file://{tmp_path}/missing")
     with pytest.raises(errors.SettingError, match="16 random bytes"):
         serve_gateway("perlert://127.0.0.1:1/x:0", perlert_key=b"short")
+
+
+def test_a_scheme_of_somebody_else_names_servers_and_takes_its_keywords():
+    opened = []
+
+    class Rack:
+        def __init__(self, url):
+            self.url = url
+
+        def endpoints(self):
+            return [Endpoint(self.url, "rack-1")]
+
+    def open_rack(url, **keywords):
+        opened.append((url, keywords))
+        return Rack(server.url)
+
+    racks = GatewayScheme("rack", open_rack, {"rack_key": "the key of the rack"})
+    halls = GatewayScheme("hall", open_rack)
+    with serve_gym("CartPole-v1", web=True) as server:
+        with serve_gateway("rack://a/1?x=://", schemes=[halls, racks], rack_key=b"secret") as gateway:
+            assert [one["name"] for one in overview(gateway)["servers"]] == ["rack-1"]
+            with closing(make_remote(f"{gateway.url}?server=rack-1")) as env:
+                env.reset(seed=0)
+        with serve_gateway("hall://1", schemes=[halls, racks], rack_key=b"secret"):
+            pass
+    assert opened == [("rack://a/1?x=://", {"rack_key": b"secret"}), ("hall://1", {})]
+    with pytest.raises(TypeError, match=r"'rack_kez': did you mean rack_key="):
+        serve_gateway("rack://a/1", schemes=[racks], rack_kez=b"secret")
+    with pytest.raises(TypeError, match=r"'perlert_key'"):
+        serve_gateway("rack://a/1", schemes=[racks], perlert_key=b"secret")
+    with pytest.raises(errors.AddressError, match="perlert"):
+        serve_gateway("perlert://127.0.0.1:1/x:0", schemes=[racks])
+    assert len(opened) == 2
 
 
 def test_several_agents_and_a_takeover_go_through_a_gateway():

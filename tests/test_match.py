@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bridge.errors import SettingError
-from bridge.watching.match import TRANSITIONS, Match, MatchEvent, MatchOptions, MatchState, Order, display_name
+from bridge.rounds import TRANSITIONS, RoundEvent, RoundState
+from bridge.watching.match import Match, MatchOptions, Order, display_name
 
 NOBODY: dict[str, float] = {}
 
@@ -42,19 +43,19 @@ def ready(one: Match) -> dict[str, bool]:
 def test_a_round_begins_a_countdown_after_all_people_are_ready():
     one = match("Ann", "Ben")
     assert one.tick(0.0) is None
-    assert (one.state, one.wake()) == (MatchState.GATHERING, math.inf)
+    assert (one.state, one.wake()) == (RoundState.GATHERING, math.inf)
     one.set_ready("a", True)
     assert one.tick(10.0) is None
     assert one.missing(10.0) == ["b"]
     one.set_ready("b", True)
     assert one.tick(12.0) is None
-    assert (one.state, one.wake()) == (MatchState.COUNTDOWN, 15.0)
+    assert (one.state, one.wake()) == (RoundState.COUNTDOWN, 15.0)
     assert one.describe(13.5, NOBODY)["countdown"] == 1.5
     assert one.tick(14.9) is None
     assert one.tick(15.0) is Order.BEGIN
     assert one.tick(15.0) is None, "it is ordered once"
     one.started()
-    assert (one.state, one.round) == (MatchState.RUNNING, 1)
+    assert (one.state, one.round) == (RoundState.RUNNING, 1)
     assert [one.is_playing(seat) for seat in "abc"] == [True, True, False]
 
 
@@ -70,7 +71,7 @@ def test_programs_are_always_ready_and_play_without_people_too():
     assert one.wake() == math.inf, "nobody is there"
     one.take("b", "agent:PPO")
     one.tick(1.0)
-    assert (one.state, one.wake()) == (MatchState.COUNTDOWN, 4.0)
+    assert (one.state, one.wake()) == (RoundState.COUNTDOWN, 4.0)
     one.set_ready("b", False)
     assert one.tick(4.0) is Order.BEGIN
 
@@ -81,10 +82,10 @@ def test_who_comes_in_the_countdown_puts_the_start_off_and_it_is_counted_once():
     one.tick(0.0)
     one.take("b", "person:Ben")
     assert one.tick(1.0) is None
-    assert one.state is MatchState.GATHERING
+    assert one.state is RoundState.GATHERING
     one.set_ready("b", True)
     one.tick(2.0)
-    assert (one.state, one.wake()) == (MatchState.COUNTDOWN, 3.0)
+    assert (one.state, one.wake()) == (RoundState.COUNTDOWN, 3.0)
     one.set_ready("b", False)
     assert one.tick(2.5) is None
     one.set_ready("b", True)
@@ -97,7 +98,7 @@ def test_a_countdown_ends_with_the_last_one_who_was_ready():
     one.tick(0.0)
     one.leave("a")
     assert one.tick(1.0) is None
-    assert (one.state, one.wake()) == (MatchState.GATHERING, math.inf)
+    assert (one.state, one.wake()) == (RoundState.GATHERING, math.inf)
     one.take("a", "person:Ann")
     one.set_ready("a", True)
     one.tick(10.0)
@@ -111,7 +112,7 @@ def test_nobody_can_hold_up_those_who_are_ready_for_longer_than_their_patience()
     never.tick(0.0)
     assert never.wake() == 60.0
     never.tick(60.0)
-    assert (never.state, never.wake()) == (MatchState.COUNTDOWN, 63.0)
+    assert (never.state, never.wake()) == (RoundState.COUNTDOWN, 63.0)
     assert never.tick(63.0) is Order.BEGIN
     never.started()
     assert [never.is_playing(seat) for seat in "ab"] == [True, False]
@@ -150,7 +151,7 @@ def test_who_is_ready_again_after_nobody_was_waits_anew():
 def test_a_result_stands_with_returns_and_winners_until_all_who_played_are_ready_again():
     one = running("Ann", "Ben")
     one.ended({"a": 1.0, "b": 3.0, "c": -2.0})
-    assert one.state is MatchState.GATHERING
+    assert one.state is RoundState.GATHERING
     assert one.result == {
         "round": 1,
         "seats": [
@@ -198,7 +199,7 @@ def test_who_leaves_a_round_is_played_by_a_policy_and_the_others_go_on():
     one = running("Ann", "Ben")
     one.leave("b")
     assert one.tick(5.0) is None
-    assert (one.state, one.is_playing("b")) == (MatchState.RUNNING, False)
+    assert (one.state, one.is_playing("b")) == (RoundState.RUNNING, False)
     one.ended({"a": 0.0, "b": 1.0, "c": 0.0})
     assert one.result is not None
     assert one.result["seats"][1] == {"seat": "b", "name": "random", "kind": "policy", "return": 1.0}
@@ -210,7 +211,7 @@ def test_a_round_that_all_have_left_is_cut_off_without_a_result():
     one.leave("b")
     assert one.tick(5.0) is Order.END
     one.ended(None)
-    assert (one.state, one.result, one.tick(5.0), one.wake()) == (MatchState.GATHERING, None, None, math.inf)
+    assert (one.state, one.result, one.tick(5.0), one.wake()) == (RoundState.GATHERING, None, None, math.inf)
 
 
 def test_who_comes_in_a_round_plays_in_the_next_one():
@@ -271,7 +272,7 @@ def test_a_failed_start_is_told_and_people_have_to_be_ready_again():
     one.tick(0.0)
     assert one.tick(3.0) is Order.BEGIN
     one.failed("ValueError: no map", 3.0)
-    assert one.state is MatchState.GATHERING
+    assert one.state is RoundState.GATHERING
     assert one.result == {"round": 0, "seats": [], "winners": [], "error": "ValueError: no map"}
     assert not ready(one)["a"]
     assert one.tick(4.0) is None
@@ -330,5 +331,5 @@ def test_times_out_of_range_are_refused(options, text):
 
 
 def test_every_state_is_left_and_every_event_leads_somewhere():
-    assert {state for state, _ in TRANSITIONS} == set(MatchState)
-    assert {event for _, event in TRANSITIONS} == set(MatchEvent)
+    assert {state for state, _ in TRANSITIONS} == set(RoundState)
+    assert {event for _, event in TRANSITIONS} == set(RoundEvent)

@@ -199,15 +199,17 @@ BASE = {
     "errors",
     "extras",
     "forks",
+    "image_files",
     "keywords",
     "lazy",
     "logs",
     "pb",
     "progress",
+    "rounds",
     "samples",
     "version",
 }
-BASE |= {"back_off", "gymnasium_versions", "signals"}
+BASE |= {"provided", "back_off", "gymnasium_versions", "signals"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,
@@ -217,23 +219,25 @@ DIRECTIONS = {
     "server": BASE | {"encoding", "transport", "worlds"},
     "client": BASE | {"encoding", "transport"},
     "wrappers": BASE | {"client", "encoding", "transport"},
-    "perlert": BASE | {"client", "encoding", "facade", "server", "transport", "watching", "worlds"},
+    "perlert": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "watching": BASE | {"encoding", "worlds"},
-    "recording": BASE | {"adapters", "client", "encoding", "facade", "server", "worlds"},
-    "fleet": BASE | {"client", "encoding", "facade", "server", "transport", "worlds"},
-    "gateway": BASE | {"client", "encoding", "fleet", "perlert", "server", "transport", "worlds"},
+    "recording": BASE | {"adapters", "client", "encoding", "server", "worlds"},
+    "fleet": BASE | {"client", "encoding", "server", "transport", "worlds"},
+    "gateway": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "dial": BASE | {"client", "server", "transport"},
-    "openenv": BASE | {"client", "encoding", "facade", "server", "transport", "watching", "worlds"},
-    "testing": BASE | {"client", "encoding", "server", "transport", "worlds", "perlert"},
+    "openenv": BASE | {"client", "encoding", "server", "transport", "worlds"},
+    "testing": BASE | {"client", "encoding", "server", "transport", "worlds"},
 }
 LAZILY = {("client", "perlert"), ("client", "wrappers")}
 LAZILY |= {("client", "openenv"), ("server", "openenv"), ("client", "dial"), ("server", "dial"), ("testing", "dial")}
-LAZILY |= {("worlds", "policies")}
+LAZILY |= {("worlds", "policies"), ("perlert", "recording")}
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
     """The statements that run when a module is imported."""
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield node
             yield from outside_functions(node)
@@ -285,6 +289,7 @@ def test_imports_point_one_way(name):
         "bridge.perlert.protocol.packet",
         "bridge.perlert.lobby",
         "bridge.perlert.rollout",
+        "bridge.rounds",
         "bridge.watching.match",
     ],
 )

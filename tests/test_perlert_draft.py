@@ -9,10 +9,11 @@ import pytest
 from gymnasium import spaces
 
 from bridge.perlert import LobbyConfig, PerlertEnv, RolloutConfig, serve_perlert
-from bridge.perlert.lobby import Lobby, MatchState
+from bridge.perlert.lobby import Lobby
 from bridge.perlert.player import Player
 from bridge.perlert.protocol.packet import Header, Slot, parse_client
 from bridge.perlert.rollout import Rollout
+from bridge.rounds import RoundState
 from tests import draft_peers
 from tests.draft_peers import PlainClient, PlainServer
 from tests.perlert_simulation import guard_of, result, steps_of
@@ -56,7 +57,7 @@ def test_the_drafts_example_session_runs_datagram_for_datagram_on_the_server():
                 out = lobby.handle(parse_client(text.encode()), CLIENT, len(text), now)
             else:
                 out = run.handle(parse_client(text.encode()), CLIENT, now)
-            if lobby.state is MatchState.STARTING:
+            if lobby.state is RoundState.STARTING:
                 acted = {}
                 run = Rollout(H, 32323, guard, acted.__setitem__, config=RolloutConfig(fps=1))
                 out += lobby.started(run, now)

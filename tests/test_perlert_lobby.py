@@ -6,7 +6,7 @@ import pytest
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import GuardConfig, RolloutConfig
 from bridge.perlert import lobby as module
-from bridge.perlert.lobby import Lobby, LobbyConfig, MatchState
+from bridge.perlert.lobby import Lobby, LobbyConfig
 from bridge.perlert.protocol.packet import (
     Header,
     LobbyInfo,
@@ -19,6 +19,7 @@ from bridge.perlert.protocol.packet import (
 )
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
 from bridge.perlert.rollout import Rollout
+from bridge.rounds import TRANSITIONS, RoundEvent, RoundState
 from tests.perlert_simulation import guard_of
 from tests.support import objects_of
 
@@ -187,10 +188,10 @@ def test_the_simulation_does_not_start_while_a_client_is_not_ready():
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     lobby.receive(b"city:7;register=agent1,bob", BOB, 0.0)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
-    assert lobby.state is MatchState.GATHERING
+    assert lobby.state is RoundState.GATHERING
     assert lobby.missing() == "not ready: agent1"
     lobby.receive(b"city:7;ready=agent1,true", BOB, 2.0)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
 
 
 def test_the_simulation_starts_when_every_slot_has_a_ready_client_or_a_bot():
@@ -203,13 +204,13 @@ def test_the_simulation_starts_when_every_slot_has_a_ready_client_or_a_bot():
     assert lobby.missing() == "open: agent1"
     lobby.receive(b"city:7;register=agent1,bob", BOB, 2.0)
     lobby.receive(b"city:7;ready=agent1,true", BOB, 3.0)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
 
 
 def test_bots_alone_start_nothing():
     lobby = make(1, bots=("agent0",))
     lobby.tick(100.0)
-    assert lobby.state is MatchState.GATHERING
+    assert lobby.state is RoundState.GATHERING
     assert lobby.missing() == "nobody is registered"
 
 
@@ -268,13 +269,13 @@ def test_a_countdown_is_announced_and_put_off_while_somebody_is_not_ready():
     assert Message(H, "Simulation will start in 2 s") in to(lobby.tick(2.0), ANN)
     out = lobby.receive(b"city:7;ready=agent0,false", ANN, 2.5)
     assert Message(H, "The start is put off: not ready: agent0") in to(out, ANN)
-    assert lobby.state is MatchState.GATHERING
+    assert lobby.state is RoundState.GATHERING
     # Nobody was ready any more: it is counted anew.
     lobby.receive(b"city:7;ready=agent0,true", ANN, 3.0)
     lobby.tick(5.9)
-    assert lobby.state is MatchState.COUNTDOWN
+    assert lobby.state is RoundState.COUNTDOWN
     lobby.tick(6.0)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
 
 
 @pytest.mark.parametrize(("setting", "word", "countdown"), [(None, "r", 0.0), (None, "p", 3.0), (0.0, "p", 0.0)])
@@ -282,9 +283,9 @@ def test_without_a_setting_only_people_have_a_moment_before_the_start(setting, w
     lobby = make(1, config=LobbyConfig(countdown=setting))
     lobby.receive(claim(lobby, "agent0", "ann", ANN, 1, word), ANN, 1.0)
     lobby.tick(1.0 + max(0.0, countdown - 0.1))
-    assert (lobby.state is MatchState.STARTING) == (countdown == 0.0)
+    assert (lobby.state is RoundState.STARTING) == (countdown == 0.0)
     lobby.tick(1.0 + countdown)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
 
 
 def test_one_client_cannot_begin_a_countdown_again_for_ever():
@@ -297,7 +298,7 @@ def test_one_client_cannot_begin_a_countdown_again_for_ever():
         word = "true" if tick % 2 else "false"
         lobby.receive(f"city:7;ready=agent1,{word}".encode(), EVE, now)
         lobby.receive(b"city:7;lobby", ANN, now)
-        if lobby.state is MatchState.STARTING:
+        if lobby.state is RoundState.STARTING:
             break
     assert now <= 3.1
 
@@ -335,7 +336,7 @@ def test_a_spectator_is_never_waited_for():
     lobby.receive(b"city:7;register=spectator0,bob", BOB, 0.0)
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
     out = lobby.started(new_run(lobby), 1.0)
     assert to(out, ANN) == [Start(H, 40000)]
     assert to(out, BOB) == []
@@ -345,7 +346,7 @@ def start(lobby, port=40000, now=10.0):
     for i, address in enumerate((ANN, BOB)[: len(lobby.slots)]):
         lobby.receive(f"city:7;register=agent{i},x".encode(), address, now)
         lobby.receive(f"city:7;ready=agent{i},true".encode(), address, now)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
     return lobby.started(new_run(lobby, port), now)
 
 
@@ -378,7 +379,7 @@ def test_a_run_keeps_the_registrations_and_after_it_nobody_is_ready():
     for address in ANN, BOB:
         (info,) = to(out, address)
         assert not any(s.ready for s in info.slots)
-    assert lobby.state is MatchState.GATHERING
+    assert lobby.state is RoundState.GATHERING
     lobby.tick(114.0)
     assert len(lobby.clients) == 2
     lobby.tick(115.0)
@@ -393,12 +394,12 @@ def test_a_client_that_missed_the_run_is_told_its_port_until_it_has_been_there()
     player = lobby.clients[ANN].player
     assert Start(H, 40000) in to(lobby.receive(b"city:7;lobby", ANN, 11.0), ANN)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 11.5)
-    assert lobby.state is MatchState.GATHERING
+    assert lobby.state is RoundState.GATHERING
     player.here, player.heard = True, 11.7
     lobby.receive(b"city:7;ready=agent0,true", ANN, 12.6)  # it may still ask there
-    assert lobby.state is MatchState.GATHERING
+    assert lobby.state is RoundState.GATHERING
     lobby.receive(b"city:7;ready=agent0,true", ANN, 12.7)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
 
 
 def test_a_client_that_never_comes_to_the_runs_port_is_told_it_until_that_is_closed():
@@ -408,7 +409,7 @@ def test_a_client_that_never_comes_to_the_runs_port_is_told_it_until_that_is_clo
     end_run(lobby, 10.5, missed=[ANN])
     assert to(lobby.receive(b"city:7;ready=agent0,true", ANN, 20.4), ANN)[-1] == Start(H, 40000)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 20.5)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
 
 
 def test_a_start_that_fails_is_told_and_nobody_is_ready():
@@ -418,7 +419,7 @@ def test_a_start_that_fails_is_told_and_nobody_is_ready():
     out = lobby.start_failed("no licence", 2.0)
     assert Message(H, "The simulation could not start: no licence") in to(out, ANN)
     assert not slot(lobby, "agent0").ready
-    assert lobby.state is MatchState.GATHERING
+    assert lobby.state is RoundState.GATHERING
 
 
 def test_a_storm_of_ready_toggles_is_told_at_most_ten_times_a_second():
@@ -542,7 +543,7 @@ def test_an_address_that_is_not_proven_still_gets_its_port_when_the_run_starts(t
     for datagram in [b"city:7;lobby"] * asks + [f"city:7;register=agent0,{tag}".encode(), b"city:7;ready=agent0,true"]:
         out += lobby.receive(datagram, FAR, 0.0)
     assert Registered(H, "agent0") in to(out, FAR)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
     out += lobby.started(new_run(lobby), 0.1)
     assert to(out, FAR)[-1] == Start(H, 40000)
 
@@ -652,7 +653,7 @@ def test_nobody_ceases_to_be_ready_while_the_environment_is_reset_for_those_who_
     lobby = make(1)
     lobby.receive(b"city:7;register=agent0,ann", ANN, 0.0)
     lobby.receive(b"city:7;ready=agent0,true", ANN, 1.0)
-    assert lobby.state is MatchState.STARTING
+    assert lobby.state is RoundState.STARTING
     lobby.receive(b"city:7;ready=agent0,false", ANN, 2.0)
     assert slot(lobby, "agent0").ready
 
@@ -742,10 +743,10 @@ def test_a_flood_from_many_addresses_is_answered_up_to_the_total_rate_and_rememb
 
 
 def test_every_state_and_event_of_the_table_is_reached_by_the_lobby():
-    table = module.TRANSITIONS
-    assert {state for state, _ in table} == set(MatchState)
-    assert {event for _, event in table} == set(module.MatchEvent)
-    assert set(table.values()) == set(MatchState)
+    table = TRANSITIONS
+    assert {state for state, _ in table} == set(RoundState)
+    assert {event for _, event in table} == set(RoundEvent)
+    assert set(table.values()) == set(RoundState)
 
 
 def test_an_event_out_of_turn_is_an_error_of_the_owner():

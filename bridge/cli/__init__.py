@@ -1,5 +1,5 @@
 """The command `bridge`: one module a sub-command, joined in `program`."""
 
-from bridge.cli.program import main, make_parser
+from bridge.cli.program import FAILED, INTERRUPTED, OK, USAGE, main, make_parser, say
 
-__all__ = ["main", "make_parser"]
+__all__ = ["FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "say"]

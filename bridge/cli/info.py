@@ -16,12 +16,12 @@ from bridge.cli.hints import connecting_lines, naming_url
 from bridge.cli.program import OK, positive, say
 from bridge.client.world.inspector import Inspector
 from bridge.client.world.world_request import WorldRequest
-from bridge.dial.listener import first_dialed
 from bridge.encoding.properties import read_encoded
 from bridge.encoding.space_json import space_from_json
 from bridge.encoding.space_specs import space_from_specs
 from bridge.encoding.tensors import Spec, unpack_tensor
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, TensorError, shown_url
+from bridge.extras import feature
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
@@ -71,9 +71,12 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what a newcomer asks, or all there is to know."""
     held = credential_keywords(arguments)
+    if not arguments.url.strip().startswith("listen://"):
+        return _run(arguments, arguments.url, ClientCredentials.of(**held))
+    with feature("dial", "a URL of listen://"):
+        from bridge.dial.listener import first_dialed
     with first_dialed(arguments.url, arguments.timeout, **held) as url:
-        listens = url != arguments.url  # the token is then what the server has shown, and its own is not asked for
-        return _run(arguments, url, None if listens else ClientCredentials.of(**held))
+        return _run(arguments, url, None)  # the token is what the server has shown, and its own is not asked for
 
 
 def _run(arguments: argparse.Namespace, url: str, credentials: ClientCredentials | None) -> int:

@@ -17,6 +17,7 @@ from typing import IO, Any
 from gymnasium import spaces
 
 from bridge.cli.program import FAILED, OK, clean
+from bridge.cli.running import read_key
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address
@@ -27,7 +28,7 @@ from bridge.perlert.protocol.packet import Message, Start, check_label
 from bridge.perlert.protocol.profile import parse_tag
 from bridge.worlds.default_actions import neutral_action
 
-__all__ = ["key_actions", "key_legend", "read_key", "register", "run", "run_lobby"]
+__all__ = ["key_actions", "key_legend", "register", "run", "run_lobby"]
 
 HELP = """commands:
   slots                 show the lobby
@@ -404,20 +405,6 @@ def _user() -> str:
         character for character in name if character.isascii() and (character.isalnum() or character in "_-")
     )
     return f"{name[:16] or 'player'}-{secrets.token_hex(2)}"
-
-
-def read_key(path: Path | None) -> bytes | None:
-    """Return the pre-shared key in a file, without blanks around it; None: there is none.
-
-    Raises:
-        SettingError: The file cannot be read.
-    """
-    if path is None:
-        return None
-    try:
-        return path.read_bytes().strip()
-    except OSError as error:
-        raise SettingError(f"cannot read the key file {path}: {error.strerror or error}") from error
 
 
 def register(commands: Any) -> None:

@@ -2,8 +2,8 @@
 
 A sub-command is a module with a function `register(commands)`, which adds a parser and sets its default `run` to a
 function that takes the parsed arguments and returns an exit code; a default `exit_codes` says what becomes of
-exceptions. To add one, write the module and name it in `COMMANDS`. Only the module of the sub-command at hand is
-imported.
+exceptions. `bridge.cli.commands.Command` says it in full. To add one, write the module and name it in `COMMANDS`;
+another package has an entry point. Only the module of the sub-command at hand is imported.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import TextIO
+
+from bridge.extras import has_feature
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "clean", "main", "make_parser"]
 __all__ += ["positive", "positive_int", "say"]
@@ -50,6 +52,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("bridge.cli.demo", "watch an agent learn CartPole in other processes"),
 }
 """The sub-commands, in the order that `--help` lists them: the module of each, and what it does."""
+_FEATURES = {
+    "health": "fleet",
+    "top": "fleet",
+    "check": "testing",
+    "policy": "policies",
+    "evaluate": "policies",
+    "lobby": "perlert",
+    "runs": "recording",
+    "replay": "recording",
+    "export": "recording",
+    "standalone": "standalone",
+    "web": "gateway",
+    "demo": "testing",
+}
+"""The folder of `bridge` that a sub-command is of; where an installation lacks it, `--help` leaves the command out."""
 
 OK = 0
 FAILED = 1
@@ -64,13 +81,24 @@ _EXIT_CODES = """exit codes:
 """
 
 
-def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+def _lacks(command: str) -> str | None:
+    """Return the folder of `bridge` that this installation lacks for one of `COMMANDS`; None: it has all."""
+    name = _FEATURES.get(command)
+    return None if name is None or has_feature(name) else name
+
+
+def make_parser(command: str | None = None, debug: bool = False) -> argparse.ArgumentParser:
     """Return the parser of the command line: with all sub-commands by name, and what one of them takes.
 
     Args:
-        command: The sub-command whose module is imported; None: no one's.
+        command: The sub-command whose module is imported; None: no one's, and those of other packages are listed too.
+        debug: Whether the traceback is printed where the module of another package cannot be imported.
+
+    Raises:
+        CommandError: The sub-command is of another package and broken, or of a feature that is not installed.
     """
-    from bridge.version import __version__  # it is looked up, which takes a while: Ctrl-C is handled by now
+    from bridge.cli.commands import CommandError, load_command, other_commands, package_of  # it takes a while
+    from bridge.version import __version__  # likewise: Ctrl-C is handled by now
 
     called = program_name()
     parser = argparse.ArgumentParser(
@@ -82,11 +110,20 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gymnasium-bridge {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, (module, text) in COMMANDS.items():
-        if name != command:
+        if name == command:
+            if (lacking := _lacks(name)) is not None:
+                raise CommandError(f"this installation lacks bridge.{lacking}, which the command {name} needs")
+            importlib.import_module(module).register(commands)
+        elif _lacks(name) is None:
             commands.add_parser(name, help=text, add_help=False)
-            continue
-        importlib.import_module(module).register(commands)
-        chosen = commands.choices[name]
+    others = {} if command in COMMANDS else other_commands()
+    for name, entries in others.items():
+        if name == command:
+            load_command(entries, commands, debug)
+        elif name not in COMMANDS:  # where both have one of a name, it is ours
+            commands.add_parser(name, help=f"of the package {clean(package_of(entries))}", add_help=False)
+    if command is not None:
+        chosen = commands.choices[command]
         chosen.formatter_class = argparse.RawDescriptionHelpFormatter
         if "exit codes" not in (chosen.epilog or ""):
             chosen.epilog = f"{chosen.epilog or ''}\n{_EXIT_CODES}"
@@ -122,18 +159,23 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read a command line; raise SystemExit where that is wrong, or asked for help."""
     import difflib
 
-    parser = make_parser(next((word for word in argv if word in COMMANDS), None))
+    known = {*COMMANDS}
+    if not argv or argv[0] not in known:
+        from bridge.cli.commands import other_commands  # other packages are looked up, which takes a while
+
+        known |= {*other_commands()}
+    parser = make_parser(argv[0] if argv and argv[0] in known else None, "--debug" in argv)
     if not argv:
         parser.print_help(sys.stderr)
         raise SystemExit(USAGE)
-    if argv[0] not in (*COMMANDS, "-h", "--help", "--version"):
-        close = difflib.get_close_matches(argv[0], COMMANDS, 1)
+    if argv[0] not in (*known, "-h", "--help", "--version"):
+        close = difflib.get_close_matches(argv[0], known, 1)
         hint = f"did you mean {close[0]}? " if close else ""
         parser.error(f"there is no command {argv[0]!r}; {hint}`{program_name()} --help` lists the commands")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        known = list(arguments.spelled.values())
-        close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], known, 1)]
+        spelled = list(arguments.spelled.values())
+        close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], spelled, 1)]
         hint = f"; did you mean {' and '.join(close)}?" if close else ""
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return arguments
@@ -159,6 +201,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name is not None:  # Python's own, of a module that is missing or broken
             raise
         _complain(str(error))  # ours, which says what to install
+        return USAGE
+    except Exception as error:
+        from bridge.cli.commands import CommandError
+
+        if not isinstance(error, CommandError):
+            raise
+        _complain(str(error))
         return USAGE
     try:
         with warnings.catch_warnings():

@@ -9,12 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from bridge.cli.program import OK
+from bridge.errors import SettingError
 from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.signals import sigterm_as_interrupt
 
-__all__ = ["add_running_options", "run_server", "server_logging", "stop_on_eof"]
+__all__ = ["add_running_options", "read_key", "run_server", "server_logging", "stop_on_eof"]
 
 
 def add_running_options(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +70,20 @@ def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(before)
         log.propagate = propagate
+
+
+def read_key(path: Path | None) -> bytes | None:
+    """Return the pre-shared key in a file, without blanks around it; None: there is none.
+
+    Raises:
+        SettingError: The file cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        return path.read_bytes().strip()
+    except OSError as error:
+        raise SettingError(f"cannot read the key file {path}: {error.strerror or error}") from error
 
 
 def stop_on_eof(stop: Callable[[float], None]) -> None:

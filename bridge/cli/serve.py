@@ -8,33 +8,36 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import importlib
 import inspect
 import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bridge.cli.hints import connecting_lines, joining_url
-from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
-from bridge.cli.running import add_running_options, run_server, server_logging, stop_on_eof
+from bridge.cli.running import add_running_options, read_key, run_server, server_logging, stop_on_eof
 from bridge.cli.target import Target, find_policies, find_target
 from bridge.errors import SettingError, shown_url
+from bridge.extras import has_feature
 from bridge.facade.options import GROUPS
 from bridge.facade.process_group import ServerGroup
 from bridge.facade.serve import serve_gym
 from bridge.facade.serve_parallel import serve_parallel
-from bridge.keywords import flat_names
+from bridge.keywords import flat_names, group_classes
 from bridge.server.server import Server
 from bridge.signals import sigterm_as_interrupt
 from bridge.transport.credentials import TOKEN_VARIABLE
 
 __all__ = [
     "SERVED_AT",
+    "OtherWay",
     "add_sections",
     "announce",
+    "flag_of",
     "grouped_keywords",
     "keyword_options",
     "read_pairs",
@@ -44,7 +47,8 @@ __all__ = [
 
 SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
-_PERLERT_OPTIONS = ("perlert_key_file", "spectators", "bots")
+_OTHER_WAYS = {"perlert": "bridge.perlert.serve_command"}
+"""The features that serve in another way than by gRPC, each with the `OtherWay` that it has."""
 _READ = {"int": int, "float": float, "str": str}
 _PATH = "str | None"
 """How a command line gives a PEM file."""
@@ -110,28 +114,40 @@ def register(commands: Any) -> None:
         "environment, or a PettingZoo module; clients choose among several ids or patterns",
     )
     add_sections(parser, serve_options())
-    perlert = parser.add_argument_group("PERLERT")
-    perlert.add_argument(
-        "--perlert",
-        type=int,
-        metavar="PORT",
-        help="serve in real time over PERLERT (UDP) instead of gRPC, with the lobby on this port; 0: any free port",
-    )
-    perlert.add_argument(
-        "--perlert-key-file", type=Path, metavar="PATH", help="with --perlert: a file with the pre-shared key"
-    )
-    perlert.add_argument(
-        "--spectators", type=int, metavar="N", help="with --perlert: so many slots for clients that only watch"
-    )
-    perlert.add_argument(
-        "--bots",
-        nargs="*",
-        metavar="KEY",
-        help="with --perlert: slots that a random policy plays while nobody holds them; without keys all",
-    )
+    for way in _other_ways():
+        way.add_options(parser)
     add_running_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="log nothing, also not what environments raise")
     parser.set_defaults(run=run)
+
+
+class OtherWay(Protocol):
+    """A way to serve that is no `Server`, such as PERLERT: a module of the feature that has it."""
+
+    OPTION: str
+    """The option that chooses it, which names a port, as the parsed arguments have it."""
+    OTHER_OPTIONS: Sequence[str]
+    """The options that are given with it alone."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add all of these; those that are not given are None."""
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function that serves, of an environment and keywords, until `stop` of what it returns."""
+
+    def keywords(
+        self, arguments: argparse.Namespace, env: Any, read_key: Callable[[Path | None], bytes | None]
+    ) -> dict[str, Any]:
+        """Return the keywords of the function that the options stand for."""
+
+    def lines(self, server: Any, arguments: argparse.Namespace) -> list[str]:
+        """Return what is printed once the server runs."""
+
+
+def _other_ways() -> list[OtherWay]:
+    """Import the other ways of this installation."""
+    ways: list[Any] = [importlib.import_module(place) for name, place in _OTHER_WAYS.items() if has_feature(name)]
+    return ways
 
 
 def add_sections(parser: argparse.ArgumentParser, options: Iterable[tuple[str, dict[str, Any]]]) -> None:
@@ -146,7 +162,7 @@ def add_sections(parser: argparse.ArgumentParser, options: Iterable[tuple[str, d
 def sections(flags: Iterable[str]) -> dict[str, list[str]]:
     """Return flags by the title of their section, without sections that are empty."""
     places = {name: title for title, names in _SECTIONS.items() for name in names.split()}
-    for keyword, group in GROUPS.items():
+    for keyword, group in group_classes(GROUPS).items():
         places.update(dict.fromkeys(flat_names(keyword, group), _SECTION_OF_GROUP[keyword]))
     found: dict[str, list[str]] = {title: [] for title in _SECTIONS}
     for flag in flags:
@@ -158,7 +174,8 @@ def _keyword_of(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _flag_of(keyword: str) -> str:
+def flag_of(keyword: str) -> str:
+    """Return the option that a keyword is."""
     return f"--{keyword.replace('_', '-')}"
 
 
@@ -186,7 +203,7 @@ def keyword_options(*functions: Callable[..., Any]) -> Iterator[tuple[str, dict[
     for name, keyword in found.items():
         options = _option(name, keyword, found)
         if options is not None:
-            yield _flag_of(name), options
+            yield flag_of(name), options
 
 
 def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict[str, Any] | None:
@@ -216,10 +233,10 @@ def _help(keyword: _Keyword, known: Mapping[str, _Keyword]) -> str:
     """Return what a docstring says of a keyword in the words of a command line: flags, and no code."""
     flags = {other.field: name for name, other in known.items() if other.group == keyword.group and other.field}
     said = {name: name for name, other in known.items() if _plain_type(other.annotation)}
-    flags = {name: _flag_of(flat) for name, flat in {**flags, **said}.items()}
-    groups = {group.__name__: flat_names(name, group) for name, group in GROUPS.items()}
+    flags = {name: flag_of(flat) for name, flat in {**flags, **said}.items()}
+    groups = {group.__name__: flat_names(name, group) for name, group in group_classes(GROUPS).items()}
     fields = {
-        f"{title}({field.name}=…)": _flag_of(flat) for title, names in groups.items() for flat, field in names.items()
+        f"{title}({field.name}=…)": flag_of(flat) for title, names in groups.items() for flat, field in names.items()
     }
     flags = {**flags, **fields, **{f"{name}=True": flag for name, flag in flags.items()}}
     text = re.sub(r"`([^`]*)`", lambda found: flags.get(found.group(1), found.group(1)), keyword.text)
@@ -260,7 +277,9 @@ def _keywords(function: Callable[..., Any]) -> dict[str, _Keyword]:
 
 def _fields(keyword: str) -> Iterator[tuple[str, _Keyword]]:
     """Give the fields of a dataclass that groups keywords, without those of a client's `TLS`."""
-    group = GROUPS[keyword]
+    group = group_classes(GROUPS).get(keyword)
+    if group is None:  # it is of a feature that this installation lacks
+        return
     texts = _keyword_texts(inspect.getdoc(group) or "")
     for flat, field in flat_names(keyword, group).items():
         if flat not in ("tls_ca", "tls_server_name"):
@@ -273,7 +292,7 @@ def grouped_keywords(keywords: Mapping[str, Any], function: Callable[..., Any]) 
     """Return keywords of the command line as a function takes them: fields in their dataclasses."""
     known = _keywords(function)
     found = {name: value for name, value in keywords.items() if not known[name].group}
-    for keyword, group in GROUPS.items():
+    for keyword, group in group_classes(GROUPS).items():
         fields = {known[name].field: value for name, value in keywords.items() if known[name].group == keyword}
         if keyword == "record" and fields and "folder" not in fields:
             raise SettingError("what is recorded needs a folder: give --record FOLDER too")
@@ -331,18 +350,19 @@ def run(arguments: argparse.Namespace) -> int:
         keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
         if isinstance(value, list):
-            keywords[name] = read_pairs(value, _flag_of(name))
+            keywords[name] = read_pairs(value, flag_of(name))
     with server_logging(arguments.verbose, arguments.quiet):
         return _serve(arguments, keywords)
 
 
 def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
     target = find_target(arguments.env)
-    if arguments.perlert is not None:
-        return _run_perlert(target, keywords, arguments)
-    for name in _PERLERT_OPTIONS:
-        if getattr(arguments, name) is not None:
-            raise SettingError(f"{_flag_of(name)} is for --perlert PORT: give that too")
+    for way in _other_ways():
+        if getattr(arguments, way.OPTION) is not None:
+            return _run_other_way(way, target, keywords, arguments)
+        for name in way.OTHER_OPTIONS:
+            if getattr(arguments, name) is not None:
+                raise SettingError(f"{flag_of(name)} is for {flag_of(way.OPTION)} PORT: give that too")
     serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
     lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"
@@ -370,38 +390,20 @@ def _refuse(keywords: Collection[str], known: Collection[str], why: str) -> None
     """Raise SettingError for options that do not apply."""
     unknown = sorted(name for name in keywords if name not in known)
     if unknown:
-        flags = ", ".join(map(_flag_of, unknown))
+        flags = ", ".join(map(flag_of, unknown))
         raise SettingError(f"{flags} cannot be given {why}")
 
 
-def _run_perlert(target: Target, keywords: dict[str, Any], arguments: argparse.Namespace) -> int:
-    """Serve over PERLERT until a signal; the options are those of `serve_gym` that it has too, and its own."""
-    from bridge.perlert.server import serve_perlert
-
-    if isinstance(target.env, list):
-        raise SettingError(f"expected one environment id with --perlert, got {', '.join(target.env)}")
-    known = set(_keywords(serve_perlert)) - {"port"}
-    _refuse(keywords, known, "with --perlert, which names its own port")
-    key = read_key(arguments.perlert_key_file)
-    if arguments.bots is not None:
-        keywords["bots"] = dict.fromkeys(arguments.bots, "random") if arguments.bots else "random"
-    spectators = arguments.spectators or 0
+def _run_other_way(way: OtherWay, target: Target, keywords: dict[str, Any], arguments: argparse.Namespace) -> int:
+    """Serve in another way until a signal; the options are those of `serve_gym` that it has too, and its own."""
+    own = way.keywords(arguments, target.env, read_key)
+    serve = way.function()
+    _refuse(keywords, set(_keywords(serve)) - {"port"}, f"with {flag_of(way.OPTION)}, which names its own port")
     with sigterm_as_interrupt():
-        server = serve_perlert(
-            target.env,
-            port=arguments.perlert,
-            key=key,
-            spectators=spectators,
-            **grouped_keywords(keywords, serve_perlert),
-        )
+        server = serve(target.env, **{**grouped_keywords(keywords, serve), **own})
         try:
-            for url in server.urls:
-                say(f"serving {url}")
-            option = f" --key-file {arguments.perlert_key_file}" if key is not None else ""
-            say(f"play:   bridge lobby {server.url}{option}")
-            if spectators:
-                say(f"watch:  bridge lobby {server.url}{option} --watch")
-            say(f'agents: bridge.make_remote("{server.url}"{", key=…" if key is not None else ""})')
+            for line in way.lines(server, arguments):
+                say(line)
             if arguments.exit_on_eof:
                 stop_on_eof(server.stop)
             server.wait()

@@ -10,11 +10,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.lobby import read_key
 from bridge.cli.program import OK, say
-from bridge.cli.running import add_running_options, run_server, server_logging
-from bridge.cli.serve import add_sections, grouped_keywords, keyword_options
+from bridge.cli.running import add_running_options, read_key, run_server, server_logging
+from bridge.cli.serve import add_sections, flag_of, grouped_keywords, keyword_options
 from bridge.gateway.serve import serve_gateway
+from bridge.provided import provided
 from bridge.server.server import Server
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 
@@ -22,7 +22,7 @@ __all__ = ["register"]
 
 _PORT = 8080
 _UPSTREAM = "upstream-"
-# A gateway has no worlds of its own; the key is read from a file.
+# A gateway has no worlds of its own.
 _OF_WORLDS = (
     "--max-worlds",
     "--max-lanes",
@@ -32,7 +32,6 @@ _OF_WORLDS = (
     "--idle-timeout",
     "--reset-world-timeout",
 )
-_LEFT_OUT = ("--perlert-key", *_OF_WORLDS)
 _EPILOG = """examples:
   bridge web grpc://host-a:50051 grpc://host-b:50051
   bridge web grpc+dns://envs.default.svc:50051 --port 8080     every server of a name, as they come and go
@@ -64,7 +63,8 @@ def register(commands: Any) -> None:
     text = f"the port to listen on; 0: any free port (default: {_PORT})"
     options["--port"] = {**options["--port"], "default": _PORT, "help": text}
     add_sections(parser, options.items())
-    parser.add_argument("--perlert-key-file", type=Path, metavar="PATH", help="a file with the lobbies' pre-shared key")
+    for keyword, text in _scheme_keywords().items():
+        parser.add_argument(flag_of(f"{keyword}_file"), type=Path, metavar="PATH", help=f"a file with {text}")
     add_running_options(parser)
     add_credential_options(parser, _UPSTREAM, "what the gateway shows to the servers")
     parser.set_defaults(run=run)
@@ -72,7 +72,12 @@ def register(commands: Any) -> None:
 
 def _own_options() -> list[tuple[str, dict[str, Any]]]:
     """Return the options that are keywords of `serve_gateway`."""
-    return [(flag, options) for flag, options in keyword_options(serve_gateway) if flag not in _LEFT_OUT]
+    return [(flag, options) for flag, options in keyword_options(serve_gateway) if flag not in _OF_WORLDS]
+
+
+def _scheme_keywords() -> dict[str, str]:
+    """Return the keywords of `serve_gateway` that its schemes have, each with what it is."""
+    return {keyword: text for scheme in provided("gateway_schemes") for keyword, text in scheme.keywords.items()}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,11 +87,13 @@ def run(arguments: argparse.Namespace) -> int:
     upstream = ClientCredentials.of(**credential_keywords(arguments, _UPSTREAM))
     if upstream.from_environment:  # the environment variable is for the gateway's own clients
         upstream = dataclasses.replace(upstream, token=None)
-    key = read_key(arguments.perlert_key_file)
     given = grouped_keywords(keywords, serve_gateway)
+    for keyword in _scheme_keywords():
+        if (value := read_key(getattr(arguments, f"{keyword}_file"))) is not None:
+            given[keyword] = value
     with server_logging(arguments.verbose, False):
         run_server(
-            lambda: serve_gateway(arguments.urls, upstream=upstream, perlert_key=key, start=False, **given),
+            lambda: serve_gateway(arguments.urls, upstream=upstream, start=False, **given),
             lambda server: _announce(server, keywords),
             exit_on_eof=arguments.exit_on_eof,
         )

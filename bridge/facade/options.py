@@ -5,34 +5,37 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from bridge.adapters.named import ActionNames
-from bridge.facade.record import Recording, open_journal, recorded
+from bridge.extras import feature, has_feature
 from bridge.server.auth import Auth, Security
 from bridge.server.limits import Limits, checked_limits
 from bridge.server.registry import WorldSource
 from bridge.server.server import Server, Transport
 from bridge.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.transport.credentials import TLS, TokenLike
-from bridge.watching.agents import Gallery
-from bridge.watching.render_mode import drawing_kwargs
 from bridge.worlds.controls import checked_play_fps
 from bridge.worlds.isolated.world import Isolation, start_method
 from bridge.worlds.observers import Observer
 from bridge.worlds.realtime.clocked_world import RealTime
 
+if TYPE_CHECKING:
+    from bridge.recording.record import Recording
+
 __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
 
-GROUPS: dict[str, type] = {
+GROUPS: dict[str, type | str] = {
     "limits": Limits,
     "realtime": RealTime,
-    "record": Recording,
+    "record": "bridge.recording.record:Recording",
     "tls": TLS,
     "auth": Auth,
     "web": Web,
 }
-"""The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs."""
+"""The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
+
+One of a feature is named as `MODULE:CLASS`, and imported where its fields are asked for."""
 
 
 class ServerKeywords(TypedDict, total=False):
@@ -136,7 +139,11 @@ class ServerOptions:
             env: What is served.
             made: Whether it is an environment that was made already.
         """
-        return self.env_kwargs if self.page is None or made else drawing_kwargs(env, self.env_kwargs)
+        if self.page is None or made:
+            return self.env_kwargs
+        with feature("watching", "web="):
+            from bridge.watching.render_mode import drawing_kwargs
+        return drawing_kwargs(env, self.env_kwargs)
 
     def isolated(self, *, always: bool = False) -> Isolation | None:
         """Return the limits of worlds' processes; None: worlds live in the server's. `always`: as for `Isolation`."""
@@ -174,7 +181,7 @@ class ServerOptions:
         """
         page, bounds = self.page, bounds or self.bounds
         return Server(
-            recorded(source, open_journal(self.record)),
+            self._recorded(source),
             host=self.host,
             port=self.port,
             limits=bounds,
@@ -184,5 +191,23 @@ class ServerOptions:
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
-            observers=(*self.observers, Gallery(bounds.takeover_timeout, bounds.seat_timeout)),
+            observers=(*self.observers, *_gallery(bounds)),
         )
+
+    def _recorded(self, source: WorldSource) -> WorldSource:
+        """Return a source whose worlds are recorded where `record` is given, else the source as it is."""
+        if self.record is None:
+            return source
+        with feature("recording", "record="):
+            from bridge.recording.record import open_journal, recorded
+        made: WorldSource = recorded(source, open_journal(self.record))
+        return made
+
+
+def _gallery(bounds: Limits) -> Sequence[Observer]:
+    """Return what lets clients watch and take over, where this installation has it."""
+    if not has_feature("watching"):
+        return ()
+    from bridge.watching.agents import Gallery
+
+    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout),)

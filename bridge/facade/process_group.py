@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fnmatch
 import json
 import os
 import queue
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -32,8 +31,9 @@ from bridge.server.limits import Limits, check_drain_timeout
 from bridge.server.server import SWITCH_INTERVAL, Server
 from bridge.transport.address import parse_address
 from bridge.worlds.recipe import EnvLike
+from bridge.worlds.registered import registered_specs
 
-__all__ = ["ServerGroup", "registered_specs"]
+__all__ = ["ServerGroup"]
 
 _log = SafeLog(__name__)
 START_TIMEOUT = 120.0
@@ -422,17 +422,6 @@ def _shifted(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
         elif name in ("unix_path", "dial_name") and value is not None:
             mine[name] = f"{value}.{index}"
     return mine
-
-
-def registered_specs(env: object) -> list[gymnasium.envs.registration.EnvSpec]:
-    """Return the specs that this process has of the ids and patterns of a served environment; none of a callable."""
-    names: Sequence[str] = [env] if isinstance(env, str) else env if isinstance(env, (list, tuple)) else []
-    patterns = [name.rpartition(":")[2] for name in names if isinstance(name, str)]
-    return [
-        spec
-        for key, spec in gymnasium.registry.items()
-        if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
-    ]
 
 
 def _payload(env: EnvLike, arguments: Mapping[str, Any]) -> bytes:

@@ -8,11 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from bridge.errors import SettingError
+from bridge.extras import feature
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
 from bridge.keywords import grouped
 from bridge.server.server import Server
-from bridge.watching.match import MatchOptions
-from bridge.watching.match_world import MatchWorld
 from bridge.worlds.kinds import is_parallel
 from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.worlds.multi_agent.source import ParallelSource, WorldKind
@@ -91,6 +90,9 @@ def serve_parallel(
         raise SettingError(f"{' and '.join(times)} are of a match: give match=True too")
     kind: WorldKind = RealtimeMultiAgentWorld
     if match:
+        with feature("watching", "match=True"):
+            from bridge.watching.match import MatchOptions
+            from bridge.watching.match_world import MatchWorld
         rounds = MatchOptions(**times)
         rounds.check()
         kind = partial(MatchWorld, match=rounds)

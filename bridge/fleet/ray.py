@@ -29,17 +29,16 @@ import ray.util
 
 from bridge.client.endpoints import Endpoint
 from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
-from bridge.facade.options import GROUPS
-from bridge.facade.process_group import registered_specs
-from bridge.facade.serve import serve_gym
 from bridge.fleet.plan import FleetStatus, ports_clash
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
 from bridge.keywords import check_counts, grouped
 from bridge.progress import Progress
+from bridge.provided import provided
 from bridge.server.auth import Auth
 from bridge.server.limits import Limits
 from bridge.transport.credentials import Token, checked_tls
 from bridge.worlds.recipe import EnvLike
+from bridge.worlds.registered import registered_specs
 
 __all__ = ["Fleet", "attach", "launch"]
 
@@ -51,7 +50,7 @@ _POLL = 0.1
 _FLEETS_OWN = ("host", "port", "unix_path", "processes", "start", "token_file")
 
 
-@grouped(**GROUPS)
+@grouped(**provided("groups"))
 def launch(
     env: EnvLike,
     *,
@@ -321,7 +320,7 @@ def _require(name: str) -> Any:
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return keywords of `serve_gym`, or raise SettingError for those that it has not or that a fleet gives itself."""
-    known = inspect.signature(serve_gym).parameters
+    known = inspect.signature(provided("serve_gym")).parameters
     for name in options:
         if name in _FLEETS_OWN:
             raise SettingError(

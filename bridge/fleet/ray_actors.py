@@ -26,9 +26,9 @@ import ray.util
 from bridge.back_off import doubling_pause
 from bridge.client.endpoints import Endpoint
 from bridge.errors import BridgeError
-from bridge.facade.serve import serve_gym
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
 from bridge.fleet.plan import FleetStatus, ServerStatus, servers_to_drain, too_few
+from bridge.provided import provided
 from bridge.server.auth import Auth
 from bridge.server.server import SWITCH_INTERVAL
 from bridge.transport.address import parse_address
@@ -106,7 +106,7 @@ class ServerActor:
             if token is not None:  # the client is warned of it, once rather than by each server
                 warnings.simplefilter("ignore", RuntimeWarning)
             auth = dataclasses.replace(options.pop("auth", None) or Auth(), insecure=token is None)
-            self._server = serve_gym(env, host=self._node, token=token, auth=auth, start=False, **options)
+            self._server = provided("serve_gym")(env, host=self._node, token=token, auth=auth, start=False, **options)
         self._url = self._server.url + ("" if token is None else f"?token={quote(token)}")
         self._thread = threading.Thread(target=self._server.wait, name="bridge-fleet-server", daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""A gateway: one page, and one port, for the worlds of other servers and for PERLERT lobbies (`bridge web`).
+"""A gateway: one page, and one port, for the worlds of other servers (`bridge web`).
 
 It is an ordinary server, with its tokens, limits, page and transports, whose sessions relay: a request is handed on to
 the server that has its world, by a call of its own to there, and the answer comes back as it is. Only the names of
@@ -9,6 +9,7 @@ world beside each remote one, see no world that others play in, and carry raw pi
 
 from __future__ import annotations
 
+from bridge.gateway.schemes import GatewayScheme
 from bridge.gateway.serve import serve_gateway
 
-__all__ = ["serve_gateway"]
+__all__ = ["GatewayScheme", "serve_gateway"]

@@ -12,6 +12,7 @@ from bridge.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointW
 from bridge.client.world.world_request import WorldRequest
 from bridge.errors import AddressError, Code, RequestError
 from bridge.gateway.loop_poller import LoopPoller
+from bridge.gateway.schemes import FixedServer
 from bridge.gateway.servers import EnvServer, PublishedServer
 from bridge.gateway.session import GatewaySession
 from bridge.logs import SafeLog
@@ -25,14 +26,11 @@ from bridge.version import __version__
 from bridge.worlds.base import World
 from bridge.worlds.scheduling import Runtime
 
-__all__ = ["FixedServer", "Gateway"]
+__all__ = ["Gateway"]
 
 _log = SafeLog(__name__)
 # Seconds that the first look at a page waits for servers to answer.
 _PATIENCE = 2.0
-
-FixedServer = Callable[[Runtime], PublishedServer]
-"""Makes a server that stays as long as the gateway."""
 
 
 class Gateway:

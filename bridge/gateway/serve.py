@@ -1,28 +1,41 @@
-"""`serve_gateway`: the worlds of other servers, and PERLERT lobbies, on one page."""
+"""`serve_gateway`: the worlds of other servers on one page."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.client.endpoints import Directory
+from bridge.client.endpoints import Directory, Endpoint, as_directory
 from bridge.errors import SettingError
-from bridge.fleet.top import find_directory
-from bridge.gateway.gateway import FixedServer, Gateway
-from bridge.keywords import grouped
-from bridge.perlert.protocol.cipher import check_key
+from bridge.gateway.gateway import Gateway
+from bridge.gateway.schemes import FixedServer, GatewayScheme
+from bridge.keywords import grouped, unknown_keyword
+from bridge.provided import provided
 from bridge.server.auth import Auth, Security
 from bridge.server.limits import Limits, checked_limits
 from bridge.server.server import Server
 from bridge.server.web_site import WebSite, page_files
+from bridge.transport.address import parse_address
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 
 __all__ = ["serve_gateway"]
 
 _DIRECTORY_TIMEOUT = 10.0
-_PERLERT = "perlert://"
+
+
+class _OneServer:
+    """A directory that always names one server."""
+
+    def __init__(self, url: str) -> None:
+        parse_address(url)
+        self._endpoint = Endpoint(url)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return it."""
+        return [self._endpoint]
 
 
 @grouped(limits=Limits, auth=Auth, tls=TLS)
@@ -39,9 +52,10 @@ def serve_gateway(
     limits: Limits | None = None,
     metrics_port: int | None = None,
     upstream: ClientCredentials | None = None,
-    perlert_key: bytes | str | None = None,
     note: Callable[[], str] = str,
+    schemes: Sequence[GatewayScheme] | None = None,
     start: bool = True,
+    **keywords: Any,
 ) -> Server:
     """Show the worlds of other servers on one page, at one port that speaks HTTP, WebSocket and gRPC.
 
@@ -53,8 +67,9 @@ def serve_gateway(
         True
 
     Args:
-        urls: The servers: `grpc://HOST:PORT` and the like, directories of them (`file:///PATH`, `grpc+dns://HOST:PORT`,
-            `ray://FLEET`), and PERLERT lobbies (`perlert://HOST:PORT/NAME:NUMBER`).
+        urls: The servers: `grpc://HOST:PORT` and the like, directories of them (`file:///PATH`,
+            `grpc+dns://HOST:PORT`), and URLs of `schemes`: fleets on Ray (`ray://FLEET`), and PERLERT lobbies
+            (`perlert://HOST:PORT/NAME:NUMBER`).
         host: The address to listen on. Beyond loopback, a gateway that is given neither a token nor
             `TLS(client_ca=…)` makes a token, which its URL carries.
         port: The port to listen on; 0: any free port.
@@ -72,11 +87,12 @@ def serve_gateway(
             None: no metrics.
         upstream: What is shown to the servers; a URL may hold a token of its own. None: nothing, also where the
             environment variable `BRIDGE_TOKEN` is set, which is the gateway's own. It never reaches a client.
-        perlert_key: The pre-shared key of PERLERT lobbies.
         note: Returns a text that the page shows above the worlds, such as results so far. The server's thread calls it,
             about once a second for each page.
+        schemes: What else can be shown, by the beginning of a URL. None: what this package has.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
+        keywords: Those of `schemes`: `perlert_key`, the pre-shared key of PERLERT lobbies.
 
     Returns:
         The server: `.web_url`, `.wait()`, `.stop()`, or a `with` block.
@@ -85,14 +101,14 @@ def serve_gateway(
         AddressError: A URL cannot be read.
         SettingError: A keyword is out of its range, a directory cannot be read or is empty, the port is in use.
         ConnectError: The host of a PERLERT lobby has no address.
+        TypeError: There is no such keyword.
     """
     targets = [urls] if isinstance(urls, str) else [*urls]
     if not targets:
         raise SettingError("expected the URLs of servers, got none")
-    others = [_lobby(url, perlert_key) for url in targets if url.startswith(_PERLERT)]
+    directories, others = _open(targets, provided("gateway_schemes") if schemes is None else schemes, keywords)
     limits = checked_limits(limits)
     security = Security.of(token, token_file, tls, auth)
-    directories: list[Directory] = [find_directory([url]) for url in targets if not url.startswith(_PERLERT)]
     gateway = Gateway(directories, upstream or ClientCredentials(), others, limits.max_message_bytes, note)
     gateway.read_directories(time.monotonic(), _DIRECTORY_TIMEOUT)
     server = Server(
@@ -111,11 +127,30 @@ def serve_gateway(
     return server
 
 
-def _lobby(url: str, key: Any) -> FixedServer:
-    """Return what makes the lobby of a URL; raises AddressError, ConnectError and SettingError."""
-    from bridge.gateway.lobby import LobbyServer, resolved
+def _open(
+    urls: Sequence[str], schemes: Sequence[GatewayScheme], keywords: Mapping[str, Any]
+) -> tuple[list[Directory], list[FixedServer]]:
+    """Return the directories that URLs stand for, and what makes the servers that no directory names.
 
-    name, address = resolved(url)
-    if key is not None:
-        check_key(key)
-    return lambda runtime: LobbyServer(name, address, key, runtime)
+    Raises:
+        AddressError, ConnectError, SettingError: As of `serve_gateway`, and as the schemes raise them.
+        TypeError: A keyword is of no scheme.
+    """
+    known = [name for scheme in schemes for name in scheme.keywords]
+    for name in keywords:
+        if name not in known:
+            raise unknown_keyword("serve_gateway", name, [*inspect.signature(serve_gateway).parameters, *known])
+    of_name = {scheme.name: scheme for scheme in schemes}
+    directories: list[Directory] = []
+    others: list[FixedServer] = []
+    for url in urls:
+        scheme = of_name.get(url.partition("://")[0])
+        if scheme is None:
+            directories.append(as_directory(url) or _OneServer(url))
+            continue
+        opened = scheme.open(url, **{name: value for name, value in keywords.items() if name in scheme.keywords})
+        if isinstance(opened, Directory):
+            directories.append(opened)
+        else:
+            others.append(opened)
+    return directories, others

@@ -45,10 +45,17 @@ class PublishedServer(Protocol):
         """Take note that a client of the gateway changed something there: the last answer is old."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what the page shows of the server itself."""
+        """Return what the page shows of the server itself, for JSON.
+
+        It has the keys `name`, `title`, `kind`, `problem` (a text, empty where there is none), `realtime` and `fps`.
+        """
 
     def worlds(self) -> list[dict[str, Any]]:
-        """Return what the page shows of each world, without the server's name."""
+        """Return what the page shows of each world, for JSON; `name` is without the server's own.
+
+        Each has the keys `name`, `title`, `seats` (whether each is taken, by name), `viewers` (how many), `fps` and
+        `lanes` (numbers, or None), and may have `kind`, by which the page draws it.
+        """
 
     def open(self, version: str, may_act: bool) -> ServedSession:
         """Begin a call to it."""

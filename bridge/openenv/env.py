@@ -36,8 +36,8 @@ from bridge.errors import (
     shown_url,
 )
 from bridge.extras import needed
-from bridge.facade.serve import serve_gym
 from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to_bytes, to_json
+from bridge.provided import provided
 from bridge.server.limits import Limits
 from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials, TokenLike
@@ -244,7 +244,7 @@ class OpenEnvVectorEnv(OwningVectorEnv):
 
         secret = secrets.token_urlsafe()
         limits = Limits(max_worlds=4096, max_connections=4096)  # one for each slot
-        translator = serve_gym(make, thread_safe=True, limits=limits, token=secret)
+        translator = provided("serve_gym")(make, thread_safe=True, limits=limits, token=secret)
         places = [f"{translator.url}?kwargs.url={url}" for url in quoted]
         end = functools.partial(translator.stop, 0.0)
         super().__init__(end, places, token=secret, timeout=2 * timeout, **keywords)

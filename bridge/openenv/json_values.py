@@ -21,7 +21,7 @@ from bridge.encoding.space_json import check_space_bytes, plain_space_from_json,
 from bridge.encoding.spaces import bounds_of, is_picture
 from bridge.errors import SettingError
 from bridge.extras import needed
-from bridge.watching.pictures import encode_png
+from bridge.image_files import encode_png
 
 __all__ = ["SPACE", "expecting", "from_json", "schema_of", "space_of", "to_bytes", "to_json"]
 

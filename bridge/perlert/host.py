@@ -17,8 +17,8 @@ from bridge.perlert.lobby import Lobby
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
 from bridge.perlert.rollout import Rollout, RolloutConfig
+from bridge.rounds import RoundState
 from bridge.server.failure_log import FailureLog
-from bridge.watching.match import MatchState
 from bridge.worlds.default_actions import default_action
 from bridge.worlds.environment import Transition
 from bridge.worlds.policies import as_policy, by_name
@@ -222,7 +222,7 @@ class Instance:
         try:
             if frame.error is not None:
                 self._break_off(frame.error)
-            elif self.lobby.state is MatchState.STARTING:
+            elif self.lobby.state is RoundState.STARTING:
                 self._start(self._seen(frame))
             elif (run := self.lobby.run) is not None:
                 self.send(run.frame(self._seen(frame), self.host.now()), run.port)
@@ -236,7 +236,7 @@ class Instance:
         now = self.host.now()
         # The traceback is for the log; the clients are told its first line.
         text = reason.partition("\n")[0]
-        if self.lobby.state is MatchState.STARTING:
+        if self.lobby.state is RoundState.STARTING:
             self._begun = False
             self.send(self.lobby.start_failed(text, now))
         elif (run := self.lobby.run) is not None:
@@ -271,7 +271,7 @@ class Instance:
             return
         now = self.host.now()
         self.send(self.lobby.tick(now))
-        starts, had_begun = self.lobby.state is MatchState.STARTING, self._begun
+        starts, had_begun = self.lobby.state is RoundState.STARTING, self._begun
         self._begun = starts
         # Once for each start: a reset may take many ticks.
         if starts and not had_begun:

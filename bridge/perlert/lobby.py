@@ -16,7 +16,7 @@ from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.rollout import Rollout, RunMember
-from bridge.watching.match import TRANSITIONS, MatchEvent, MatchState
+from bridge.rounds import TRANSITIONS, RoundEvent, RoundState
 
 __all__ = ["Lobby", "LobbyConfig", "LobbyMember"]
 
@@ -105,7 +105,7 @@ class Lobby:
             raise SettingError(f"expected a start with at most {agents} clients, got {self.config.clients}")
         self.clients: dict[Address, LobbyMember] = {}
         self.counts = guard.dropped
-        self.state = MatchState.GATHERING
+        self.state = RoundState.GATHERING
         self.run: Rollout | None = None
         """The run that is on."""
         self.port: int | None = None
@@ -195,7 +195,7 @@ class Lobby:
             self._inform(client, now)
             return "not the sender's slot"
         # P-10: while the environment is being reset for those who are ready, nobody becomes ready or ceases to be.
-        elif client.ready == message.ready or self.state is MatchState.STARTING:
+        elif client.ready == message.ready or self.state is RoundState.STARTING:
             self._inform(client, now)
         else:
             client.ready = message.ready
@@ -293,7 +293,7 @@ class Lobby:
         if self._is_out_of_patience(sender):
             return "held the others up"
         # P-10: the environment is being reset for those who are ready.
-        return "starting" if self.state is MatchState.STARTING else ""
+        return "starting" if self.state is RoundState.STARTING else ""
 
     # Output
 
@@ -374,7 +374,7 @@ class Lobby:
         agents = [client for client in here if client.key not in self.watches]
         idlers = [client for client in agents if not client.ready]
         # Nobody waits: nobody is ready, or the environment is being reset, or a run is on.
-        if len(idlers) == len(agents) or self.state not in (MatchState.GATHERING, MatchState.COUNTDOWN):
+        if len(idlers) == len(agents) or self.state not in (RoundState.GATHERING, RoundState.COUNTDOWN):
             idlers = []
         # Once for each host: what it is charged does not grow with the number of its clients.
         for culprit in {self._culprit(client.address) for client in idlers}:
@@ -390,44 +390,44 @@ class Lobby:
         """Do what is due: end, expire, start, tell, announce."""
         # The end of a run comes first: what follows is about the lobby that gathers again.
         if self.run is not None and not self.run.running:
-            self._follow(MatchEvent.ROUND_ENDED)
+            self._follow(RoundEvent.ROUND_ENDED)
             self._gather(now)
         self._expire(now)
         why = self.missing()
-        if self.state is MatchState.GATHERING and why is None:
-            self._follow(MatchEvent.COMPLETE)
+        if self.state is RoundState.GATHERING and why is None:
+            self._follow(RoundEvent.COMPLETE)
             # A countdown that was put off goes on.
             self._start_at, self._announced = min(self._start_at, now + self._countdown()), None
-        elif self.state is MatchState.COUNTDOWN and why is not None:
-            self._follow(MatchEvent.INCOMPLETE)
+        elif self.state is RoundState.COUNTDOWN and why is not None:
+            self._follow(RoundEvent.INCOMPLETE)
             self._say(f"The start is put off: {why}", now)
         # Nobody is ready any more, so nobody is kept waiting by a countdown that begins anew.
-        if self.state is MatchState.GATHERING and not any(client.ready for client in self._agents()):
+        if self.state is RoundState.GATHERING and not any(client.ready for client in self._agents()):
             self._start_at = math.inf
-        starting = self.state is MatchState.COUNTDOWN and now >= self._start_at
+        starting = self.state is RoundState.COUNTDOWN and now >= self._start_at
         # The lobby is told before the start, in a storm too.
         for client in self.clients.values():
             if client.untold is not None and (starting or now >= client.told_at + self.config.coalesce):
                 self._inform(client, now)
-            if self.state is MatchState.RUNNING and client.ready and client.key in self.watches:
+            if self.state is RoundState.RUNNING and client.ready and client.key in self.watches:
                 self._let_in(client, now)
         if starting:
-            self._follow(MatchEvent.COUNTDOWN_OVER)
+            self._follow(RoundEvent.COUNTDOWN_OVER)
             self._say("Simulation will start...", now)
         # Each second once, though ticks are ten times as frequent. The millionth is for the rounding of times.
-        elif self.state is MatchState.COUNTDOWN and self._announced != (left := math.ceil(self._start_at - now - 1e-6)):
+        elif self.state is RoundState.COUNTDOWN and self._announced != (left := math.ceil(self._start_at - now - 1e-6)):
             self._announced = left
             self._say(f"Simulation will start in {left} s", now)
         return self._to_send()
 
     # The run
 
-    def _follow(self, event: MatchEvent) -> None:
+    def _follow(self, event: RoundEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
 
     def started(self, run: Rollout, now: float) -> list[Outgoing]:
         """Let all clients that are ready into a run, and tell them its port."""
-        self._follow(MatchEvent.STARTED)
+        self._follow(RoundEvent.STARTED)
         self.run, self.port = run, run.port
         self.runs.append(run)
         self._held_up.clear()
@@ -446,7 +446,7 @@ class Lobby:
 
     def start_failed(self, reason: str, now: float) -> list[Outgoing]:
         """Go back to gathering, and say why."""
-        self._follow(MatchEvent.START_FAILED)
+        self._follow(RoundEvent.START_FAILED)
         self._say(f"The simulation could not start: {reason}", now)
         self._gather(now)
         return self.tick(now)

@@ -14,12 +14,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
-from bridge.facade.record import Recording, open_journal, recorded
+from bridge.extras import feature
 from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Instance, InstanceHost
 from bridge.perlert.lobby import LobbyConfig
@@ -38,6 +38,9 @@ from bridge.worlds.multi_agent.source import ParallelSource
 from bridge.worlds.policies import Policy
 from bridge.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.worlds.scheduling import PendingResult, Runtime
+
+if TYPE_CHECKING:
+    from bridge.recording.record import Recording
 
 __all__ = ["PerlertServer", "default_name", "make_world", "serve_perlert"]
 
@@ -178,7 +181,11 @@ async def make_world(
         env = partial(gymnasium.make, env)
     # The lobby says when the next episode begins, so none begins by itself.
     realtime = RealtimeOptions(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
-    source = recorded(ParallelSource(env, realtime=realtime, **settings), journal)
+    source: Any = ParallelSource(env, realtime=realtime, **settings)
+    if journal is not None:
+        from bridge.recording.record import recorded
+
+        source = recorded(source, journal)
     return await source.make_world(name, {}, runtime)
 
 
@@ -261,7 +268,11 @@ def serve_perlert(
             "packets can act for others; give a pre-shared key, or tunnel it",
             stacklevel=2,
         )
-    journal = open_journal(record)
+    journal: Any = None
+    if record is not None:
+        with feature("recording", "record="):
+            from bridge.recording.record import open_journal
+        journal = open_journal(record)
     # Last: what raises above would leave the port bound.
     ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
     how: dict[str, Any] = {"fps": fps, "env_kwargs": env_kwargs, "isolation": own_process, "thread_safe": thread_safe}

@@ -21,6 +21,7 @@ from bridge.client.make import make_vec_remote
 from bridge.client.slots.slot import SlotState
 from bridge.encoding.tensors import Array
 from bridge.errors import InvalidActionError, RemoteError, SettingError
+from bridge.extras import feature
 from bridge.keywords import check_counts
 from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import check_policy, put, take
@@ -396,7 +397,8 @@ def evaluate(
         work = _Work(policy, episodes, seed, progress)
         opened.enter_context(work.thread)
         if web_port is not None:
-            from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
+            with feature("gateway", "web_port="):
+                from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
 
             credentials = ClientCredentials.of(**{name: keywords.get(name) for name in ("token", "token_file", "tls")})
             shown = [each.url for each in urls.endpoints()] if isinstance(urls, Directory) else urls
@@ -404,8 +406,9 @@ def evaluate(
         connected = _connect(opened, urls, num_envs, keywords)
         recorders: list[Any] = [None] * len(connected)
         if record is not None:
-            from bridge.facade.record import Recording
-            from bridge.recording.slot_recorder import SlotRecorder  # it needs an extra, which evaluations do not
+            with feature("recording", "record="):
+                from bridge.recording.record import Recording
+                from bridge.recording.slot_recorder import SlotRecorder  # it needs an extra, which evaluations do not
 
             made = (SlotRecorder(envs, Recording(record, observations=True)) for envs in connected)
             recorders = [opened.enter_context(contextlib.closing(recorder)) for recorder in made]

@@ -3,8 +3,3 @@
 `rows` has the columns, `files` the segments of Arrow and Parquet with their digests, `writer` the thread that writes,
 `tape` what goes through one environment; `reader` is the way back, and `replay` compares it with the environment.
 """
-
-from bridge.extras import install_command, is_installed
-
-if not is_installed("pyarrow"):
-    raise ImportError(f"recordings need pyarrow: {install_command('record')}")

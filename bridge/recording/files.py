@@ -23,11 +23,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.ipc
-import pyarrow.parquet as pq
-
 from bridge.errors import RecordingError, UsageError
+from bridge.extras import imported_from
+
+with imported_from("recordings need pyarrow", "record"):
+    import pyarrow as pa
+    import pyarrow.ipc
+    import pyarrow.parquet as pq
 
 __all__ = ["UNREADABLE", "Damage", "Segment", "SegmentFile", "delete_segment", "find_segments", "load_segment"]
 

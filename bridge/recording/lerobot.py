@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from gymnasium import Space, spaces
 
 from bridge.encoding.spaces import is_picture
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, SettingError
+from bridge.extras import imported_from
 from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
 from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, write_film
 from bridge.recording.reader import RecordedEpisode
+
+with imported_from("recordings need pyarrow", "record"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 __all__ = ["export_lerobot"]
 

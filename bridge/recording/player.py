@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from bridge.errors import RecordingError, SettingError
-from bridge.facade.serve import serve_gym
+from bridge.provided import provided
 from bridge.recording.episodes import ObservedRows, observed_rows
 from bridge.recording.reader import RecordedEpisode, open_episode
 from bridge.server.auth import Auth
@@ -263,4 +263,5 @@ def serve_episode(
 
     # Nobody plays in it, so whoever watches may call `seek`, and set `speed`.
     auth = dataclasses.replace(keywords.pop("auth", None) or Auth(), shared_control=True)
-    return serve_gym(make, fps=rate, auth=auth, **keywords)
+    server: Server = provided("serve_gym")(make, fps=rate, auth=auth, **keywords)
+    return server

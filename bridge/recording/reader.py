@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from bridge.encoding import values
 from bridge.encoding.spaces import Leaf
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, TensorError
+from bridge.extras import imported_from
 from bridge.recording.files import UNREADABLE, Damage, SegmentFile, find_segments, load_segment
 from bridge.recording.rows import FORMAT, Columns, Group, Kind, is_fixed, of_cell
+
+with imported_from("recordings need pyarrow", "record"):
+    import pyarrow as pa
 
 __all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode", "read_folder"]
 

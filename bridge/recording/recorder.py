@@ -16,8 +16,8 @@ from bridge.client.attributes import OwnAttributes
 from bridge.client.vector_env import RemoteVectorEnv
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError, UsageError
-from bridge.facade.record import Recording
 from bridge.gymnasium_versions import BatchWrapper
+from bridge.recording.record import Recording
 from bridge.recording.slot_recorder import SlotRecorder
 from bridge.worlds.environment import kept
 

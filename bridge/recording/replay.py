@@ -17,7 +17,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import pyarrow as pa
 from google.protobuf.message import DecodeError
 from gymnasium.vector.utils import concatenate, create_empty_array
 
@@ -25,6 +24,7 @@ from bridge.adapters.timed import TimeAction
 from bridge.encoding import values
 from bridge.encoding.tensors import Array
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError
+from bridge.extras import imported_from
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import package_versions
 from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode
@@ -37,6 +37,9 @@ from bridge.worlds.environment import kept
 from bridge.worlds.hosts import host_of
 from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.worlds.recipe import EnvRecipe
+
+with imported_from("recordings need pyarrow", "record"):
+    import pyarrow as pa
 
 __all__ = [
     "AT_ONCE",

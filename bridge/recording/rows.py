@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space, iterate
 
@@ -26,7 +25,11 @@ from bridge.encoding.space_json import space_from_json
 from bridge.encoding.spaces import Layout, Leaf
 from bridge.encoding.tensors import Array, Spec
 from bridge.errors import RequestError, TensorError
+from bridge.extras import imported_from
 from bridge.worlds.rewards import Rewards, as_number
+
+with imported_from("recordings need pyarrow", "record"):
+    import pyarrow as pa
 
 __all__ = [
     "DISCARDED",

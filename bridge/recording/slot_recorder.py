@@ -16,8 +16,8 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.client.vector_env import slots_of
 from bridge.encoding.interventions import ACTION
-from bridge.facade.record import Recording
 from bridge.recording.facts import facts_of
+from bridge.recording.record import Recording
 from bridge.recording.rows import DISCARDED, Encoder, Kind, Row
 from bridge.recording.tape import Tape, size_of
 from bridge.recording.writer import Journal

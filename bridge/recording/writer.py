@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from bridge.errors import SettingError
-from bridge.facade.record import Recording
+from bridge.extras import imported_from
 from bridge.forks import forget_in_child
 from bridge.logs import SafeLog
 from bridge.recording.files import Segment, delete_segment
+from bridge.recording.record import Recording
 from bridge.recording.rows import FLAT, Encoder
+
+with imported_from("recordings need pyarrow", "record"):
+    import pyarrow as pa
 
 __all__ = ["BATCH_BYTES", "Journal"]
 

@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 
 from bridge.errors import ConnectError, SettingError
-from bridge.extras import needed
+from bridge.extras import feature, needed
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import (
     checks_agents,
@@ -129,7 +129,8 @@ def check_server(
         ConnectError: No server answered within the timeout.
     """
     if url.strip().startswith("listen://"):
-        from bridge.dial.listener import first_dialed
+        with feature("dial", "a URL of listen://"):
+            from bridge.dial.listener import first_dialed
 
         if tls is not None:
             raise SettingError("expected listen:// without tls= for a check, got it with TLS")

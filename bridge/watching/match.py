@@ -20,13 +20,11 @@ from typing import Any
 
 from bridge.back_off import doubling_pause
 from bridge.errors import SettingError
+from bridge.rounds import TRANSITIONS, RoundEvent, RoundState
 
 __all__ = [
-    "TRANSITIONS",
     "Match",
-    "MatchEvent",
     "MatchOptions",
-    "MatchState",
     "Order",
     "Seat",
     "display_name",
@@ -40,49 +38,6 @@ _MAX_NAME = 32
 _MOST_STANDINGS = 50
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs"}
 """Categories of characters that are not shown, among them those that turn the direction of a text."""
-
-
-class MatchState(enum.Enum):
-    """The states of a match."""
-
-    GATHERING = "gathering"
-    COUNTDOWN = "countdown"
-    STARTING = "starting"
-    RUNNING = "running"
-
-
-class MatchEvent(enum.Enum):
-    """The events of a match."""
-
-    COMPLETE = "everybody who has a seat is ready"
-    INCOMPLETE = "somebody left, came or is no longer ready"
-    COUNTDOWN_OVER = "the countdown is over"
-    STARTED = "the environment was reset"
-    START_FAILED = "the environment could not be reset"
-    ROUND_ENDED = "the episode is over"
-
-
-# `tick` follows the first three events, from what the seats and the time say. The owner reports the other three, by
-# `started`, `failed` and `ended`, from what its environment does.
-#
-# A reset takes time, so there is a state between the countdown and the round: in STARTING no second reset is ordered.
-# Who leaves in STARTING or RUNNING changes no state, for a policy plays on in the seat. Where all have left, `tick`
-# orders the owner to end the round, once it is RUNNING; a round that was cut off ends like any other.
-#
-# INCOMPLETE does not reset the countdown's end: who takes a seat, or changes their mind, again and again could
-# otherwise keep the round from ever beginning. Once it is complete again, what is left of the countdown runs.
-#
-# An environment that raises ends the round (ROUND_ENDED) or its start (START_FAILED). Both lead to GATHERING and not
-# to COUNTDOWN: people see the error, and say again that they are ready. Programs always are, so the next start waits
-# for the pause of `RETRY`.
-TRANSITIONS: Mapping[tuple[MatchState, MatchEvent], MatchState] = {
-    (MatchState.GATHERING, MatchEvent.COMPLETE): MatchState.COUNTDOWN,
-    (MatchState.COUNTDOWN, MatchEvent.INCOMPLETE): MatchState.GATHERING,
-    (MatchState.COUNTDOWN, MatchEvent.COUNTDOWN_OVER): MatchState.STARTING,
-    (MatchState.STARTING, MatchEvent.STARTED): MatchState.RUNNING,
-    (MatchState.STARTING, MatchEvent.START_FAILED): MatchState.GATHERING,
-    (MatchState.RUNNING, MatchEvent.ROUND_ENDED): MatchState.GATHERING,
-}
 
 
 class Order(enum.Enum):
@@ -167,7 +122,7 @@ class Match:
 
     def __init__(self, seats: Mapping[str, str], options: MatchOptions | None = None) -> None:
         self.options = options or MatchOptions()
-        self.state = MatchState.GATHERING
+        self.state = RoundState.GATHERING
         self.seats = {name: Seat(stand_in) for name, stand_in in seats.items()}
         self.round = 0
         """The number of the round that runs, or of the last one."""
@@ -223,17 +178,17 @@ class Match:
             # The first who is ready starts the clock, and it goes on while anybody is: nobody waits anew because others
             # come and go.
             self._waits_since = min(self._waits_since, now)
-        if self.state is MatchState.RUNNING:
+        if self.state is RoundState.RUNNING:
             return Order.END if self._is_pointless(now) else None
         complete = bool(waiting) and not self.missing(now)
-        if self.state is MatchState.GATHERING and complete:
-            self._follow(MatchEvent.COMPLETE)
+        if self.state is RoundState.GATHERING and complete:
+            self._follow(RoundEvent.COMPLETE)
             # A countdown that was put off goes on.
             self._start_at = max(min(self._start_at, now + self.options.countdown), self._not_before)
-        elif self.state is MatchState.COUNTDOWN and not complete:
-            self._follow(MatchEvent.INCOMPLETE)
-        if self.state is MatchState.COUNTDOWN and now >= self._start_at:
-            self._follow(MatchEvent.COUNTDOWN_OVER)
+        elif self.state is RoundState.COUNTDOWN and not complete:
+            self._follow(RoundEvent.INCOMPLETE)
+        if self.state is RoundState.COUNTDOWN and now >= self._start_at:
+            self._follow(RoundEvent.COUNTDOWN_OVER)
             # Who is ready now has a part in the round; who sits down while the environment is reset plays in the next
             # one.
             for seat in waiting:
@@ -261,10 +216,10 @@ class Match:
 
     def wake(self) -> float:
         """Return when `tick` is due; infinity: when something happens."""
-        if self.state is MatchState.COUNTDOWN:
+        if self.state is RoundState.COUNTDOWN:
             return self._start_at
-        patient = self.state is MatchState.GATHERING or (
-            self.state is MatchState.RUNNING and self._people_wait_for_programs()
+        patient = self.state is RoundState.GATHERING or (
+            self.state is RoundState.RUNNING and self._people_wait_for_programs()
         )
         # Patience alone runs out by itself: all other changes come with a call of the owner, which ticks.
         return self._waits_since + self.options.patience if patient else math.inf
@@ -273,7 +228,7 @@ class Match:
 
     def started(self) -> None:
         """The environment was reset: the round runs."""
-        self._follow(MatchEvent.STARTED)
+        self._follow(RoundEvent.STARTED)
         self.round += 1
         self.result = None
 
@@ -282,7 +237,7 @@ class Match:
         # Programs are ready at once: without a pause an environment that fails in reset() would be reset without end.
         self._failures += 1
         self._not_before = now + doubling_pause(self._failures, *RETRY)
-        self._follow(MatchEvent.START_FAILED if self.state is MatchState.STARTING else MatchEvent.ROUND_ENDED)
+        self._follow(RoundEvent.START_FAILED if self.state is RoundState.STARTING else RoundEvent.ROUND_ENDED)
         self._gather()
         self.result = {"round": self.round, "seats": [], "winners": [], "error": error}
 
@@ -297,7 +252,7 @@ class Match:
             seats = [{**self._describe(name), "return": finite(value)} for name, value in returns.items()]
             self.result = {"round": self.round, "seats": seats, "winners": _winners(returns), "error": None}
             self._count(self.result)
-        self._follow(MatchEvent.ROUND_ENDED)
+        self._follow(RoundEvent.ROUND_ENDED)
         self._gather()
 
     def _count(self, result: Mapping[str, Any]) -> None:
@@ -321,7 +276,7 @@ class Match:
                 # People look at the result first. Who has sat down during the round, and is ready, stays so.
                 seat.playing, seat.ready = False, seat.kind == "agent"
 
-    def _follow(self, event: MatchEvent) -> None:
+    def _follow(self, event: RoundEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
 
     # For people
@@ -333,12 +288,12 @@ class Match:
             now: The time.
             returns: Of the running round so far, by seat.
         """
-        counting = self.state is MatchState.COUNTDOWN
+        counting = self.state is RoundState.COUNTDOWN
         return {
             "state": self.state.value,
             "round": self.round,
             "countdown": round(max(0.0, self._start_at - now), 3) if counting else None,
-            "waits_for": self.missing(now) if self.state is MatchState.GATHERING else [],
+            "waits_for": self.missing(now) if self.state is RoundState.GATHERING else [],
             "seats": [
                 {
                     **self._describe(name),
@@ -359,7 +314,7 @@ class Match:
     def _describe(self, name: str) -> dict[str, Any]:
         """Return who plays a seat; before a round: who is to."""
         seat = self.seats[name]
-        under_way = self.state in (MatchState.STARTING, MatchState.RUNNING)
+        under_way = self.state in (RoundState.STARTING, RoundState.RUNNING)
         here = seat.playing if under_way else bool(seat.kind)
         return {"seat": name, "name": seat.name if here else seat.stand_in, "kind": seat.kind if here else "policy"}
 

@@ -16,7 +16,8 @@ from typing import Any
 from bridge.encoding.properties import NUMBER, TEXT, Property, PropertyTree
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.watching.match import Match, MatchOptions, MatchState, Order
+from bridge.rounds import RoundState
+from bridge.watching.match import Match, MatchOptions, Order
 from bridge.worlds.base import Agent
 from bridge.worlds.environment import Environment
 from bridge.worlds.policies import policy_name
@@ -104,7 +105,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
             # A seat that was kept for a lost client still has its state in the match: to take it again would forget
             # that it plays.
             self.match.take(inner.name, inner.player)
-            if self.match.state is MatchState.RUNNING:
+            if self.match.state is RoundState.RUNNING:
                 self._sit_out(inner.name)
             self.start()
             self._follow_match()
@@ -198,7 +199,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
             await super()._run_until(when)
 
     def _on_frame(self, frame: Frame) -> None:
-        if self.match.state not in (MatchState.STARTING, MatchState.RUNNING):
+        if self.match.state not in (RoundState.STARTING, RoundState.RUNNING):
             return
         if frame.error is not None:
             # The page shows it to people: the message, without the traceback.
@@ -242,7 +243,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
         return {**super().describe(), "match": self._describe_match()}
 
     def _describe_match(self) -> dict[str, Any]:
-        running = self.match.state is MatchState.RUNNING
+        running = self.match.state is RoundState.RUNNING
         returns = self._returns(self.loop.environment.episode) if running else {}
         return self.match.describe(self.now(), returns)
 

@@ -1,12 +1,8 @@
-"""Encoded pictures: what environments render, as JPEG or PNG; several lanes as a mosaic."""
+"""What environments render as one encoded picture: several lanes as a mosaic."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import io
-import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +10,7 @@ import numpy as np
 
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RequestError
-from bridge.extras import install_command
+from bridge.image_files import encode_jpeg, encode_png
 
 __all__ = ["FORMATS", "MAX_LANES", "View", "encode", "mosaic"]
 
@@ -22,7 +18,6 @@ FORMATS = ("jpeg", "png")
 """The values of the JoinWorld setting `frame`."""
 MAX_LANES = 64
 """Lanes in a mosaic."""
-_QUALITY = 80
 # Pixels up to which a picture is sent without loss: drawings of a few cells and glyphs suffer most.
 _SMALL = 128 * 128
 # Pixels of a mosaic; lanes are made smaller until they fit.
@@ -54,7 +49,7 @@ def encode(frames: Sequence[Any], view: View) -> bytes:
     height, width = picture.shape[:2]
     if view.format == "png" or height * width <= _SMALL:
         return encode_png(picture)
-    return _jpeg(picture)
+    return encode_jpeg(picture)
 
 
 def mosaic(frames: Sequence[Array]) -> Array:
@@ -95,45 +90,3 @@ def _named(frame: Any) -> str:
     if isinstance(frame, np.ndarray):
         return f"one of shape {frame.shape} and dtype {frame.dtype}"
     return "None" if frame is None else f"a {type(frame).__name__}"
-
-
-def _jpeg(picture: Array) -> bytes:
-    encoder = _simplejpeg()
-    if encoder is not None:
-        return bytes(encoder.encode_jpeg(picture, quality=_QUALITY, colorspace="RGB", colorsubsampling="420"))
-    try:
-        from PIL import Image
-    except ImportError as error:
-        text = f"pictures as JPEG need the package pillow: {install_command('web')}; or ask for frame=png"
-        raise RequestError(Code.FAILED_PRECONDITION, text) from error
-    out = io.BytesIO()
-    Image.fromarray(picture).save(out, "JPEG", quality=_QUALITY)
-    return out.getvalue()
-
-
-def _simplejpeg() -> Any:
-    """Return the faster encoder; None: it is not installed."""
-    try:
-        return importlib.import_module("simplejpeg")
-    except ImportError:
-        return None
-
-
-def encode_png(picture: Array) -> bytes:
-    """Encode without loss, by the standard library alone."""
-    height, width = picture.shape[:2]
-    lines = np.empty((height, 1 + width * 3), np.uint8)
-    # Each line as its difference from the one above it, which makes most of it zeros.
-    lines[:, 0] = 2
-    flat = picture.reshape(height, width * 3)
-    lines[0, 1:] = flat[0]
-    np.subtract(flat[1:], flat[:-1], out=lines[1:, 1:])
-    parts = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(lines.tobytes(), 1)),
-        (b"IEND", b""),
-    ]
-    chunks = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -1,4 +1,6 @@
-"""A PERLERT lobby as a world of dm_env_rpc: a client registers, is ready, and plays, by Steps that wait for nothing.
+"""A PERLERT lobby as a world of dm_env_rpc, which a gateway shows.
+
+A client registers, is ready, and plays, by Steps that wait for nothing.
 
 Each agent of the world is a client of the lobby, with a socket of its own. Its actions are texts, as PERLERT has them,
 because the spaces are known only once a slot is taken; the observation `lobby` has what a page needs to make them.
@@ -21,12 +23,12 @@ import numpy as np
 from bridge.encoding.properties import TEXT, Property, PropertyTree
 from bridge.encoding.tensors import Array, Spec, unpack_tensor
 from bridge.errors import BridgeError, Code, ConnectError, PacketError, RequestError, SettingError, TensorError
-from bridge.gateway.servers import world_entry
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
 from bridge.perlert.client import PerlertClient, check_names
 from bridge.perlert.player import PlayerState
 from bridge.perlert.player_run import Stepped
+from bridge.perlert.protocol.cipher import check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import Message, Start, check_label
 from bridge.perlert.protocol.profile import parse_tag
@@ -39,7 +41,7 @@ from bridge.worlds.default_actions import neutral_action
 from bridge.worlds.scheduling import PendingResult, Runtime, Timer
 from bridge.worlds.settings import refuse_unknown
 
-__all__ = ["LobbyAgent", "LobbyServer", "LobbyWorld", "resolved"]
+__all__ = ["LobbyAgent", "LobbyServer", "LobbyWorld", "open_lobby", "resolved"]
 
 # Seconds without an answer of the lobby after which it counts as lost; it is asked every second.
 _SILENCE = 4.0
@@ -321,8 +323,26 @@ class LobbyWorld(World):
             agent.leave()
 
 
+def open_lobby(url: str, *, perlert_key: Any = None) -> Callable[[Runtime], LobbyServer]:
+    """Return what makes the server that stands for a lobby: `GatewayScheme.open` of `perlert://`.
+
+    Args:
+        url: `perlert://HOST:PORT/NAME:NUMBER`.
+        perlert_key: The pre-shared key; None: there is none.
+
+    Raises:
+        AddressError: The URL cannot be read.
+        ConnectError: The host has no address.
+        SettingError: The key is too short, or the extra that enciphers is not installed.
+    """
+    name, address = resolved(url)
+    if perlert_key is not None:
+        check_key(perlert_key)
+    return lambda runtime: LobbyServer(name, address, perlert_key, runtime)
+
+
 class LobbyServer:
-    """A PERLERT lobby behind a gateway: a server with one world.
+    """A PERLERT lobby behind a gateway (`bridge.gateway.servers.PublishedServer`): a server with one world.
 
     Args:
         name: What its world's name begins with.
@@ -400,7 +420,8 @@ class LobbyServer:
         if client is None or self._problem:
             return []
         seats = {slot.key: not slot.open for slot in client.me.slots.values()}
-        return [world_entry("", self.title, kind="perlert", seats=seats)]
+        world = {"name": "", "title": self.title, "kind": "perlert", "seats": seats}
+        return [{**world, "viewers": 0, "fps": None, "lanes": None}]
 
     def close(self) -> None:
         """Ask no more."""

@@ -55,14 +55,12 @@ class Recording:
         return given if isinstance(given, Recording) else cls(given)
 
 
-def open_journal(record: str | os.PathLike[str] | Recording | None) -> Any:
-    """Return what writes a recording into a folder; None: none is given, and nothing is recorded.
+def open_journal(record: str | os.PathLike[str] | Recording) -> Any:
+    """Return the journal that writes a recording into a folder.
 
     Raises:
         SettingError: The folder cannot be written, or pyarrow is not installed.
     """
-    if record is None:
-        return None
     with needed("record= needs pyarrow", "record"):
         from bridge.recording.writer import Journal
 
@@ -70,13 +68,11 @@ def open_journal(record: str | os.PathLike[str] | Recording | None) -> Any:
 
 
 def recorded(source: Any, journal: Any) -> Any:
-    """Return a source whose worlds are recorded by a journal; without one, the source as it is.
+    """Return a source whose worlds are recorded by a journal.
 
     Raises:
         SettingError: Frames are to be recorded of an environment that is made without a render mode.
     """
-    if journal is None:
-        return source
     from bridge.recording.source import RecordedSource
 
     return RecordedSource(source, journal)

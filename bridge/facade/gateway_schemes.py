@@ -1,0 +1,32 @@
+"""What a gateway shows beside servers of dm_env_rpc, of the features of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.extras import feature, has_feature
+from bridge.gateway.schemes import GatewayScheme
+
+__all__ = ["GATEWAY_SCHEMES"]
+
+
+_OF_LOBBIES = {"perlert_key": "the pre-shared key of PERLERT lobbies"}
+
+
+def _open_lobby(url: str, **keywords: Any) -> Any:
+    with feature("perlert", "a URL of perlert://"):
+        from bridge.perlert.gateway_lobby import open_lobby
+    return open_lobby(url, **keywords)
+
+
+def _open_fleet(url: str) -> Any:
+    with feature("fleet", "a URL of ray://"):
+        from bridge.fleet.top import find_directory
+    return find_directory([url])
+
+
+GATEWAY_SCHEMES = (
+    GatewayScheme("perlert", _open_lobby, _OF_LOBBIES if has_feature("perlert") else {}),
+    GatewayScheme("ray", _open_fleet),
+)
+"""Each imports its feature for the first URL of it."""

@@ -1,0 +1,81 @@
+"""What `bridge serve --perlert PORT` takes and prints: a way to serve (`bridge.cli.serve.OtherWay`)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import SettingError
+
+__all__ = ["OPTION", "OTHER_OPTIONS", "add_options", "function", "keywords", "lines"]
+
+OPTION = "perlert"
+"""The option that chooses this way, as the parsed arguments have it."""
+OTHER_OPTIONS = ("perlert_key_file", "spectators", "bots")
+"""Those that are given with it alone."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    section = parser.add_argument_group("PERLERT")
+    section.add_argument(
+        "--perlert",
+        type=int,
+        metavar="PORT",
+        help="serve in real time over PERLERT (UDP) instead of gRPC, with the lobby on this port; 0: any free port",
+    )
+    section.add_argument(
+        "--perlert-key-file", type=Path, metavar="PATH", help="with --perlert: a file with the pre-shared key"
+    )
+    section.add_argument(
+        "--spectators", type=int, metavar="N", help="with --perlert: so many slots for clients that only watch"
+    )
+    section.add_argument(
+        "--bots",
+        nargs="*",
+        metavar="KEY",
+        help="with --perlert: slots that a random policy plays while nobody holds them; without keys all",
+    )
+
+
+def function() -> Callable[..., Any]:
+    """Return the function that serves, whose keywords the command line may give too."""
+    from bridge.perlert.server import serve_perlert
+
+    return serve_perlert
+
+
+def keywords(
+    arguments: argparse.Namespace, env: Any, read_key: Callable[[Path | None], bytes | None]
+) -> dict[str, Any]:
+    """Return the keywords of `serve_perlert` that the options stand for.
+
+    Args:
+        arguments: The parsed arguments.
+        env: What is served.
+        read_key: Reads a key from a file.
+
+    Raises:
+        SettingError: Several environments are given, or the key cannot be read.
+    """
+    if isinstance(env, list):
+        raise SettingError(f"expected one environment id with --perlert, got {', '.join(env)}")
+    found = {"port": arguments.perlert, "key": read_key(arguments.perlert_key_file)}
+    found["spectators"] = arguments.spectators or 0
+    if arguments.bots is not None:
+        found["bots"] = dict.fromkeys(arguments.bots, "random") if arguments.bots else "random"
+    return found
+
+
+def lines(server: Any, arguments: argparse.Namespace) -> list[str]:
+    """Return what is printed once a server runs: where, and how to take part."""
+    key_file = arguments.perlert_key_file
+    option = "" if key_file is None else f" --key-file {key_file}"
+    found = [f"serving {url}" for url in server.urls]
+    found.append(f"play:   bridge lobby {server.url}{option}")
+    if arguments.spectators:
+        found.append(f"watch:  bridge lobby {server.url}{option} --watch")
+    found.append(f'agents: bridge.make_remote("{server.url}"{"" if key_file is None else ", key=…"})')
+    return found
