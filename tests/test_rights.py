@@ -69,7 +69,7 @@ def ways_of_changing(env: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def assert_reads_alone(env: Any, *, knows_names: bool = True) -> None:
-    """Hold that a client reads attributes, and changes nothing by any way."""
+    """Check that a client reads attributes, and changes nothing by any way."""
     assert env.get_attr("gravity") == env.call("gravity") == env.get_wrapper_attr("gravity") == 9.8
     ways = dict(ways_of_changing(env))
     if knows_names:
@@ -86,7 +86,7 @@ def assert_reads_alone(env: Any, *, knows_names: bool = True) -> None:
 
 
 def assert_changes(env: Any) -> None:
-    """Hold that a client may call and set."""
+    """Check that a client may call and set."""
     env.gravity = 2.0
     assert env.call("gravity") == 2.0
     env.set_attr("gravity", 9.8)

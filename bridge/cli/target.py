@@ -187,7 +187,7 @@ def _missing(item: str, error: ImportError) -> SettingError:
         remedy += f"; install it by: {install_command('pettingzoo')}"
     elif isinstance(error, ModuleNotFoundError):
         remedy += f". If {package}.py is yours, run this command in its folder; if it is of a package, install that"
-    # Where it is not this module that is missing, but one that it imports: who imports that.
+    # If the module is there, and one that it imports is missing: the line of that import.
     frames = [each for each in traceback.extract_tb(_own_frames(error)) if not each.filename.startswith(_IMPORTING)]
     where = f" (imported in {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return SettingError(f"cannot import the module of {item!r}: {error}{where}. {remedy}")

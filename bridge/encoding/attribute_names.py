@@ -47,6 +47,6 @@ class KnownNames:
         return name in self.attributes or name in self.methods
 
     def add_attribute(self, name: str) -> None:
-        """Note an attribute that was set."""
+        """Add the name of an attribute that was set."""
         self.methods.discard(name)
         self.attributes.add(name)

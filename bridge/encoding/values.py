@@ -123,7 +123,7 @@ class Notes:
             self.fresh.append(text)
 
     def rename(self, names: AttributeNames) -> None:
-        """Have the next info say which attributes and methods the environment has from here on."""
+        """Send the names of the environment's attributes and methods with the next info."""
         self.fresh.append(names)
 
     def take(self) -> list[str]:

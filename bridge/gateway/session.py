@@ -135,7 +135,7 @@ class GatewaySession:
         return await (self._inner or self._own).handle(request.SerializeToString())
 
     async def _look(self, request: pb.EnvironmentRequest) -> list[bytes | memoryview]:
-        """Have a call answered as a look, since the server gives this gateway the rights of a trainer."""
+        """Hand on a call as a look: the server would execute it, as it gives this gateway a trainer's rights."""
         check_count(request.extension.value, bridge_pb2.CallRequest)
         asked = bridge_pb2.CallRequest.FromString(request.extension.value)
         request.extension.value = as_look(asked).SerializeToString()

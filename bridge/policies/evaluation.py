@@ -275,7 +275,7 @@ class _Part:
         return rows
 
     def lose(self, row: int, why: str) -> None:
-        """Let the episode of a slot be begun again; raise RemoteError where that was done too often."""
+        """Queue the episode of a slot to be begun again; raise RemoteError where that was done too often."""
         if self.recorder is not None:
             self.recorder.fail(row, "agent", self.actions[row], why, discards=True)
         self.work.lose(self.episodes.pop(row), why)

@@ -331,7 +331,7 @@ class Registry:
         return entry.owner if entry is not None and entry.world is world and entry.goes_with_owner else None
 
     def joined(self, world: World, owner: Session) -> None:
-        """Note who joined a world, and whether it is its creator."""
+        """Record that a session is in a world; a world that its creator has joined goes with the creator."""
         self._inside.setdefault(world, []).append(owner)
         if (entry := self._entries.get(world.name)) is None:
             return

@@ -184,7 +184,7 @@ class Spectator(Agent):
         return False
 
     def follow_names(self, names: str) -> None:
-        """Have infos say the names of the environment's attributes where they change; its client has read `names`."""
+        """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
         if self._agent is not None:
             self._agent.follow_names(names)
 

@@ -102,7 +102,7 @@ class Agent(abc.ABC):
         return True
 
     def follow_names(self, names: str) -> None:
-        """Have infos say the names of the environment's attributes where they change; its client has read `names`."""
+        """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
         del names  # most worlds' are the same for ever
 
     def prepare(self, uids: Sequence[int]) -> None:

@@ -88,11 +88,11 @@ class EnvAgent(Agent):
         self._known_names: str | None = None
 
     def follow_names(self, names: str) -> None:
-        """Have infos say the names of the environment's attributes where they change; its client has read `names`."""
+        """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
         self._known_names = names
 
     def _tell_names(self) -> None:
-        """Have the next info say the names of attributes, where the reset at hand has changed them."""
+        """Send the names of attributes with the next info, if the reset at hand has changed them."""
         if self._known_names is None:
             return
         names = self._world.env.properties().get(NAMES)
