@@ -51,7 +51,7 @@ def playing(folder: Path, make: Any, number: int | None = None, **keywords: Any)
     with contextlib.ExitStack() as stack:
         recording = Recording(folder, observations=True, infos=True)
         server = stack.enter_context(serve_gym(make, record=recording, **keywords))
-        made = make_vec_remote(server.url, num_envs=number, blocking=True, **mode_of(make))
+        made = make_vec_remote(server.url, num_envs=number, blocking=True, lanes=False, **mode_of(make))
         envs = stack.enter_context(contextlib.closing(made))
         envs.reset(seed=0)
         yield envs

@@ -121,6 +121,10 @@ class Sessions(RuleBasedStateMachine):
         if name == "" and "" not in self.places:
             self.places[""] = Place("")
 
+    def full(self) -> bool:
+        """True if so many worlds as there may be are in use."""
+        return sum(name != "" or place.agent is not None for name, place in self.places.items()) >= MOST_WORLDS
+
     def destroyed(self, place: Place) -> None:
         del self.places[place.name]
         place.destroyed = True
@@ -129,7 +133,7 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(who=WHO, truncates=st.booleans())
     def create(self, who: int, truncates: bool) -> None:
-        full = sum(name != "" for name in self.places) >= MOST_WORLDS
+        full = self.full()
         wish = pb.CreateWorldRequest(settings={"kwargs.truncates": pack_tensor(truncates)})
         expected = self.may(who, SessionEvent.CREATE_WORLD) or (Code.RESOURCE_EXHAUSTED if full else None)
         answer = self.ask(who, expected, create_world=wish)
@@ -143,6 +147,10 @@ class Sessions(RuleBasedStateMachine):
     @rule(who=WHO, where=WHERE)
     def join(self, who: int, where: int) -> None:
         name, expected = self.name(where), self.may(who, SessionEvent.JOIN_WORLD)
+        # The default world counts while somebody plays in it, and is not made where there is no room for it.
+        unused = name == "" and (name not in self.places or self.places[name].agent is None)
+        if expected is None and unused and self.full():
+            expected = Code.RESOURCE_EXHAUSTED
         if expected is None:
             self.default(name)
         place = self.places.get(name)
@@ -201,7 +209,9 @@ class Sessions(RuleBasedStateMachine):
     def reset_world(self, who: int, where: int, good: bool) -> None:
         client, name = self.clients[who], self.name(where)
         expected = self.may(who, SessionEvent.RESET_WORLD)
-        if expected is None:
+        if expected is None and name == "" and name not in self.places and self.full():
+            expected, inside = Code.RESOURCE_EXHAUSTED, False
+        elif expected is None:
             self.default(name)
             place = self.places.get(name)
             if place is None:

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bridge import Limits, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Auth, Limits, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.encoding.names import PROPERTY_REQUEST_URL
 from bridge.encoding.tensors import pack_tensor
 from bridge.errors import Code, RefusedError, RemoteError, SettingError
@@ -258,7 +258,8 @@ def serve_kind(name: str, **more: Any) -> Any:
     kind, keywords = KINDS[name]
     if kind is Agents:
         return serve_parallel(RecordingAgents, **more)
-    return serve_gym(RecordingEnv, **keywords, **more)
+    # In real time a spectator uses the environment in every way, too.
+    return serve_gym(RecordingEnv, **keywords, auth=Auth(shared_control="fps" in keywords), **more)
 
 
 @pytest.mark.slow

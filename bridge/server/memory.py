@@ -11,7 +11,7 @@ Elsewhere (musl, macOS, Windows) nothing is done here: their libraries give memo
 from __future__ import annotations
 
 import ctypes
-import os
+import mmap
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +75,7 @@ def _resident() -> int | None:
     """Return the resident memory of this process in bytes; None: this system does not say it."""
     try:
         with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            return int(file.read().split()[1]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         return None
 

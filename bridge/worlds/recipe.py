@@ -181,7 +181,7 @@ class EnvRecipe:
         if self.vectorization_mode == "async":
             # The server has threads, so its processes must not be forked.
             vector_kwargs["context"] = start_method()
-        wrappers: list[Any] = [adapter.wrap for adapter in self.adapters]
+        wrappers: list[Any] = [] if stepped_together else [adapter.wrap for adapter in self.adapters]
         with _closing_on_failure() as note:
             vector: Lanes = gymnasium.make_vec(
                 self.spec,
