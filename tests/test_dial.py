@@ -29,6 +29,7 @@ from bridge.dial import DialListener
 from bridge.errors import AddressError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE
+from tests.connect_proxy import ConnectProxy
 from tests.inside import as_another_machine
 from tests.support import server_process, until
 from tests.websocket_tools import KEY
@@ -51,6 +52,9 @@ sys.stdin.readline()
 print([endpoint.name for endpoint in listener.endpoints()], flush=True)
 """
 
+# An address that leads nowhere: only a proxy knows what it stands for. Loopback is never reached through one.
+FAR = "192.0.2.1"
+
 
 @contextlib.contextmanager
 def listening(**keywords: Any) -> Iterator[DialListener]:
@@ -62,9 +66,14 @@ def listening(**keywords: Any) -> Iterator[DialListener]:
 
 
 def dialing(
-    listener: DialListener, name: str, env: Any = "CartPole-v1", scheme: str = "grpc", **keywords: Any
+    listener: DialListener,
+    name: str,
+    env: Any = "CartPole-v1",
+    scheme: str = "grpc",
+    host: str = "127.0.0.1",
+    **keywords: Any,
 ) -> Server:
-    return serve_gym(env, dial=f"{scheme}://127.0.0.1:{listener.port}", dial_name=name, **keywords)
+    return serve_gym(env, dial=f"{scheme}://{host}:{listener.port}", dial_name=name, **keywords)
 
 
 def names(listener: DialListener) -> list[str]:
@@ -286,8 +295,8 @@ def test_a_server_dials_through_the_proxy_of_the_environment(monkeypatch: pytest
             while not head.endswith(b"\r\n\r\n"):
                 head += near.recv(4096)
             asked.append(head)
-            host, _, port = head.split(b" ")[1].decode().partition(":")
-            with socket.create_connection((host, int(port)), 30.0) as far:
+            _, _, port = head.split(b" ")[1].decode().partition(":")
+            with socket.create_connection(("127.0.0.1", int(port)), 30.0) as far:
                 near.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
                 back = threading.Thread(target=pump, args=(far, near))
                 back.start()
@@ -305,14 +314,14 @@ def test_a_server_dials_through_the_proxy_of_the_environment(monkeypatch: pytest
         monkeypatch.setenv("no_proxy", "")
         thread = threading.Thread(target=relay, args=(proxy,))
         thread.start()
-        with dialing(listener, "one"):
+        with dialing(listener, "one", host=FAR):
             envs = make_vec_remote(listener, num_envs=2, blocking=True)
             envs.reset(seed=0)
             assert envs.step(np.array([1, 1]))[1].tolist() == [1.0, 1.0]
             envs.close()
         thread.join(30)
         credentials = base64.b64encode(b"me:pass word").decode()
-        assert asked[0].startswith(f"CONNECT 127.0.0.1:{listener.port} HTTP/1.1\r\n".encode())
+        assert asked[0].startswith(f"CONNECT {FAR}:{listener.port} HTTP/1.1\r\n".encode())
         assert f"Proxy-Authorization: Basic {credentials}\r\n".encode() in asked[0]
 
 
@@ -320,7 +329,7 @@ def test_a_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch, caplog: 
     with listening() as listener, socket.create_server(("127.0.0.1", 0)) as proxy:
         monkeypatch.setenv("http_proxy", f"127.0.0.1:{proxy.getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "")
-        with caplog.at_level(logging.WARNING), dialing(listener, "one"):
+        with caplog.at_level(logging.WARNING), dialing(listener, "one", host=FAR):
             with proxy.accept()[0] as sock:
                 sock.recv(4096)
                 sock.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
@@ -332,10 +341,11 @@ def test_a_server_whose_proxy_has_no_readable_url_tells_it_and_goes_on_dialing(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:none")
     monkeypatch.setenv("no_proxy", "")
-    with listening() as listener, caplog.at_level(logging.WARNING), dialing(listener, "one"):
+    with listening() as listener, caplog.at_level(logging.WARNING), dialing(listener, "one", host=FAR):
         until(lambda: "'none'" in caplog.text)
-        monkeypatch.delenv("http_proxy")
-        assert names(listener) == ["one"]
+        with ConnectProxy() as proxy:
+            monkeypatch.setenv("http_proxy", proxy.url)
+            assert names(listener) == ["one"]
 
 
 def test_a_server_stops_soon_while_its_trainer_says_nothing() -> None:

@@ -41,6 +41,7 @@ from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to
 from bridge.server.limits import Limits
 from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials, TokenLike
+from bridge.transport.http_proxies import ProxyHandler, find_proxy
 
 with needed("openenv:// needs the package websockets", "web"):
     from bridge.transport.message_socket import MessageSocket
@@ -58,6 +59,9 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     Fields that no space describes come in the info. OpenEnv says only that an episode is over (`terminated`), unless
     the server is of this package. Where the connection is lost, the episode is truncated, with the last observation
     and `info["error"]`, and `reset` connects again, for at most `timeout` seconds.
+
+    It goes through the HTTP proxy of `https_proxy` (with TLS) or `http_proxy`, unless `no_proxy` excepts the server
+    or it is on this machine.
 
     Args:
         url: `openenv://HOST:PORT`, or `openenvs://` with TLS.
@@ -106,7 +110,11 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
 
     def _schema(self, address: Address, max_bytes: int) -> Any:
         """Return the server's description of its actions and observations."""
-        request = urllib.request.Request(f"{'https' if address.tls else 'http'}://{address.target}/schema")
+        kind = "https" if address.tls else "http"
+        proxy = find_proxy(address.host, address.port, [kind])
+        note = "" if proxy is None else proxy.note
+        opener = urllib.request.build_opener(ProxyHandler())
+        request = urllib.request.Request(f"{kind}://{address.target}/schema")
         if (token := shown_token(address)) is not None:
             # A redirection may lead to another server, which is not to get it.
             request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -114,7 +122,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
 
         def fetch() -> None:
             try:
-                with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                with opener.open(request, timeout=self._timeout) as response:
                     found.put(response.read(max_bytes))
             # HTTPException: a port that speaks no HTTP; ValueError: a redirection to what is no URL.
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -128,14 +136,15 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                         told = f"{error}: {said!r:.1000}"
                 elif isinstance(error, urllib.error.URLError):
                     told = f"{error.reason}. Is the server running there?"
-                found.put(ConnectError(self.url, f"GET /schema failed: {told}"))
+                found.put(ConnectError(self.url, f"GET /schema failed: {told}{note}"))
 
         # `urllib` has a timeout for each piece of an answer, and none for the whole.
         threading.Thread(target=fetch, daemon=True).start()
         try:
             data = found.get(timeout=self._timeout)
         except queue.Empty:
-            raise RemoteTimeoutError(self.url, f"no answer to GET /schema within {self._timeout:g} s") from None
+            text = f"no answer to GET /schema within {self._timeout:g} s{note}"
+            raise RemoteTimeoutError(self.url, text) from None
         if isinstance(data, ConnectError):
             raise data
         with expecting("JSON", data, self._fail):
