@@ -28,7 +28,7 @@ from bridge.transport.address import Address, shown_token
 from bridge.transport.http_proxies import ProxyError, connect_tcp, find_proxy
 from bridge.transport.sockets import end_if_unreachable
 from bridge.transport.tls import client_context
-from bridge.transport.websocket import LOGGER
+from bridge.transport.websocket import LOGGER, without_ping_timeout
 
 __all__ = ["MessageSocket"]
 
@@ -104,6 +104,8 @@ class MessageSocket:
                 close_timeout=1.0,
                 max_size=self._most,
                 logger=LOGGER,
+                # A server that computes in its event loop answers no ping meanwhile. `timeout` says how long it may.
+                **without_ping_timeout(connect),
             )
             self._connection = self._open.enter_context(opening)  # newer versions of `websockets` connect here
         except BaseException as error:  # Ctrl-C too: nobody else holds the socket
