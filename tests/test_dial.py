@@ -214,7 +214,7 @@ def test_a_socket_that_a_trainer_has_taken_is_not_closed_for_a_further_one(caplo
         """Act as a trainer's thread: take all sockets the moment that the listener's thread releases its lock."""
         if armed.is_set() and event == "return" and frame.f_code is threading.Condition.__exit__.__code__:
             armed.clear()
-            taken.extend(iter(lambda: listener._take("page"), None))
+            taken.extend(iter(lambda: listener._port.take("page"), None))
 
     with caplog.at_level(logging.INFO), contextlib.ExitStack() as stack:
         threading.setprofile(take)

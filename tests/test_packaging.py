@@ -198,6 +198,7 @@ BASE = {
     "clock",
     "errors",
     "extras",
+    "finalizers",
     "forks",
     "keywords",
     "lazy",

@@ -94,6 +94,11 @@ class PerlertClient:
             self.port.send(self.player.leave())
             self.port.close()
 
+    def __del__(self) -> None:
+        # Else the server would keep the slot until its own timeout.
+        if "player" in self.__dict__:  # else __init__ has raised
+            self.close()
+
 
 def check_names(tag: str, agent: str | None = None) -> None:
     """Raise SettingError unless a client can be called so, and ask for this slot."""

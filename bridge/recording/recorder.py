@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from bridge.client.vector_env import RemoteVectorEnv, slots_of
 from bridge.encoding.tensors import Array
 from bridge.errors import SettingError, UsageError
 from bridge.facade.record import Recording
+from bridge.finalizers import end_apart
 from bridge.gymnasium_versions import BatchWrapper
 from bridge.recording.facts import facts_of
 from bridge.recording.rows import Encoder, Kind, Row
@@ -98,6 +100,8 @@ class Recorder(BatchWrapper):
         self._given: Any = None
         self._untold = False
         """True if results of a reset or a step have not been told."""
+        self._open = True
+        """True if the recording goes on."""
 
     def _tape(self, base: RemoteVectorEnv) -> Tape:
         """Return what records a slot."""
@@ -227,6 +231,16 @@ class Recorder(BatchWrapper):
     def close(self, **kwargs: Any) -> None:
         """Close the environments, and write the recording to its end."""
         super().close(**kwargs)
-        for slot in self._slots:
-            slot.tape.end()
-        self._journal.close()
+        self._open = False
+        _end(self._slots, self._journal)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_open"):  # else it was closed, or __init__ has raised
+            end_apart(functools.partial(_end, self._slots, self._journal))
+
+
+def _end(slots: Sequence[_Slot], journal: Journal) -> None:
+    """Write a recording to its end. May be called twice."""
+    for slot in slots:
+        slot.tape.end()
+    journal.close()
