@@ -26,7 +26,7 @@ from websockets.typing import Origin, Subprotocol
 from bridge import TLS, Server, make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.dial import DialListener
-from bridge.errors import AddressError, RemoteError, SettingError
+from bridge.errors import AddressError, ConnectError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.connect_proxy import ConnectProxy
@@ -574,7 +574,25 @@ def test_what_cannot_be_dialed_is_refused() -> None:
         serve_gym("CartPole-v1", dial="grpc://localhost:1", dial_name="a b")
     with pytest.raises(SettingError, match="grpcio"):
         serve_gym("CartPole-v1", dial="grpc://localhost:1", transport="grpcio")
-    with listening(timeout=0.2) as listener, pytest.raises(SettingError, match="at least one endpoint"):
+    with listening(timeout=0.2) as listener, pytest.raises(ConnectError, match=r"within 0\.2 s"):
         make_vec_remote(listener, num_envs=1, timeout=5.0)
     with pytest.raises(RemoteError, match="has not dialed in"):
         make_vec_remote("dialed://nobody:77", timeout=5.0)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_a_vector_to_which_nobody_dials_says_so_as_the_command_does(
+    blocking: bool, num_envs: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):  # it was another error by chance
+        with pytest.raises(ConnectError, match=r"no server has dialed in within 0\.2 s: is it started with `--dial`\?"):
+            make_vec_remote("listen://127.0.0.1:0", timeout=0.2, num_envs=num_envs, blocking=blocking)
+    assert main(["info", "listen://127.0.0.1:0", "--timeout", "0.2"]) == 1
+    assert "no server has dialed in within 0.2 s: is it started with `--dial`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own", [0.1, 0.2, 30.0])
+def test_of_a_listener_and_its_vector_the_shorter_timeout_says_that_nobody_dials(own: float) -> None:
+    with listening(timeout=own) as listener, pytest.raises(ConnectError, match=rf"within {min(own, 0.2)} s: is it"):
+        make_vec_remote(listener, num_envs=2, timeout=0.2)

@@ -72,6 +72,15 @@ class Directory(Protocol):
         ...
 
 
+@runtime_checkable
+class WaitingDirectory(Protocol):
+    """A directory that is empty until the first server comes by itself."""
+
+    def wait_for_first(self, timeout: float) -> None:
+        """Wait for the first server, at most so many seconds. Raises ConnectError, which says what to do."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class FileDirectory:
     """A text file with a URL a line, which may be rewritten at any time; `#` begins a comment.
@@ -217,7 +226,11 @@ class EndpointWatch:
         Raises:
             SettingError: It cannot be read, or names no endpoint.
             RemoteTimeoutError: It does not answer within `timeout` seconds.
+            ConnectError: No server has dialed in within them.
         """
+        # Of a listener nothing comes as long as nobody dials. It says so better than a reading that has no end.
+        if isinstance(self.directory, WaitingDirectory):
+            self.directory.wait_for_first(timeout)
         self.poll(now)
         thread = self._reading
         if thread is not None:

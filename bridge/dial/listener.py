@@ -17,7 +17,7 @@ from bridge.client.options import TIMEOUT
 from bridge.client.vector_env import OwningVectorEnv
 from bridge.client.wire.dialed import Dialed, listeners
 from bridge.dial import handshake
-from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError
+from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError, shown_url
 from bridge.finalizers import end_apart
 from bridge.forks import forget_in_child
 from bridge.logs import LimitedLog, SafeLog
@@ -261,7 +261,7 @@ class DialListener:
         security = Security.of(token, token_file, tls)
         if security.for_host(host, insecure=False) is not security:
             raise SettingError(f"{url!r} is open to other machines: give token=, which each server has to show")
-        self._timeout = timeout
+        self._timeout, self._url = timeout, shown_url(url)
         self._port = _DialPort(host, port, security)
         self.port = self._port.port
         """The port that it listens on."""
@@ -280,6 +280,20 @@ class DialListener:
     def endpoints(self) -> list[Endpoint]:
         """Return the servers that have dialed in; waits for the first one."""
         return self._port.wait(self._timeout)
+
+    def wait_for_first(self, timeout: float) -> None:
+        """Wait until a server has dialed in.
+
+        Args:
+            timeout: Seconds, of which those that `endpoints` waits are enough.
+
+        Raises:
+            ConnectError: None has within them.
+        """
+        timeout = min(timeout, self._timeout)
+        if not self._port.wait(timeout):
+            text = f"no server has dialed in within {timeout:g} s: is it started with `--dial`?"
+            raise ConnectError(self._url, text)
 
     def close(self) -> None:
         """Listen no longer; servers that wait are let go. May be called twice."""
@@ -307,10 +321,8 @@ def first_dialed(url: str, timeout: float, **credentials: Any) -> Iterator[str]:
         yield url
         return
     with contextlib.closing(DialListener(url.strip(), timeout=timeout, **credentials)) as listener:
-        found = listener.endpoints()
-        if not found:
-            raise ConnectError(url, f"no server has dialed in within {timeout:g} s: is it started with `--dial`?")
-        yield found[0].url
+        listener.wait_for_first(timeout)
+        yield listener.endpoints()[0].url
 
 
 class ListeningVectorEnv(OwningVectorEnv):

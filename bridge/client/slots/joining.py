@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -123,15 +124,18 @@ class _Join:
     def run(self) -> None:
         """Join them, and give them their slots."""
         pool, missing = self._pool, self._missing
-        began = now = time.monotonic()
+        now = time.monotonic()
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
             # Not `pool.gather`: it would let the policy connect again what fails, and here a failure is raised.
-            pool.poller.ready(min(began + pool.timeout, now + min(LOOK, _LOOK)) - time.monotonic())
+            pool.poller.ready(min(LOOK, _LOOK))
             pool.drain()
             now = time.monotonic()
+            # Each world has its own deadline: a server that stands in for a silent one has all of `timeout`, too.
+            late = [member for member in missing if now > member.deadline]
             for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
-                self._on_silent(member)
+                if self._on_silent(member) and member in late:
+                    late.remove(member)
             # A list, because the loop takes members out of `missing`.
             for member in [member for member in missing if member.phase not in CONNECTING]:
                 if member not in missing:  # it was dropped, because one that was joined before has more lanes
@@ -141,9 +145,10 @@ class _Join:
                     self._on_failed(member, member.error)
                 else:
                     self._on_joined(member)
-            if missing and now > began + pool.timeout:
-                urls = ", ".join(dict.fromkeys(member.remote.url for member in missing))
-                raise RemoteTimeoutError(urls, next(iter(missing)).remote.late("to join a world", pool.timeout).reason)
+            late = [member for member in late if member in missing]
+            if late:
+                urls = ", ".join(dict.fromkeys(member.remote.url for member in late))
+                raise RemoteTimeoutError(urls, late[0].remote.late("to join a world", pool.timeout).reason)
             if missing and now >= tell_at:
                 joined = len(pool.members.filling) - len(missing)
                 tell_at = now + LOOK
@@ -166,16 +171,23 @@ class _Join:
         """Go on without a world, or raise why it cannot be joined."""
         raise error
 
-    def _on_silent(self, member: Member) -> None:
-        """Join a world of a server that answers in place of a silent one, where their URLs ask for the same."""
-        request = self._pool.policy.stand_in(member)
+    def _on_silent(self, member: Member) -> bool:
+        """Join a world of a server that answers in place of a silent one, where their URLs ask for the same.
+
+        Returns:
+            Whether the silent one was left.
+        """
+        # Who stands in does so once: of a list there is no end to the servers that might.
+        request = None if member.home is not None else self._pool.policy.stand_in(member)
         if request is not None:
             # A black hole, such as a firewall that drops packets, gives no error: without this, the user waits
             # `timeout` seconds for a training that the other servers could carry.
             text = "%s has not said anything within %g s: %s stands in for it"
-            _log.warning(text, member.remote.url, self._pool.policy.connect_timeout, request.address.url)
+            patience = min(self._pool.policy.connect_timeout, self._pool.timeout)
+            _log.warning(text, member.remote.url, patience, request.address.url)
             self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
             self._pool.connect(member, request)
+        return request is not None
 
 
 def _join_directory(pool: VectorPool, placement: Placement, num_envs: int | None) -> None:
@@ -217,6 +229,10 @@ class _DirectoryJoin(_Join):
         self._lanes = 0  # of a world; 0: not known
         self._error: RemoteError | None = None
         self._failures = 0
+        self._asked: set[str] = set()
+        """The keys of the endpoints that were asked."""
+        self._until = math.inf
+        """The time until which endpoints are asked again while none has answered; monotonic seconds."""
 
     def _begin_more(self, now: float) -> bool:
         pool, placement, filling = self._pool, self._placement, self._pool.members.filling
@@ -242,18 +258,24 @@ class _DirectoryJoin(_Join):
                         nowhere.add(kind)
                     else:
                         self._add(endpoint)
-        if not self._missing:
+        if not self._missing or (now > self._until and self._error is not None):
             raise self._error or SettingError(
                 f"no endpoint of {placement.watch.directory!r} has room for another world, after {len(filling)} worlds"
             )
         return True
 
     def _add(self, endpoint: Endpoint) -> None:
+        # Where all are silent, each is asked once, and then for no longer than `timeout`. One that was not asked yet
+        # gets its own time, whatever the others took.
+        if endpoint.key not in self._asked:
+            self._asked.add(endpoint.key)
+            self._until = time.monotonic() + self._pool.timeout
         request = self._placement.request_for(endpoint.url)
         member = self._pool.members.add(request, lanes=self._lanes or 1, endpoint=endpoint.key)
         self._missing[self._pool.connect(member)] = None
 
     def _on_joined(self, member: Member) -> None:
+        self._until = math.inf
         if self._lanes:
             return
         lanes = self._lanes = member.remote.slots
@@ -266,9 +288,10 @@ class _DirectoryJoin(_Join):
             del self._missing[other]
             self._pool.members.drop(other)
 
-    def _on_silent(self, member: Member) -> None:
+    def _on_silent(self, member: Member) -> bool:
         # Another endpoint takes its place: a directory has more of them, so nobody waits for `timeout`.
         self._pool.give_up(member)
+        return True
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
         # The last one is raised if no endpoint is left.
