@@ -205,6 +205,7 @@ BASE = {
     "logs",
     "pb",
     "progress",
+    "server_wait",
     "samples",
     "version",
 }

@@ -198,6 +198,11 @@ class EndpointWatch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         EndpointWatch.__init__(self, state["directory"], state["period"])
 
+    @property
+    def may_fill(self) -> bool:
+        """True if the last reading found no endpoint, or nothing to read: later there may be some."""
+        return self._problem is None or isinstance(self._problem, OSError)
+
     def poll(self, now: float, *, soon: bool = False) -> None:
         """Read the directory if it is due, without waiting for it.
 
@@ -231,7 +236,7 @@ class EndpointWatch:
         # Of a listener nothing comes as long as nobody dials. It says so better than a reading that has no end.
         if isinstance(self.directory, WaitingDirectory):
             self.directory.wait_for_first(timeout)
-        self.poll(now)
+        self.poll(now, soon=True)
         thread = self._reading
         if thread is not None:
             thread.join(timeout)

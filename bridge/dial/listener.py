@@ -293,7 +293,7 @@ class DialListener:
         timeout = min(timeout, self._timeout)
         if not self._port.wait(timeout):
             text = f"no server has dialed in within {timeout:g} s: is it started with `--dial`?"
-            raise ConnectError(self._url, text)
+            raise ConnectError(self._url, text, unavailable=True)
 
     def close(self) -> None:
         """Listen no longer; servers that wait are let go. May be called twice."""

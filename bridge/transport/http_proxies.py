@@ -23,7 +23,16 @@ from urllib.parse import quote, unquote, urlsplit
 
 from bridge.errors import SettingError
 
-__all__ = ["HttpProxy", "ProxyError", "ProxyHandler", "connect_tcp", "find_grpc_proxy", "find_proxy", "grpc_options"]
+__all__ = [
+    "HttpProxy",
+    "ProxyError",
+    "ProxyHandler",
+    "connect_tcp",
+    "find_grpc_proxy",
+    "find_proxy",
+    "grpc_options",
+    "is_unavailable",
+]
 
 _DEFAULT_PORT = 80
 _MAX_HEAD = 1 << 16
@@ -145,6 +154,13 @@ def connect_tcp(host: str, port: int, timeout: float, proxy: HttpProxy | None = 
         sock.close()
         raise
     return sock
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Return whether an attempt to connect failed because the server may only not be up yet."""
+    if isinstance(error, ProxyError):
+        return error.unavailable
+    return isinstance(error, (ConnectionRefusedError, socket.gaierror))
 
 
 def _open_tunnel(sock: socket.socket, host: str, port: int, proxy: HttpProxy, deadline: float) -> None:

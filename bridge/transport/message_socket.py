@@ -25,7 +25,7 @@ from bridge.errors import (
 )
 from bridge.logs import SafeLog
 from bridge.transport.address import Address, shown_token
-from bridge.transport.http_proxies import ProxyError, connect_tcp, find_proxy
+from bridge.transport.http_proxies import ProxyError, connect_tcp, find_proxy, is_unavailable
 from bridge.transport.sockets import end_if_unreachable
 from bridge.transport.tls import client_context
 from bridge.transport.websocket import LOGGER, without_ping_timeout
@@ -126,8 +126,9 @@ class MessageSocket:
                 return RefusedError(self._url, text, Code.UNAUTHENTICATED)
             if status in (502, 504):  # a gateway's: the server behind it is away
                 text = f"no {self._server}: a gateway answered with the HTTP status {status}{note}"
-                return ConnectError(self._url, text)
-            return RefusedError(self._url, f"the answer has the HTTP status {status}{note}", Code.UNAVAILABLE)
+                return ConnectError(self._url, text, unavailable=True)
+            code = Code.UNAVAILABLE if status == 503 else Code.UNKNOWN
+            return RefusedError(self._url, f"the answer has the HTTP status {status}{note}", code)
         # Checked before OSError, of which it is a subclass.
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s{note}")
@@ -135,7 +136,8 @@ class MessageSocket:
         # where a server refuses the client's certificate by TLS 1.3.
         if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, (OSError, EOFError)):
             hint = "" if isinstance(error, ProxyError) else self._hint
-            return ConnectError(self._url, f"no {self._server}: {error.__cause__ or error}{hint}{note}")
+            text = f"no {self._server}: {error.__cause__ or error}{hint}{note}"
+            return ConnectError(self._url, text, unavailable=is_unavailable(error))
         if isinstance(error, (WebSocketException, ValueError)):
             return PeerError(self._url, f"it speaks no WebSocket: {error}{note}")
         return error
@@ -205,7 +207,9 @@ class MessageSocket:
             try:
                 return call()
             except (ConnectError, ConnectionLostError) as error:
-                if time.monotonic() + pause > end:
+                # Whom TLS refuses, or a program that is no such server, is not there any sooner for being asked again.
+                lasting = isinstance(error, ConnectError) and not error.unavailable
+                if lasting or time.monotonic() + pause > end:
                     raise
                 if pause == _FIRST_PAUSE:
                     _log.warning("%s; trying again, for at most %g s", error, seconds)
