@@ -207,6 +207,9 @@ class RemoteError(BridgeError):
         super().__init__(url, reason)
         self.url, self.reason = url, reason
 
+    unavailable = False
+    """True if the server may only not be up yet: it refused the connection, nobody knows its name, or UNAVAILABLE."""
+
     def __str__(self) -> str:
         return f"{self.url}: {self.reason}"
 
@@ -216,9 +219,19 @@ class RemoteError(BridgeError):
         error.url, error.args = url, (url, *self.args[1:])
         return error
 
+    def with_reason(self, reason: str) -> RemoteError:
+        """Return the same failure with another text."""
+        error = copy.copy(self)
+        error.reason, error.args = reason, (self.url, reason, *self.args[2:])
+        return error
+
 
 class ConnectError(RemoteError, ConnectionError):
     """No connection could be made."""
+
+    def __init__(self, url: str, reason: str, *, unavailable: bool = False) -> None:
+        super().__init__(url, reason)
+        self.unavailable = unavailable
 
 
 class ConnectionLostError(RemoteError, ConnectionError):
@@ -236,6 +249,7 @@ class RefusedError(RemoteError):
         super().__init__(url, reason)
         self.args = (url, self.reason, code)
         self.code = code
+        self.unavailable = code == Code.UNAVAILABLE
 
     def __str__(self) -> str:
         return f"{self.url} answered {Code.named(self.code)}: {self.reason}"

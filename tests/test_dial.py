@@ -26,9 +26,10 @@ from websockets.typing import Origin, Subprotocol
 from bridge import TLS, Server, make_vec_remote, serve_gym
 from bridge.cli import main
 from bridge.dial import DialListener
-from bridge.errors import AddressError, RemoteError, SettingError
+from bridge.errors import AddressError, ConnectError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
 from bridge.transport.credentials import TOKEN_VARIABLE
+from tests.connect_proxy import ConnectProxy
 from tests.inside import as_another_machine
 from tests.support import server_process, until
 from tests.websocket_tools import KEY
@@ -51,6 +52,9 @@ sys.stdin.readline()
 print([endpoint.name for endpoint in listener.endpoints()], flush=True)
 """
 
+# An address that leads nowhere: only a proxy knows what it stands for. Loopback is never reached through one.
+FAR = "192.0.2.1"
+
 
 @contextlib.contextmanager
 def listening(**keywords: Any) -> Iterator[DialListener]:
@@ -62,9 +66,14 @@ def listening(**keywords: Any) -> Iterator[DialListener]:
 
 
 def dialing(
-    listener: DialListener, name: str, env: Any = "CartPole-v1", scheme: str = "grpc", **keywords: Any
+    listener: DialListener,
+    name: str,
+    env: Any = "CartPole-v1",
+    scheme: str = "grpc",
+    host: str = "127.0.0.1",
+    **keywords: Any,
 ) -> Server:
-    return serve_gym(env, dial=f"{scheme}://127.0.0.1:{listener.port}", dial_name=name, **keywords)
+    return serve_gym(env, dial=f"{scheme}://{host}:{listener.port}", dial_name=name, **keywords)
 
 
 def names(listener: DialListener) -> list[str]:
@@ -205,7 +214,7 @@ def test_a_socket_that_a_trainer_has_taken_is_not_closed_for_a_further_one(caplo
         """Act as a trainer's thread: take all sockets the moment that the listener's thread releases its lock."""
         if armed.is_set() and event == "return" and frame.f_code is threading.Condition.__exit__.__code__:
             armed.clear()
-            taken.extend(iter(lambda: listener._take("page"), None))
+            taken.extend(iter(lambda: listener._port.take("page"), None))
 
     with caplog.at_level(logging.INFO), contextlib.ExitStack() as stack:
         threading.setprofile(take)
@@ -286,8 +295,8 @@ def test_a_server_dials_through_the_proxy_of_the_environment(monkeypatch: pytest
             while not head.endswith(b"\r\n\r\n"):
                 head += near.recv(4096)
             asked.append(head)
-            host, _, port = head.split(b" ")[1].decode().partition(":")
-            with socket.create_connection((host, int(port)), 30.0) as far:
+            _, _, port = head.split(b" ")[1].decode().partition(":")
+            with socket.create_connection(("127.0.0.1", int(port)), 30.0) as far:
                 near.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
                 back = threading.Thread(target=pump, args=(far, near))
                 back.start()
@@ -305,14 +314,14 @@ def test_a_server_dials_through_the_proxy_of_the_environment(monkeypatch: pytest
         monkeypatch.setenv("no_proxy", "")
         thread = threading.Thread(target=relay, args=(proxy,))
         thread.start()
-        with dialing(listener, "one"):
+        with dialing(listener, "one", host=FAR):
             envs = make_vec_remote(listener, num_envs=2, blocking=True)
             envs.reset(seed=0)
             assert envs.step(np.array([1, 1]))[1].tolist() == [1.0, 1.0]
             envs.close()
         thread.join(30)
         credentials = base64.b64encode(b"me:pass word").decode()
-        assert asked[0].startswith(f"CONNECT 127.0.0.1:{listener.port} HTTP/1.1\r\n".encode())
+        assert asked[0].startswith(f"CONNECT {FAR}:{listener.port} HTTP/1.1\r\n".encode())
         assert f"Proxy-Authorization: Basic {credentials}\r\n".encode() in asked[0]
 
 
@@ -320,7 +329,7 @@ def test_a_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch, caplog: 
     with listening() as listener, socket.create_server(("127.0.0.1", 0)) as proxy:
         monkeypatch.setenv("http_proxy", f"127.0.0.1:{proxy.getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "")
-        with caplog.at_level(logging.WARNING), dialing(listener, "one"):
+        with caplog.at_level(logging.WARNING), dialing(listener, "one", host=FAR):
             with proxy.accept()[0] as sock:
                 sock.recv(4096)
                 sock.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
@@ -332,10 +341,11 @@ def test_a_server_whose_proxy_has_no_readable_url_tells_it_and_goes_on_dialing(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:none")
     monkeypatch.setenv("no_proxy", "")
-    with listening() as listener, caplog.at_level(logging.WARNING), dialing(listener, "one"):
+    with listening() as listener, caplog.at_level(logging.WARNING), dialing(listener, "one", host=FAR):
         until(lambda: "'none'" in caplog.text)
-        monkeypatch.delenv("http_proxy")
-        assert names(listener) == ["one"]
+        with ConnectProxy() as proxy:
+            monkeypatch.setenv("http_proxy", proxy.url)
+            assert names(listener) == ["one"]
 
 
 def test_a_server_stops_soon_while_its_trainer_says_nothing() -> None:
@@ -564,7 +574,25 @@ def test_what_cannot_be_dialed_is_refused() -> None:
         serve_gym("CartPole-v1", dial="grpc://localhost:1", dial_name="a b")
     with pytest.raises(SettingError, match="grpcio"):
         serve_gym("CartPole-v1", dial="grpc://localhost:1", transport="grpcio")
-    with listening(timeout=0.2) as listener, pytest.raises(SettingError, match="at least one endpoint"):
+    with listening(timeout=0.2) as listener, pytest.raises(ConnectError, match=r"within 0\.2 s"):
         make_vec_remote(listener, num_envs=1, timeout=5.0)
     with pytest.raises(RemoteError, match="has not dialed in"):
         make_vec_remote("dialed://nobody:77", timeout=5.0)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_a_vector_to_which_nobody_dials_says_so_as_the_command_does(
+    blocking: bool, num_envs: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):  # it was another error by chance
+        with pytest.raises(ConnectError, match=r"no server has dialed in within 0\.2 s: is it started with `--dial`\?"):
+            make_vec_remote("listen://127.0.0.1:0", timeout=0.2, num_envs=num_envs, blocking=blocking)
+    assert main(["info", "listen://127.0.0.1:0", "--timeout", "0.2"]) == 1
+    assert "no server has dialed in within 0.2 s: is it started with `--dial`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own", [0.1, 0.2, 30.0])
+def test_of_a_listener_and_its_vector_the_shorter_timeout_says_that_nobody_dials(own: float) -> None:
+    with listening(timeout=own) as listener, pytest.raises(ConnectError, match=rf"within {min(own, 0.2)} s: is it"):
+        make_vec_remote(listener, num_envs=2, timeout=0.2)

@@ -97,6 +97,54 @@ def test_of_a_list_a_server_that_was_silent_at_the_start_gets_its_slots_once_it_
             envs.close()
 
 
+@pytest.mark.parametrize("connect_timeout", [10.0, 1.5])
+def test_of_a_list_a_silent_server_is_passed_over_by_the_timeout_too(connect_timeout: float) -> None:
+    with serve_gym(lambda: CountingEnv(9)) as one, silent() as url:
+        for urls in ([url, one.url], [one.url, url]):
+            envs = make_vec_remote(urls, timeout=1.0, connect_timeout=connect_timeout, blocking=True)
+            assert envs.env.urls == (one.url, one.url)
+            assert envs.reset(seed=0)[0].shape == (2, 2)
+            envs.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_silent_endpoints_of_a_directory_are_passed_over_by_the_timeout_too(count: int) -> None:
+    with serve_gym(lambda: CountingEnv(9)) as one, ExitStack() as stack:
+        dark = [stack.enter_context(silent()) for _ in range(count)]
+        envs = make_vec_remote(Listed(*dark, one.url), num_envs=3, timeout=1.0, blocking=True)
+        assert envs.env.urls == (one.url,) * 3
+        envs.close()
+
+
+def test_a_server_that_stands_in_has_the_whole_timeout() -> None:
+    """As the others have: what the silent one took is not taken off."""
+
+    def slow() -> CountingEnv:
+        time.sleep(1.0)
+        return CountingEnv(9)
+
+    with serve_gym(slow, thread_safe=True) as one, silent() as url:
+        envs = make_vec_remote([one.url, url], timeout=1.6, connect_timeout=1.2, blocking=True)
+        assert envs.env.urls == (one.url, one.url)
+        envs.close()
+
+
+def test_where_all_are_silent_the_error_names_them_and_no_other() -> None:
+    with silent() as url, silent() as other, pytest.raises(RemoteTimeoutError) as raised:
+        make_vec_remote([url, other], timeout=0.5)
+    assert raised.value.url == f"{url}, {other}"
+    with silent() as url, silent() as other, pytest.raises(RemoteTimeoutError, match="nothing has come") as raised:
+        make_vec_remote(Listed(url, other), num_envs=2, timeout=0.5)
+    assert raised.value.url in (url, other)
+
+
+def test_an_error_names_the_server_that_is_late_and_not_the_one_that_has_joined() -> None:
+    """Nobody stands in for another environment: so the silent one is what the start failed by."""
+    with serve_gym(lambda: CountingEnv(9)) as one, silent() as url, pytest.raises(RemoteTimeoutError) as raised:
+        make_vec_remote([one.url, f"{url}/Other-v0"], timeout=0.5)
+    assert raised.value.url == f"{url}/Other-v0"
+
+
 def test_nobody_stands_in_for_another_environment() -> None:
     with serve_gym(lambda: CountingEnv(9)) as one, silent() as url:
         for other in (f"{url}?kwargs.length=3", f"{url}/Other-v0"):

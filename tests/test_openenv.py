@@ -770,11 +770,11 @@ def test_a_token_of_the_environment_is_not_sent_unencrypted(monkeypatch: pytest.
         monkeypatch.setenv("BRIDGE_TOKEN", "secret")
         elsewhere: list[Any] = []
 
-        def refuse(request: Any, **keywords: Any) -> None:
+        def refuse(opener: Any, request: Any, *arguments: Any, **keywords: Any) -> None:
             elsewhere.append(request)
             raise OSError("nobody is there")
 
-        monkeypatch.setattr("urllib.request.urlopen", refuse)
+        monkeypatch.setattr("urllib.request.OpenerDirector.open", refuse)
         with pytest.raises(ConnectError, match="nobody is there"):
             make_remote("openenv://elsewhere.example:1")
     assert not elsewhere[0].has_header("Authorization")

@@ -198,6 +198,7 @@ BASE = {
     "clock",
     "errors",
     "extras",
+    "finalizers",
     "forks",
     "image_files",
     "keywords",
@@ -206,6 +207,7 @@ BASE = {
     "pb",
     "progress",
     "rounds",
+    "server_wait",
     "samples",
     "version",
 }

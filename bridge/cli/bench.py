@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from bridge.cli.program import OK, positive
+from bridge.cli.program import OK, add_wait_option, positive
 from bridge.client.make import make_vec_remote
 from bridge.errors import shown_url
 from bridge.transport.credentials import add_credential_options, credential_keywords
@@ -61,6 +61,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
     )
+    add_wait_option(parser)
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
@@ -68,7 +69,7 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     held = credential_keywords(arguments)
-    held.update(num_envs=arguments.num_envs, timeout=arguments.timeout)
+    held.update(num_envs=arguments.num_envs, timeout=arguments.timeout, wait_for_server=arguments.wait_for_server)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls  # a directory is one URL
     envs = make_vec_remote(urls, blocking=True, **held)
     try:

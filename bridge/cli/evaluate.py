@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from bridge.cli.program import OK, positive, positive_int, say
+from bridge.cli.program import OK, add_wait_option, positive, positive_int, say
 from bridge.cli.target import find_policies
 from bridge.transport.credentials import TLS, add_credential_options, credential_keywords
 
@@ -48,6 +48,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--timeout", type=positive, default=10.0, metavar="S", help="seconds to answer (default: 10)")
+    add_wait_option(parser)
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print."""
     from bridge.policies import compare, evaluate  # they need an extra, which `--help` does not
 
-    names = ("episodes", "seed", "num_envs", "timeout", "record", "web_port")
+    names = ("episodes", "seed", "num_envs", "timeout", "wait_for_server", "record", "web_port")
     given = {name: getattr(arguments, name) for name in names}
     named = arguments.compare or [arguments.policy]
     credentials = credential_keywords(arguments)
@@ -90,8 +91,13 @@ def _policy(text: str, arguments: argparse.Namespace, tls: TLS | None) -> Any:
     from bridge.policies import RemotePolicy, by_rows
 
     if "://" in text:
-        tls = tls if _has_tls(text) else None
-        return RemotePolicy(text, execution_horizon=arguments.execution_horizon, timeout=arguments.timeout, tls=tls)
+        return RemotePolicy(
+            text,
+            execution_horizon=arguments.execution_horizon,
+            timeout=arguments.timeout,
+            tls=tls if _has_tls(text) else None,
+            wait_for_server=arguments.wait_for_server,
+        )
     function = find_policies([text])
     return by_rows(function) if arguments.rows else function
 

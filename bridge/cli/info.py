@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bridge.cli.hints import connecting_lines, naming_url
-from bridge.cli.program import OK, positive, say
+from bridge.cli.program import OK, add_wait_option, positive, say
 from bridge.client.world.inspector import Inspector
 from bridge.client.world.world_request import WorldRequest
 from bridge.encoding.properties import read_encoded
@@ -24,6 +24,7 @@ from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, Te
 from bridge.extras import feature
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
+from bridge.server_wait import until_up
 from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.version import __version__
 
@@ -64,6 +65,7 @@ def register(commands: Any) -> None:
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
     )
     parser.add_argument("--all", action="store_true", help="show the specs and all properties too, limits among them")
+    add_wait_option(parser)
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
@@ -75,14 +77,16 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments, arguments.url, ClientCredentials.of(**held))
     with feature("dial", "a URL of listen://"):
         from bridge.dial.listener import first_dialed
-    with first_dialed(arguments.url, arguments.timeout, **held) as url:
+    with first_dialed(arguments.url, max(arguments.timeout, arguments.wait_for_server), **held) as url:
         return _run(arguments, url, None)  # the token is what the server has shown, and its own is not asked for
 
 
 def _run(arguments: argparse.Namespace, url: str, credentials: ClientCredentials | None) -> int:
     timeout = arguments.timeout
     keys = None if arguments.all else _KEYS
-    properties, version, environments = _before_joining(url, timeout, credentials, keys)
+    properties, version, environments = until_up(
+        lambda: _before_joining(url, timeout, credentials, keys), arguments.wait_for_server
+    )
     request = WorldRequest.of(url)
     print(request.address.url)
     with _reading(url):

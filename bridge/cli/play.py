@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from bridge.cli.program import OK, positive, positive_int
+from bridge.cli.program import OK, add_wait_option, positive, positive_int
 from bridge.client.env import RemoteEnv
 from bridge.errors import RefusedError, SettingError
 from bridge.extras import needed
@@ -51,6 +51,7 @@ def add_play_parser(commands: Any) -> None:
     parser.add_argument("--fps", type=positive, metavar="X", help="frames a second (default: the environment's own)")
     parser.add_argument("--frames", type=positive_int, metavar="N", help="stop after N frames")
     parser.add_argument("--scale", type=positive_int, default=0, metavar="N", help="enlarge the picture N times")
+    add_wait_option(parser)
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
@@ -139,7 +140,8 @@ def describe(info: Mapping[str, Any], score: float, fps: float) -> list[str]:
 def _connect(arguments: argparse.Namespace) -> RemoteEnv:
     """Connect with pictures where the environment has them."""
     player = None if arguments.player is None else f"person:{arguments.player}"
-    keywords = {"role": arguments.role, "player": player, **credential_keywords(arguments)}
+    keywords = {"role": arguments.role, "player": player, "wait_for_server": arguments.wait_for_server}
+    keywords.update(credential_keywords(arguments))
     if "world=" in arguments.url:
         return RemoteEnv(arguments.url, **keywords)
     try:

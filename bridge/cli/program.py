@@ -29,7 +29,7 @@ from typing import TextIO
 from bridge.extras import has_feature
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "clean", "main", "make_parser"]
-__all__ += ["positive", "positive_int", "say"]
+__all__ += ["add_wait_option", "positive", "positive_int", "say"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("bridge.cli.serve", "publish environments until Ctrl-C"),
@@ -323,6 +323,17 @@ def positive(text: str) -> float:
     if not 0.0 < value <= 1e6:
         raise argparse.ArgumentTypeError(f"expected a positive number, at most a million, got {text!r}")
     return value
+
+
+def add_wait_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--wait-for-server`, as `wait_for_server=` of `make_remote`."""
+    parser.add_argument(
+        "--wait-for-server",
+        type=positive,
+        default=0.0,
+        metavar="S",
+        help="seconds to wait for a server that is not up yet (default: 0)",
+    )
 
 
 def positive_int(text: str) -> int:

@@ -72,6 +72,15 @@ class Directory(Protocol):
         ...
 
 
+@runtime_checkable
+class WaitingDirectory(Protocol):
+    """A directory that is empty until the first server comes by itself."""
+
+    def wait_for_first(self, timeout: float) -> None:
+        """Wait for the first server, at most so many seconds. Raises ConnectError, which says what to do."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class FileDirectory:
     """A text file with a URL a line, which may be rewritten at any time; `#` begins a comment.
@@ -189,6 +198,11 @@ class EndpointWatch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         EndpointWatch.__init__(self, state["directory"], state["period"])
 
+    @property
+    def may_fill(self) -> bool:
+        """True if the last reading found no endpoint, or nothing to read: later there may be some."""
+        return self._problem is None or isinstance(self._problem, OSError)
+
     def poll(self, now: float, *, soon: bool = False) -> None:
         """Read the directory if it is due, without waiting for it.
 
@@ -217,8 +231,12 @@ class EndpointWatch:
         Raises:
             SettingError: It cannot be read, or names no endpoint.
             RemoteTimeoutError: It does not answer within `timeout` seconds.
+            ConnectError: No server has dialed in within them.
         """
-        self.poll(now)
+        # Of a listener nothing comes as long as nobody dials. It says so better than a reading that has no end.
+        if isinstance(self.directory, WaitingDirectory):
+            self.directory.wait_for_first(timeout)
+        self.poll(now, soon=True)
         thread = self._reading
         if thread is not None:
             thread.join(timeout)

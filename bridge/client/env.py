@@ -32,6 +32,7 @@ from bridge.errors import (
     shown_url,
 )
 from bridge.keywords import grouped
+from bridge.server_wait import until_up
 from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
 
@@ -116,6 +117,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         if options.agent is not None and not isinstance(options.agent, str):
             raise SettingError(f"expected agent to be the name of one agent, got {options.agent!r:.80}")
         self._own_pool(options.timeout)
+        self._wait_for_server = options.wait_for_server
         request = dataclasses.replace(options.request(url, options.agent), names=True)
         self._remote = Remote(request, self._pool.poller)
         self._remotes = {"": self._remote}
@@ -158,7 +160,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         return self._remote.known_info().fps
 
     def _connect(self) -> None:
-        self._pool.join(self._remote)
+        until_up(lambda: self._pool.join(self._remote), self._wait_for_server)
         lanes = self._remote.known_info().lanes
         # Its observations and rewards are batches, which `gymnasium.Env` has no place for.
         if lanes is not None:

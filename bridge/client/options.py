@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from bridge.client.wire.connect import Transport, checked_transport
 from bridge.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest, pack_factory
 from bridge.errors import SettingError
+from bridge.server_wait import checked_wait
 from bridge.transport.address import Address, secret_url
 from bridge.transport.compression import Compression, checked_compression
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
@@ -64,6 +65,7 @@ class RemoteKeywords(TypedDict, total=False):
     wait: Wait | None
     player: str | None
     diagnostics: bool
+    wait_for_server: float
 
 
 class OtherKeywords(TypedDict, total=False):
@@ -130,6 +132,9 @@ class RemoteOptions:
             frame that is finished.
         player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
         diagnostics: In a real-time world: whether infos carry `latency`.
+        wait_for_server: Seconds to wait for a server that is not up when it is connected to, at the start and in a
+            `reset` after a loss: one that refuses the connection, whose name nobody knows, or that answers UNAVAILABLE.
+            Of a list or a directory it is enough that one answers. 0: such an error is raised at once, as any other.
 
     Raises:
         SettingError: A value is not one of those that it can be.
@@ -147,11 +152,13 @@ class RemoteOptions:
     wait: Wait | None = None
     player: str | None = None
     diagnostics: bool = True
+    wait_for_server: float = 0.0
     credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
     """The credentials of `token`, `token_file` and `tls`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", checked_timeout(self.timeout))
+        object.__setattr__(self, "wait_for_server", checked_wait(self.wait_for_server))
         # All are checked here, before anything is connected: a mistake is reported with the user's own call.
         checked_transport(self.transport)
         checked_compression(self.compression)

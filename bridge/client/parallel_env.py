@@ -33,6 +33,7 @@ from bridge.errors import (
 from bridge.extras import install_command
 from bridge.keywords import grouped
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.server_wait import until_up
 from bridge.transport.credentials import TLS
 
 try:
@@ -107,6 +108,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     def __init__(self, url: str, **keywords: Any) -> None:
         options = RemoteOptions(**keywords)
         self._started = False
+        self._wait_for_server = options.wait_for_server
         self._own_pool(options.timeout)
         self._world_request = dataclasses.replace(options.request(url), names=True)
         self._url = self._world_request.address.url
@@ -139,7 +141,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self._introduced = False
         # Together, because all agents have to reach the world that the first of them makes.
         first = Remote(self._world_request, self._pool.poller, together=True)
-        self._pool.join(first)
+        until_up(lambda: self._pool.join(first), self._wait_for_server)
         try:
             name = self._read_property(first, "world.agent", "to a question", encoded=False)
             names = self._read_property(first, "world.agents", "to a question", encoded=True)

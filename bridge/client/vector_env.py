@@ -29,6 +29,7 @@ from bridge.client.slots.waiting import OnLost
 from bridge.encoding.random_state import generator_of
 from bridge.encoding.tensors import Array
 from bridge.errors import Code, RefusedError, SettingError
+from bridge.finalizers import end_apart
 from bridge.keywords import grouped
 from bridge.transport.address import secret_url
 from bridge.transport.credentials import TLS
@@ -504,6 +505,11 @@ class OwningVectorEnv(RemoteVectorEnv):
         """Leave the worlds, and end what they were reached through."""
         super().close_extras(**kwargs)
         self._end()
+
+    def __del__(self) -> None:
+        super().__del__()
+        if "_slots" in self.__dict__ and not self.closed:  # else it was ended already
+            end_apart(self._end)
 
 
 def slots_of(envs: VectorEnv[Any, Any, Any]) -> Slots:

@@ -8,10 +8,8 @@ import socket
 import ssl
 import threading
 import time
-import urllib.request
 from email.message import Message
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, unquote, urlsplit
 
 from bridge.back_off import pause
 from bridge.dial.handshake import PATH, PROTOCOL, pack_head, problem_of_name, read_head
@@ -20,6 +18,7 @@ from bridge.extras import install_command, is_installed
 from bridge.logs import SafeLog
 from bridge.transport.address import parse_address, shown_token, withheld
 from bridge.transport.credentials import ClientCredentials
+from bridge.transport.http_proxies import HttpProxy, connect_tcp, find_proxy
 from bridge.transport.service import HELLO
 from bridge.transport.sockets import prepare
 from bridge.transport.tls import Tls, client_context, explain
@@ -46,7 +45,8 @@ _SETTLE = 0.02
 class Dialing:
     """Keeps a connection to a trainer, on which a server serves; of WebSockets one more than there are sessions.
 
-    It goes through the proxy of `https_proxy` (with TLS) or `http_proxy`, unless `no_proxy` excepts the trainer.
+    It goes through the proxy of `https_proxy` (with TLS) or `http_proxy`, unless `no_proxy` excepts the trainer or it
+    is on this machine.
 
     Args:
         server: The server.
@@ -76,6 +76,7 @@ class Dialing:
         self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None
         self._server = server
         self._said = ""
+        self._proxy: HttpProxy | None = None
         self._stopped, self._wanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="bridge-dialing", daemon=True)
 
@@ -95,9 +96,9 @@ class Dialing:
         while not (self._stopped.is_set() or self._server.draining):
             try:
                 failed = self._serve_once()
-            except (OSError, ValueError, BridgeError) as error:  # ValueError: the URL of the proxy is none
+            except (OSError, BridgeError) as error:
                 failed, text = True, explain(error) if isinstance(error, ssl.SSLError) else str(error)
-                text += withheld(self._address)
+                text += ("" if self._proxy is None else self._proxy.note) + withheld(self._address)
                 if self._stopped.is_set():
                     return
                 if text != self._said:  # one line where the trainer is away for hours
@@ -143,13 +144,13 @@ class Dialing:
         What the stream has received followed the answer: a trainer that has been waiting begins to speak at once. The
         text is, of a WebSocket, the version of this package at the trainer; None: it is gRPC.
         """
-        proxy = self._proxy()
-        place = (self._address.host, self._address.port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
+        address = self._address
+        # Looked up each time: a server may dial for days, and its program may change the environment.
+        self._proxy = None
+        self._proxy = find_proxy(address.host, address.port, ["https" if address.tls else "http"])
         # The handshake blocks, within this timeout for each call: it has a thread of its own.
-        sock = socket.create_connection(place, _TIMEOUT)
+        sock = connect_tcp(address.host, address.port, _TIMEOUT, self._proxy)
         try:
-            if proxy is not None:
-                self._tunnel(_HandshakeConnection(sock), proxy)
             stream = _HandshakeConnection(
                 sock, None if self._tls is None else Tls(self._tls, self._address.server_name)
             )
@@ -190,24 +191,6 @@ class Dialing:
         if (close := websocket.close_rcvd) is not None:
             raise OSError(f"it closed the WebSocket with {close.code}: {close.reason}")
         return answered.get(HELLO, "")
-
-    def _proxy(self) -> SplitResult | None:
-        """Return the URL of the proxy that leads to the trainer; None: it is reached without one."""
-        found = urllib.request.getproxies().get("https" if self._address.tls else "http")
-        if found is None or urllib.request.proxy_bypass(self._address.host):
-            return None
-        return urlsplit(found if "://" in found else f"http://{found}")
-
-    def _tunnel(self, stream: _HandshakeConnection, proxy: SplitResult) -> None:
-        """Have a proxy connect to the trainer. Raises OSError."""
-        fields = {"Host": self._address.target}
-        if proxy.username is not None:
-            pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-            fields["Proxy-Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-        stream.send(pack_head(f"CONNECT {self._address.target} HTTP/1.1", fields))
-        line, _ = stream.read_head()
-        if line.split(" ")[1:2] != ["200"]:
-            raise OSError(f"the proxy {proxy.hostname}:{proxy.port or 80} answered {line[:80]!r}")
 
 
 class _HandshakeConnection:

@@ -17,7 +17,8 @@ from bridge.client.options import TIMEOUT
 from bridge.client.vector_env import OwningVectorEnv
 from bridge.client.wire.dialed import Dialed, listeners
 from bridge.dial import handshake
-from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError
+from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError, shown_url
+from bridge.finalizers import end_apart
 from bridge.forks import forget_in_child
 from bridge.logs import LimitedLog, SafeLog
 from bridge.server.admission import Admission
@@ -105,46 +106,25 @@ def _waits(sock: socket.socket) -> bool:
     return False
 
 
-class DialListener:
-    """Waits for servers that dial in; a directory for `make_vec_remote`.
+class _DialPort:
+    """The port of a `DialListener`, and the servers that have dialed in.
+
+    It is another object than the listener, because its thread keeps it: so a listener that nobody holds any more is
+    collected, and these sockets are not collected with it, before they are closed.
 
     Args:
-        url: `listen://HOST:PORT`; port 0: any free one.
-        token: What servers have to show; None: that of `token_file`, or of the environment variable `BRIDGE_TOKEN`.
-        token_file: A file that holds it.
-        tls: The trainer's certificate and key, `TLS(certificate=…, key=…)`; None: no TLS.
-        timeout: Seconds that `endpoints` waits for the first server.
-
-    Raises:
-        AddressError: The URL cannot be read.
-        SettingError: The port is in use, there is no token beyond loopback, a certificate cannot be used.
+        host: The address to listen on.
+        port: The port; 0: any free one.
+        security: The token that servers have to show, and TLS.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls: TLS | None = None,
-        timeout: float = TIMEOUT,
-    ) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname or "", parts.port
-        except ValueError as error:
-            raise AddressError(url, str(error), _URL) from error
-        if parts.scheme != "listen" or not host or port is None or parts.path.strip("/") or parts.query:
-            raise AddressError(url, "it has no address to listen on, or more than that", _URL)
-        security = Security.of(token, token_file, tls)
-        if security.for_host(host, insecure=False) is not security:
-            raise SettingError(f"{url!r} is open to other machines: give token=, which each server has to show")
+    def __init__(self, host: str, port: int, security: Security) -> None:
         self._gate = Gate(security.token)
-        self._timeout = timeout
         self._changed = threading.Condition()
         self._servers: dict[str, _Server] = {}
         """Those that have dialed in, by name."""
-        self._closed = False
+        self.closed = False
+        """True if it listens no longer."""
         context = security.context("http/1.1")
         self._loop = EventLoop()
         self._connections = Connections(
@@ -157,30 +137,22 @@ class DialListener:
             self._loop.close()
             raise
         self.number = next(_numbers)
-        listeners[self.number] = self._take
+        """The number by which URLs name it."""
+        listeners[self.number] = self.take
         self._thread = threading.Thread(target=self._loop.run, name="bridge-listener", daemon=True)
         self._thread.start()
         forget_in_child(self)
 
-    def __repr__(self) -> str:
-        return f"DialListener(port={self.port})"
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a DialListener cannot be copied to another process, to which no server has dialed: make one there, at a "
-            "port of its own"
-        )
-
     def after_fork(self) -> None:
         """In a forked process: leave the sockets to the parent process."""
         self._changed = threading.Condition()  # the parent's thread may have held the former one
-        self._closed, self._servers = True, {}
+        self.closed, self._servers = True, {}
         listeners.pop(self.number, None)
 
-    def endpoints(self) -> list[Endpoint]:
-        """Return the servers that have dialed in; waits for the first one."""
+    def wait(self, timeout: float) -> list[Endpoint]:
+        """Wait for the first server, at most `timeout` seconds; return those that have dialed in."""
         with self._changed:
-            self._changed.wait_for(lambda: self._names() or self._closed, self._timeout)
+            self._changed.wait_for(lambda: self._names() or self.closed, timeout)
             names = self._names()
             return [Endpoint(f"{self._servers[name].scheme}://{name}:{self.number}", name) for name in names]
 
@@ -188,7 +160,7 @@ class DialListener:
         self._servers = {name: server for name, server in self._servers.items() if server.look()}
         return sorted(self._servers)
 
-    def _take(self, name: str) -> Dialed | None:
+    def take(self, name: str) -> Dialed | None:
         """Give the socket of a server to a connection; None: it has not dialed in, or other connections have it."""
         with self._changed:
             server = self._servers.get(name)
@@ -202,7 +174,7 @@ class DialListener:
         """Listen no longer; servers that wait are let go. May be called twice."""
         listeners.pop(self.number, None)
         with self._changed:
-            closed, self._closed = self._closed, True
+            closed, self.closed = self.closed, True
             self._changed.notify_all()
         # Only the first caller stops the thread and closes what it uses.
         if closed:
@@ -253,6 +225,85 @@ class DialListener:
         _log.info("%s dialed in from %s", asked.name, connection.peer)
 
 
+class DialListener:
+    """Waits for servers that dial in; a directory for `make_vec_remote`.
+
+    One that is dropped without `close` gives its port back, too.
+
+    Args:
+        url: `listen://HOST:PORT`; port 0: any free one.
+        token: What servers have to show; None: that of `token_file`, or of the environment variable `BRIDGE_TOKEN`.
+        token_file: A file that holds it.
+        tls: The trainer's certificate and key, `TLS(certificate=…, key=…)`; None: no TLS.
+        timeout: Seconds that `endpoints` waits for the first server.
+
+    Raises:
+        AddressError: The URL cannot be read.
+        SettingError: The port is in use, there is no token beyond loopback, a certificate cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: TokenLike | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls: TLS | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise AddressError(url, str(error), _URL) from error
+        if parts.scheme != "listen" or not host or port is None or parts.path.strip("/") or parts.query:
+            raise AddressError(url, "it has no address to listen on, or more than that", _URL)
+        security = Security.of(token, token_file, tls)
+        if security.for_host(host, insecure=False) is not security:
+            raise SettingError(f"{url!r} is open to other machines: give token=, which each server has to show")
+        self._timeout, self._url = timeout, shown_url(url)
+        self._port = _DialPort(host, port, security)
+        self.port = self._port.port
+        """The port that it listens on."""
+        self.number = self._port.number
+        """The number by which the URLs of its servers name it."""
+
+    def __repr__(self) -> str:
+        return f"DialListener(port={self.port})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a DialListener cannot be copied to another process, to which no server has dialed: make one there, at a "
+            "port of its own"
+        )
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return the servers that have dialed in; waits for the first one."""
+        return self._port.wait(self._timeout)
+
+    def wait_for_first(self, timeout: float) -> None:
+        """Wait until a server has dialed in.
+
+        Args:
+            timeout: Seconds, of which those that `endpoints` waits are enough.
+
+        Raises:
+            ConnectError: None has within them.
+        """
+        timeout = min(timeout, self._timeout)
+        if not self._port.wait(timeout):
+            text = f"no server has dialed in within {timeout:g} s: is it started with `--dial`?"
+            raise ConnectError(self._url, text, unavailable=True)
+
+    def close(self) -> None:
+        """Listen no longer; servers that wait are let go. May be called twice."""
+        self._port.close()
+
+    def __del__(self) -> None:
+        if "_port" in self.__dict__ and not self._port.closed:  # else __init__ has raised, or nothing is open
+            end_apart(self._port.close)
+
+
 @contextlib.contextmanager
 def first_dialed(url: str, timeout: float, **credentials: Any) -> Iterator[str]:
     """Listen, and give the URL of the first server that dials in, while the context lasts.
@@ -270,10 +321,8 @@ def first_dialed(url: str, timeout: float, **credentials: Any) -> Iterator[str]:
         yield url
         return
     with contextlib.closing(DialListener(url.strip(), timeout=timeout, **credentials)) as listener:
-        found = listener.endpoints()
-        if not found:
-            raise ConnectError(url, f"no server has dialed in within {timeout:g} s: is it started with `--dial`?")
-        yield found[0].url
+        listener.wait_for_first(timeout)
+        yield listener.endpoints()[0].url
 
 
 class ListeningVectorEnv(OwningVectorEnv):

@@ -39,8 +39,10 @@ from bridge.extras import needed
 from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to_bytes, to_json
 from bridge.provided import provided
 from bridge.server.limits import Limits
+from bridge.server_wait import ServerWait, checked_wait, until_up
 from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import ClientCredentials, TokenLike
+from bridge.transport.http_proxies import ProxyHandler, find_proxy, is_unavailable
 
 with needed("openenv:// needs the package websockets", "web"):
     from bridge.transport.message_socket import MessageSocket
@@ -59,6 +61,9 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     the server is of this package. Where the connection is lost, the episode is truncated, with the last observation
     and `info["error"]`, and `reset` connects again, for at most `timeout` seconds.
 
+    It goes through the HTTP proxy of `https_proxy` (with TLS) or `http_proxy`, unless `no_proxy` excepts the server
+    or it is on this machine.
+
     Args:
         url: `openenv://HOST:PORT`, or `openenvs://` with TLS.
         action_space: The actions' space; None: as the schema says.
@@ -67,6 +72,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             `BRIDGE_TOKEN`, which is not sent unencrypted to another machine.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest answer, in bytes.
+        wait_for_server: Seconds to wait for a server that is not up yet; in `reset`, if that is longer than `timeout`.
 
     Raises:
         AddressError: The URL cannot be read.
@@ -83,6 +89,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         token: TokenLike | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        wait_for_server: float = 0.0,
     ) -> None:
         try:
             address = parse_address(f"ws{url.strip().removeprefix('openenv')}")
@@ -94,7 +101,8 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         address = address.with_credentials(ClientCredentials.of(token=token))
         self._timeout = checked_timeout(timeout)
         self._fail = functools.partial(PeerError, self.url)
-        schema = self._schema(address, max_message_bytes)
+        self._patience = max(self._timeout, checked_wait(wait_for_server))
+        schema = until_up(lambda: self._schema(address, max_message_bytes), checked_wait(wait_for_server))
         self.action_space, self._action_field = self._side("action", schema, action_space)
         self.observation_space, self._observation_field = self._side("observation", schema, observation_space)
         self._actions = Layout(self.action_space, "action")
@@ -106,7 +114,11 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
 
     def _schema(self, address: Address, max_bytes: int) -> Any:
         """Return the server's description of its actions and observations."""
-        request = urllib.request.Request(f"{'https' if address.tls else 'http'}://{address.target}/schema")
+        kind = "https" if address.tls else "http"
+        proxy = find_proxy(address.host, address.port, [kind])
+        note = "" if proxy is None else proxy.note
+        opener = urllib.request.build_opener(ProxyHandler())
+        request = urllib.request.Request(f"{kind}://{address.target}/schema")
         if (token := shown_token(address)) is not None:
             # A redirection may lead to another server, which is not to get it.
             request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -114,11 +126,11 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
 
         def fetch() -> None:
             try:
-                with urllib.request.urlopen(request, timeout=self._timeout) as response:
+                with opener.open(request, timeout=self._timeout) as response:
                     found.put(response.read(max_bytes))
             # HTTPException: a port that speaks no HTTP; ValueError: a redirection to what is no URL.
             except (OSError, http.client.HTTPException, ValueError) as error:
-                told = f"{error!r:.200}"
+                told, unavailable = f"{error!r:.200}", is_unavailable(error)
                 if isinstance(error, urllib.error.HTTPError):
                     # It holds the connection, and says in its body what is wrong, such as a space.
                     with error, contextlib.suppress(OSError, http.client.HTTPException):
@@ -126,16 +138,20 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                         with contextlib.suppress(ValueError, KeyError, TypeError):
                             said = json.loads(said)["detail"]
                         told = f"{error}: {said!r:.1000}"
+                    unavailable = error.code in (502, 503, 504)
                 elif isinstance(error, urllib.error.URLError):
                     told = f"{error.reason}. Is the server running there?"
-                found.put(ConnectError(self.url, f"GET /schema failed: {told}"))
+                    # A proxy that refuses the connection is another matter than a server.
+                    unavailable = proxy is None and isinstance(error.reason, OSError) and is_unavailable(error.reason)
+                found.put(ConnectError(self.url, f"GET /schema failed: {told}{note}", unavailable=unavailable))
 
         # `urllib` has a timeout for each piece of an answer, and none for the whole.
         threading.Thread(target=fetch, daemon=True).start()
         try:
             data = found.get(timeout=self._timeout)
         except queue.Empty:
-            raise RemoteTimeoutError(self.url, f"no answer to GET /schema within {self._timeout:g} s") from None
+            text = f"no answer to GET /schema within {self._timeout:g} s{note}"
+            raise RemoteTimeoutError(self.url, text) from None
         if isinstance(data, ConnectError):
             raise data
         with expecting("JSON", data, self._fail):
@@ -192,7 +208,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         """
         data = {**(options or {}), **({} if seed is None else {"seed": int(seed)})}
         # The connection may have gone since the last episode, and so may have the server, to come back.
-        observation, _, _, _, info = self._ask("reset", data, self._timeout)
+        observation, _, _, _, info = self._ask("reset", data, self._patience)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -226,11 +242,14 @@ class OpenEnvVectorEnv(OwningVectorEnv):
     Args:
         urls: A URL for each slot, or one for all.
         timeout: Seconds to wait for any answer.
+        wait_for_server: Seconds to wait for servers that are not up yet, all of them.
         keywords: Those of `make_vec_remote`, and `action_space` and `observation_space` of `OpenEnvEnv`; `token` is
             what the OpenEnv servers expect.
     """
 
-    def __init__(self, urls: str | Sequence[str], *, timeout: float = TIMEOUT, **keywords: Any) -> None:
+    def __init__(
+        self, urls: str | Sequence[str], *, timeout: float = TIMEOUT, wait_for_server: float = 0.0, **keywords: Any
+    ) -> None:
         own = {name: keywords.pop(name, None) for name in ("action_space", "observation_space", "token")}
         # Before the server starts, which nobody would stop where one is no URL. Errors tell the quoted ones: no tokens.
         urls = checked_urls(urls)
@@ -242,6 +261,11 @@ class OpenEnvVectorEnv(OwningVectorEnv):
         def make(url: str) -> OpenEnvEnv:
             return OpenEnvEnv(whole[url], timeout=timeout, **own)
 
+        # Here, and not in the server between, whose answers have a deadline. Each slot keeps its URL, so each has to be
+        # up.
+        wait = ServerWait(checked_wait(wait_for_server))
+        for url in whole if wait.lasts else ():
+            until_up(lambda url=url: make(url).close(), wait)  # type: ignore[misc]
         secret = secrets.token_urlsafe()
         limits = Limits(max_worlds=4096, max_connections=4096)  # one for each slot
         translator = provided("serve_gym")(make, thread_safe=True, limits=limits, token=secret)

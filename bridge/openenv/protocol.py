@@ -32,6 +32,7 @@ from bridge.server.auth import Gate
 from bridge.server.calls import Call
 from bridge.server.web_protocol import WebProtocol, field_of
 from bridge.server.web_site import HttpAnswer
+from bridge.transport.sockets import end_if_unreachable
 from bridge.version import __version__
 
 __all__ = ["OpenEnvProtocol"]
@@ -39,6 +40,8 @@ __all__ = ["OpenEnvProtocol"]
 # The server has checked the size of what came.
 _REQUEST = WorldRequest.of("grpc://localhost:1", plain_spaces=True, max_message_bytes=1 << 31)
 _LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()
+# Seconds until a session ends whose client's machine acknowledges nothing that was sent.
+_UNREACHABLE = 120.0
 # Worlds of OpenEnv are not in real time, and only those ask what time it is.
 _NOW = 0.0
 _STATE: dict[str, Any] = {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}}
@@ -267,8 +270,18 @@ class OpenEnvProtocol(WebProtocol):
             return [self._write(*await session.answer(data))]
 
         call.handle, call.stream = handle, self
+        end_if_unreachable(self._connection.sock, _UNREACHABLE)
         call.refuse = lambda error: self._write("error", error.message, error.code)
         return call
+
+    def check_keepalive(self, now: float) -> bool:
+        """Send a ping to a client that has been quiet; none is closed for want of a pong.
+
+        OpenEnv's clients often run a model in their event loop, which answers nothing meanwhile. A session whose
+        machine is gone ends by TCP's keepalive, or after `_UNREACHABLE` seconds in which no ping was acknowledged.
+        """
+        super().check_keepalive(now)
+        return True
 
     # Data to send
 

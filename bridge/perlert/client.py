@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import secrets
 import time
@@ -33,6 +34,7 @@ from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE, Message, Slot, check_label
 from bridge.perlert.protocol.profile import MAX_NAME
 from bridge.perlert.udp import MOST_WAITING, ClientPort
+from bridge.server_wait import checked_wait, until_up
 from bridge.worlds.default_actions import neutral_action
 
 __all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
@@ -94,6 +96,11 @@ class PerlertClient:
             self.port.send(self.player.leave())
             self.port.close()
 
+    def __del__(self) -> None:
+        # Else the server would keep the slot until its own timeout.
+        if "player" in self.__dict__:  # else __init__ has raised
+            self.close()
+
 
 def check_names(tag: str, agent: str | None = None) -> None:
     """Raise SettingError unless a client can be called so, and ask for this slot."""
@@ -130,6 +137,8 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         use_profile: Offer sequence numbers, acknowledgements and running returns to the server (docs/perlert.md).
         timeout: Seconds that the server may take to answer or to send the next step.
         start_timeout: Seconds that `reset` waits for the simulation's start.
+        wait_for_server: Seconds to wait for a server that is not up yet, if that is longer than `timeout`; also for its
+            name to be known.
         config: Times of the client.
 
     Raises:
@@ -154,6 +163,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         timeout: float = 10.0,
         start_timeout: float = 60.0,
         config: PlayerConfig | None = None,
+        wait_for_server: float = 0.0,
     ) -> None:
         # A copy connects anew, as another client.
         EzPickle.__init__(self, **{key: value for key, value in locals().items() if key not in ("self", "token")})
@@ -176,8 +186,12 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         config = config or PlayerConfig()
         settings: dict[str, Any] = {"use_profile": use_profile, "former": token or "", "config": config}
         # Ready only in `reset`: a run would otherwise begin while nobody acts.
-        self._client = PerlertClient(parse_perlert_address(url), agent=agent, tag=tag, key=key, ready=False, **settings)
+        address, began = parse_perlert_address(url), time.monotonic()
+        make = functools.partial(PerlertClient, address, agent=agent, tag=tag, key=key, ready=False, **settings)
+        self._client = until_up(make, checked_wait(wait_for_server))
         try:
+            # Over UDP a server that is not up yet is silent.
+            self._await_lobby(max(timeout, began + wait_for_server - time.monotonic()))
             self._settle(observation_space, action_space)
         except BaseException:
             self._client.close()
@@ -203,11 +217,15 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         """The network's statistics of this run."""
         return {**self._client.player.stats.as_dict(), "cut": self._client.port.cut}
 
+    def _await_lobby(self, seconds: float) -> None:
+        """Wait for the first word of the lobby."""
+        me = self._client.player
+        self._client.pump()
+        self._wait_while(lambda: not me.slots, time.monotonic() + seconds, "no PERLERT lobby answered")
+
     def _settle(self, observation_space: Space | None, action_space: Space | None) -> None:
         """Take a slot, and learn the spaces."""
         me, deadline = self._client.player, time.monotonic() + self._timeout
-        self._client.pump()
-        self._wait_while(lambda: not me.slots, deadline, "no PERLERT lobby answered")
         soon = min(deadline, time.monotonic() + 2.0)
         while me.agent is not None and me.agent not in me.slots:  # the lobby may come in several datagrams
             if time.monotonic() >= soon:

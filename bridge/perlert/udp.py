@@ -201,7 +201,8 @@ class ClientPort:
             family, kind, protocol, _, address = min(found, key=lambda item: item[0] != socket.AF_INET)
             self._socket = socket.socket(family, kind, protocol)
         except OSError as error:
-            raise ConnectError(url, f"the host {host!r} has no address: {error}") from error
+            text = f"the host {host!r} has no address: {error}"
+            raise ConnectError(url, text, unavailable=isinstance(error, socket.gaierror)) from error
         self._socket.setblocking(False)
         if _LINUX:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)

@@ -16,6 +16,7 @@ from bridge.errors import AddressError, Code, PeerError, RefusedError, SettingEr
 from bridge.keywords import check_counts
 from bridge.policies import wire
 from bridge.policies.rows import row_count, take
+from bridge.server_wait import checked_wait
 from bridge.transport.address import Address, parse_address
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.transport.message_socket import MessageSocket  # after `wire`, whose error says what to install
@@ -59,6 +60,8 @@ class RemotePolicy:
         execution_horizon: How many actions of a chunk are executed before the policy is asked again; None: all.
         timeout: Seconds to wait for an answer.
         reconnect: Seconds within which a server that is away has to be back; 0: a lost connection is an error.
+        wait_for_server: Seconds that the first call waits for a server that is not up yet, if that is longer than
+            `reconnect`: while it refuses the connection, nobody knows its name, or it answers UNAVAILABLE.
         token: The token that the server expects, as for `make_remote`.
         token_file: A file that holds the token.
         tls: For `wss://`: the CA of the server's certificate.
@@ -75,6 +78,7 @@ class RemotePolicy:
         execution_horizon: int | None = None,
         timeout: float = 10.0,
         reconnect: float = 30.0,
+        wait_for_server: float = 0.0,
         token: TokenLike | None = None,
         token_file: str | os.PathLike[str] | None = None,
         tls: TLS | None = None,
@@ -93,6 +97,8 @@ class RemotePolicy:
         self.seconds_in_function = 0.0
         """How long the server's function took, as far as the server says so."""
         self._horizon, self._reconnect = execution_horizon, reconnect
+        self._patience = max(reconnect, checked_wait(wait_for_server))
+        """Seconds that the next call waits for the server: at first it may not be up yet."""
         self._socket = MessageSocket(
             address,
             f"/{address.env_id or ''}",
@@ -130,7 +136,7 @@ class RemotePolicy:
             need = [row for row, chunk in enumerate(held) if not chunk]
             if need:
                 try:
-                    chunks = self._socket.persist(lambda: self._ask(take(batch, need), len(need)), self._reconnect)
+                    chunks = self._socket.persist(lambda: self._ask(take(batch, need), len(need)), self._patience)
                 except wire.WireError as error:
                     raise PeerError(self.url, str(error)) from None
                 for row, chunk in zip(need, chunks, strict=True):
@@ -165,6 +171,7 @@ class RemotePolicy:
         if not self._socket.connected:
             self._socket.connect()
             self.metadata = self._read(self._socket.receive(_ANSWER))
+            self._patience = self._reconnect
         most = self.metadata.get(wire.MAX_BATCH)
         if not isinstance(most, int) or most < 1:  # a server of openpi takes one observation a message
             return [chunk for row in range(rows) for chunk in self._request(take(batch, row), 1)]

@@ -24,7 +24,8 @@ from bridge.server.auth import Gate, Security
 from bridge.server.listeners import listen_tcp
 from bridge.signals import wait_or_stop
 from bridge.transport.credentials import TLS, TokenLike
-from bridge.transport.websocket import LOGGER
+from bridge.transport.sockets import end_if_unreachable
+from bridge.transport.websocket import LOGGER, without_ping_timeout
 
 # After `wire`, whose error says what to install.
 from websockets.exceptions import ConnectionClosed  # isort: skip
@@ -35,6 +36,8 @@ from websockets.sync.server import ServerConnection, serve  # isort: skip
 __all__ = ["PolicyServer", "serve_policy"]
 
 _LOG = logging.getLogger("bridge.policies")
+# Seconds until a client is given up whose machine acknowledges nothing that was sent.
+_UNREACHABLE = 120.0
 
 
 class _Waiting(NamedTuple):
@@ -159,6 +162,8 @@ class PolicyServer:
                 close_timeout=1.0,
                 max_size=max_message_bytes,
                 logger=LOGGER,
+                # A client that computes in its event loop answers no ping meanwhile, and comes back.
+                **without_ping_timeout(serve),
             )
             for sock in listen_tcp(host, port)
         ]
@@ -214,6 +219,8 @@ class PolicyServer:
     def _serve(self, connection: ServerConnection) -> None:
         """Answer the requests of one connection, one after the other; at the end it is closed."""
         self._callers.let_in(connection.socket)
+        # No pong is waited for. So a client whose machine is gone would keep its place among `max_connections`.
+        end_if_unreachable(connection.socket, _UNREACHABLE)
         with self._changed:
             self._connections.add(connection)
             is_full = len(self._connections) > self._max_connections

@@ -90,6 +90,8 @@ class Recorder(OwnAttributes, BatchWrapper):
         self._given: Any = None
         self._untold = False
         """True if results of a reset or a step have not been told."""
+        self._open = True
+        """True if the recording goes on."""
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

@@ -6,8 +6,9 @@ that its policy plays.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.client.vector_env import slots_of
 from bridge.encoding.interventions import ACTION
+from bridge.finalizers import end_apart
 from bridge.recording.facts import facts_of
 from bridge.recording.record import Recording
 from bridge.recording.rows import DISCARDED, Encoder, Kind, Row
@@ -63,6 +65,8 @@ class SlotRecorder:
         self._tapes = [Tape(self._journal, Encoder(each)) for each in facts]
         self._running: set[int] = set()
         """The slots in whose episodes a step may be recorded."""
+        self._open = True
+        """True if the recording goes on."""
 
     def reset(self, slot: int, observation: Any, seed: int | None = None, options: Any = None) -> None:
         """Record the first observation of a slot's next episode."""
@@ -123,6 +127,16 @@ class SlotRecorder:
 
     def close(self) -> None:
         """Write the recording to its end."""
-        for tape in self._tapes:
-            tape.end()
-        self._journal.close()
+        self._open = False
+        _end(self._tapes, self._journal)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_open"):  # else it was closed, or __init__ has raised
+            end_apart(functools.partial(_end, self._tapes, self._journal))
+
+
+def _end(tapes: Sequence[Tape], journal: Journal) -> None:
+    """Write a recording to its end. May be called twice."""
+    for tape in tapes:
+        tape.end()
+    journal.close()

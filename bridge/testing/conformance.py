@@ -33,6 +33,7 @@ from bridge.testing.report import CheckResult, Report, Status
 from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe, open_channel
 from bridge.transport.address import Address, parse_address, shown_token
 from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
+from bridge.transport.http_proxies import HttpProxy, find_grpc_proxy
 from bridge.transport.remedies import remedy
 
 __all__ = ["REQUIREMENTS", "check_server"]
@@ -210,7 +211,12 @@ def _open(address: Address, timeout: float) -> Any:
     held, credentials = address.credentials, None
     if address.tls:
         credentials = grpc.ssl_channel_credentials(held.tls_ca, held.tls_key, held.tls_certificate)
-    return open_channel(address.target, credentials, held.tls_server_name)
+    return open_channel(address.target, credentials, held.tls_server_name, _proxy(address))
+
+
+def _proxy(address: Address) -> HttpProxy | None:
+    """Return the proxy that grpcio goes through; of WebSocket none, which is spoken without grpcio."""
+    return None if address.websocket else find_grpc_proxy(address.host, address.port)
 
 
 def _see_that_somebody_is_there(
@@ -221,6 +227,8 @@ def _see_that_somebody_is_there(
     Raises:
         ConnectError: There is no connection.
     """
+    proxy = _proxy(address)
+    note = "" if proxy is None else proxy.note
     with ProcessStream(channel, metadata, timeout) as stream:
         try:
             stream.ask(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()))
@@ -232,14 +240,15 @@ def _see_that_somebody_is_there(
             ):
                 unavailable = error.code is grpc.StatusCode.UNAVAILABLE
                 hint = remedy(address.scheme, str(error)) if unavailable else "Is it a dm_env_rpc server?"
-                raise ConnectError(address.url, f"{error}. {hint}") from None
+                raise ConnectError(address.url, f"{error}{note}. {hint}") from None
         except NoAnswerError as error:
             if address.websocket:
                 raise ConnectError(address.url, f"{error}: is the server running?") from None
             try:
                 grpc.channel_ready_future(channel).result(timeout=1.0)
             except grpc.FutureTimeoutError:
-                raise ConnectError(address.url, f"{error}, and no connection: is the server running?") from None
+                text = f"{error}, and no connection{note}: is the server running?"
+                raise ConnectError(address.url, text) from None
 
 
 def _from_text(text: str) -> Any:

@@ -15,6 +15,7 @@ import grpc
 
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.transport.http_proxies import HttpProxy, grpc_options
 
 __all__ = ["METHOD", "NoAnswerError", "ProcessStream", "StreamEndedError", "describe", "open_channel"]
 
@@ -53,7 +54,10 @@ def describe(response: pb.EnvironmentResponse) -> str:
 
 
 def open_channel(
-    target: str, credentials: grpc.ChannelCredentials | None, server_name: str | None = None
+    target: str,
+    credentials: grpc.ChannelCredentials | None,
+    server_name: str | None = None,
+    proxy: HttpProxy | None = None,
 ) -> grpc.Channel:
     """Return a channel without limits to the size of messages.
 
@@ -61,10 +65,12 @@ def open_channel(
         target: The server, as gRPC writes it.
         credentials: None: without TLS.
         server_name: The name that the server's certificate must hold; None: that of the target.
+        proxy: The proxy that leads there; None: it is reached without one.
     """
     options: list[tuple[str, int | str]] = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
+        *grpc_options(proxy).items(),
     ]
     if server_name is not None:
         options.append(("grpc.ssl_target_name_override", server_name))

@@ -25,8 +25,10 @@ from bridge.errors import (
 )
 from bridge.logs import SafeLog
 from bridge.transport.address import Address, shown_token
+from bridge.transport.http_proxies import ProxyError, connect_tcp, find_proxy, is_unavailable
+from bridge.transport.sockets import end_if_unreachable
 from bridge.transport.tls import client_context
-from bridge.transport.websocket import LOGGER
+from bridge.transport.websocket import LOGGER, without_ping_timeout
 
 __all__ = ["MessageSocket"]
 
@@ -47,7 +49,7 @@ class MessageSocket:
         hint: The remedy where there is no server, for errors.
         timeout: Seconds for the handshake, and for each answer.
         max_message_bytes: The largest answer.
-        proxied: True to use the proxies that the environment variables name.
+        proxied: True to use the proxies that the environment variables name; a server of this machine needs none.
     """
 
     def __init__(
@@ -63,7 +65,8 @@ class MessageSocket:
         proxied: bool = False,
     ) -> None:
         self._address, self._path, self._url, self._server, self._hint = address, path, url, server, hint
-        self._timeout, self._most, self._proxied = timeout, max_message_bytes, proxied
+        self._timeout, self._most = timeout, max_message_bytes
+        self._proxied, self._note = proxied, ""
         self._open = contextlib.ExitStack()
         self._connection: ClientConnection | None = None
 
@@ -80,13 +83,16 @@ class MessageSocket:
             RefusedError: It answers with an HTTP status.
             RemoteTimeoutError: There is no handshake within `timeout`.
             PeerError: It speaks no WebSocket.
+            SettingError: A variable of the environment names a proxy that is none.
         """
         address, token, plain = self._address, shown_token(self._address), None
+        # As a client of HTTP: `https_proxy` is for servers with TLS.
+        kind = "https" if address.tls else "http"
+        proxy = find_proxy(address.host, address.port, [kind]) if self._proxied else None
+        self._note = "" if proxy is None else proxy.note
         try:
-            # Newer versions of `websockets` connect by the environment's proxies unless they are given a socket; older
-            # ones do not know the keyword that turns this off.
-            if not self._proxied:
-                plain = socket.create_connection((address.host, address.port), self._timeout)
+            # Given a socket, `websockets` looks for no proxy itself. Its versions have different rules for them.
+            plain = connect_tcp(address.host, address.port, self._timeout, proxy)
             opening = connect(
                 f"{address.scheme}://{address.target}{self._path}",
                 sock=plain,
@@ -98,6 +104,8 @@ class MessageSocket:
                 close_timeout=1.0,
                 max_size=self._most,
                 logger=LOGGER,
+                # A server that computes in its event loop answers no ping meanwhile. `timeout` says how long it may.
+                **without_ping_timeout(connect),
             )
             self._connection = self._open.enter_context(opening)  # newer versions of `websockets` connect here
         except BaseException as error:  # Ctrl-C too: nobody else holds the socket
@@ -106,29 +114,32 @@ class MessageSocket:
             raise self._refused(error) from None
         # A server that pings without end and reads nothing stops the thread of `websockets` in `send`, with the lock
         # that each call here waits for. Linux ends such a connection.
-        if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
-            with contextlib.suppress(OSError):  # the server has closed already, which `receive` tells
-                self._connection.socket.setsockopt(socket.IPPROTO_TCP, option, max(1, int(self._timeout * 1000)))
+        end_if_unreachable(self._connection.socket, self._timeout)
 
     def _refused(self, error: BaseException) -> BaseException:
         """Return what is raised where the handshake raised."""
+        note = self._note
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
             if status in (401, 403):
-                text = f"the answer has the HTTP status {status}; give the server's token="
+                text = f"the answer has the HTTP status {status}; give the server's token={note}"
                 return RefusedError(self._url, text, Code.UNAUTHENTICATED)
             if status in (502, 504):  # a gateway's: the server behind it is away
-                return ConnectError(self._url, f"no {self._server}: a gateway answered with the HTTP status {status}")
-            return RefusedError(self._url, f"the answer has the HTTP status {status}", Code.UNAVAILABLE)
+                text = f"no {self._server}: a gateway answered with the HTTP status {status}{note}"
+                return ConnectError(self._url, text, unavailable=True)
+            code = Code.UNAVAILABLE if status == 503 else Code.UNKNOWN
+            return RefusedError(self._url, f"the answer has the HTTP status {status}{note}", code)
         # Checked before OSError, of which it is a subclass.
         if isinstance(error, TimeoutError):
-            return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s")
+            return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s{note}")
         # If the server closes during the handshake, `websockets` raises an error of its own with this cause. So it does
         # where a server refuses the client's certificate by TLS 1.3.
         if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, (OSError, EOFError)):
-            return ConnectError(self._url, f"no {self._server}: {error.__cause__ or error}{self._hint}")
+            hint = "" if isinstance(error, ProxyError) else self._hint
+            text = f"no {self._server}: {error.__cause__ or error}{hint}{note}"
+            return ConnectError(self._url, text, unavailable=is_unavailable(error))
         if isinstance(error, (WebSocketException, ValueError)):
-            return PeerError(self._url, f"it speaks no WebSocket: {error}")
+            return PeerError(self._url, f"it speaks no WebSocket: {error}{note}")
         return error
 
     def ask(self, message: str | bytes, answer: str) -> str | bytes:
@@ -196,7 +207,9 @@ class MessageSocket:
             try:
                 return call()
             except (ConnectError, ConnectionLostError) as error:
-                if time.monotonic() + pause > end:
+                # Whom TLS refuses, or a program that is no such server, is not there any sooner for being asked again.
+                lasting = isinstance(error, ConnectError) and not error.unavailable
+                if lasting or time.monotonic() + pause > end:
                     raise
                 if pause == _FIRST_PAUSE:
                     _log.warning("%s; trying again, for at most %g s", error, seconds)

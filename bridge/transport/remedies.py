@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["remedy"]
+__all__ = ["is_absent", "remedy"]
 
 _CLIENT = (
     "perhaps it asks for a client's certificate, and none came, or one that has expired or is of another authority: "
@@ -38,7 +38,14 @@ _REMEDIES = {
     "alert unsupported certificate": _REFUSED,
 }
 _GRPC = {"ws": "grpc", "wss": "grpcs"}
+_TLS = re.compile("ssl|tls|certificate|handshake")
 _CLOSED = re.compile("socket closed|connection reset|broken pipe|end of tcp|closed the connection|alert|unwrap failed")
+
+
+def is_absent(details: str) -> bool:
+    """Return whether an error text of gRPC says that nobody is there, rather than somebody who speaks otherwise."""
+    said = details.lower()
+    return not (_TLS.search(said) or _CLOSED.search(said) or any(sign in said for sign in _REMEDIES))
 
 
 def remedy(scheme: str, details: str) -> str:

@@ -13,6 +13,7 @@ __all__ = [
     "PATIENCE",
     "QUIET",
     "RECEIVE_TIMEOUT",
+    "end_if_unreachable",
     "has_hung_up",
     "let_receive_wait",
     "prepare",
@@ -65,6 +66,16 @@ def prepare(sock: socket.socket) -> None:
         option = getattr(socket, name, None)  # each system has its own selection
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def end_if_unreachable(sock: socket.socket, seconds: float) -> None:
+    """Have the system end a connection whose other end acknowledges nothing for so long; Linux alone does.
+
+    A process that is busy is no reason: its system acknowledges what comes, until it has no room for more.
+    """
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
+        with contextlib.suppress(OSError):  # the other end has closed already, or it is a Unix socket
+            sock.setsockopt(socket.IPPROTO_TCP, option, max(1, int(seconds * 1000)))
 
 
 def let_receive_wait(sock: socket.socket) -> bool:

@@ -7,8 +7,10 @@ whose protocol objects do no input or output. It is an extra: this module is imp
 from __future__ import annotations
 
 import base64
+import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from websockets.frames import Close, CloseCode, Frame, Opcode
 
@@ -26,6 +28,7 @@ __all__ = [
     "code_of_close",
     "shown_token_in",
     "token_subprotocol",
+    "without_ping_timeout",
 ]
 
 PATH = f"/{SERVICE}/{METHOD}"
@@ -140,3 +143,12 @@ class MessageJoiner:
             return None
         message, self._parts = bytes(self._parts), None
         return message
+
+
+def without_ping_timeout(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keywords by which `connect` or `serve` of `websockets.sync` closes no connection for want of a pong.
+
+    Pings are sent nonetheless: proxies and firewalls forget a connection on which nothing moves.
+    """
+    # Older versions than 15 send no pings, and do not know the keyword.
+    return {"ping_timeout": None} if "ping_timeout" in inspect.signature(function).parameters else {}

@@ -120,7 +120,9 @@ class VectorPool(Pool):
         # Here and not in `__init__`: a copy, and a forked process, have connections only from now on.
         keepalive.add(self)
         now = time.monotonic()
-        member.deadline, member.silent_until = now + self.timeout, now + self.policy.connect_timeout
+        # With a short `timeout`, who is silent until then is passed over as well: others may have room.
+        member.deadline = now + self.timeout
+        member.silent_until = now + min(self.policy.connect_timeout, self.timeout)
         member.handle(SlotEvent.CONNECT)
         try:
             member.remote.open()

@@ -274,8 +274,8 @@ class ClientConnection:
         except OSError as error:  # no file is left for the selector
             self._lost(error)
 
-    def _failed(self, reason: str) -> None:
-        self._end(ConnectError(self._address.url, reason))
+    def _failed(self, reason: str, unavailable: bool) -> None:
+        self._end(ConnectError(self._address.url, reason, unavailable=unavailable))
 
     def _end_of(self, lost: str, details: str) -> RemoteError:
         """Return the error of a socket that ended: `lost`, or `details` where the server never said what it speaks."""

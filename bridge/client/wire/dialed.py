@@ -49,8 +49,8 @@ class DialedIn:
     """Calls back when a timer is ready."""
     connected: Callable[[Dialed], None]
     """Called once with the connection, which is then the callee's, unless `failed` or `cancel` is."""
-    failed: Callable[[str], None]
-    """Called once with the reason."""
+    failed: Callable[[str, bool], None]
+    """Called once with the reason, and whether the server may only not be up yet."""
     _until: float = 0.0
     _timer: PollerTimer | None = None
 
@@ -72,4 +72,4 @@ class DialedIn:
             # The server dials again when its connection has ended, and by WebSocket when it sees that one is used.
             self._timer = self.poller.call_later(_NEXT / 40, self._look)
         else:
-            self.failed(f"the server {self.address.host!r} has not dialed in, or serves another connection")
+            self.failed(f"the server {self.address.host!r} has not dialed in, or serves another connection", True)

@@ -34,8 +34,8 @@ class Dialer:
     """Calls back when a socket or a timer is ready."""
     connected: Callable[[socket.socket], None]
     """Called once with the connected socket, unless `failed` or `cancel` is."""
-    failed: Callable[[str], None]
-    """Called once with the reason."""
+    failed: Callable[[str, bool], None]
+    """Called once with the reason, and whether the server may only not be up yet."""
     _resolving: bool = False
     _targets: deque[Target] = dataclasses.field(default_factory=deque)
     """Not tried yet."""
@@ -82,7 +82,7 @@ class Dialer:
         self._resolving = False
         self.poller.remove_poster()
         if isinstance(found, OSError):
-            self.failed(f"the host {self.address.host!r} is not known: {found}")
+            self.failed(f"the host {self.address.host!r} is not known: {found}", True)
         else:
             self._targets = deque(found)
             self._try_next()
@@ -141,7 +141,9 @@ class Dialer:
             # Servers listen on loopback unless told: the machine is there, and nobody at this address of it.
             if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self.address.host):
                 hint += " It takes connections of other machines only with --host 0.0.0.0, or :: for IPv6 too (host=)."
-            self.failed(f"no connection: {detail}.{hint}")
+            # Of a Unix socket the file may not be there yet.
+            absent = error is not None and error.errno in (errno.ECONNREFUSED, errno.ENOENT)
+            self.failed(f"no connection: {detail}.{hint}", absent)
 
     def _on_ready(self, sock: socket.socket, events: int) -> None:
         # Another attempt has won in the same round of the selector, and this one is closed. One that has won is called

@@ -21,7 +21,7 @@ from bridge.transport.messages import (
     TooLarge,
     pack_prefix,
 )
-from bridge.transport.remedies import remedy
+from bridge.transport.remedies import is_absent, remedy
 from bridge.transport.service import HELLO, METHOD, SERVICE, code_of_status
 from bridge.version import __version__
 
@@ -76,7 +76,8 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
         return ConnectionLostError(url, "the server ended the stream")
     # grpcio says so where nobody listens, and a proxy whose server is away: the remedies for a missing server apply.
     if code == Code.UNAVAILABLE and not answered:
-        return ConnectError(url, f"no connection: {details}. {remedy(scheme, details)}")
+        text = f"no connection: {details}. {remedy(scheme, details)}"
+        return ConnectError(url, text, unavailable=is_absent(details))
     # Proxies cut a stream by RST_STREAM of any number, or end it without a status. That is a lost connection, which is
     # made again; a refusal would stand.
     if code in _LOST or (answered and code in _BROKEN):

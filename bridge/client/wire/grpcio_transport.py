@@ -20,6 +20,7 @@ from bridge.client.wire.poller import Poller
 from bridge.errors import Code, ConnectionLostError, RemoteError, SettingError
 from bridge.forks import forget_in_child
 from bridge.transport.address import Address, shown_token
+from bridge.transport.http_proxies import HttpProxy, find_grpc_proxy, grpc_options
 from bridge.transport.service import HELLO, METHOD, SERVICE
 from bridge.transport.sockets import PATIENCE
 from bridge.transport.tls import client_context
@@ -58,7 +59,8 @@ class GrpcioCall:
         if address.compression == "zstd":
             raise SettingError("grpcio cannot read zstd: use compression='gzip', or transport='http2'")
         compression = grpc.Compression.NoCompression if address.compression is None else grpc.Compression.Gzip
-        self._channel = _channel(address, most)
+        self._proxy = None if address.scheme == "unix" else find_grpc_proxy(address.host, address.port)
+        self._channel = _channel(address, most, self._proxy)
         # Requests and answers are bytes already: `bytes` serializes neither.
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}", bytes, bytes)
         self._call: Any = method(iter(self._requests.get, None), metadata=metadata, compression=compression)
@@ -119,14 +121,17 @@ class GrpcioCall:
                     self._poller.wake()
         except grpc.RpcError:
             code, details = self._call.code().value[0], self._call.details() or ""
+            if self._proxy is not None and not answered:
+                details += self._proxy.note
         # A call that this end has finished is not waited for.
         if not self._finished:
             self._deliver(call_error(self._address.url, self._address, code, details, answered=answered))
             self._poller.wake()
 
 
-def _channel(address: Address, most: int) -> grpc.Channel:
+def _channel(address: Address, most: int, proxy: HttpProxy | None) -> grpc.Channel:
     options: dict[str, Any] = {
+        **grpc_options(proxy),
         "grpc.max_receive_message_length": most,
         "grpc.max_send_message_length": most,
         # As to servers that are not ours: a channel's options are fixed before anybody knows whose server it is.
