@@ -22,7 +22,12 @@ def naming_url(url: str, env_id: str) -> str:
 
 
 def connecting_lines(
-    urls: Sequence[str], ids: Sequence[str], kind: str, credentials: Mapping[str, str] = MappingProxyType({})
+    urls: Sequence[str],
+    ids: Sequence[str],
+    kind: str,
+    credentials: Mapping[str, str] = MappingProxyType({}),
+    *,
+    watched: bool = False,
 ) -> list[str]:
     """Return two lines of Python that connect to what is served.
 
@@ -32,6 +37,8 @@ def connecting_lines(
         kind: What a world is of: `one` environment, `lanes`, `agents`, or a `match`, in which a program takes one seat;
             `dialed`: the URL is where servers dial in.
         credentials: What a client gives beside the URL.
+        watched: Whether a page shows the default world, which the client then joins. One of its own would have no
+            watchers.
     """
     if len(ids) > 1:  # a zoo: the client names one of them
         urls = [naming_url(url, ids[0]) for url in urls]
@@ -56,4 +63,7 @@ def connecting_lines(
     if len(urls) > 1 or kind == "lanes":
         where = f"[{', '.join(quoted)}]" if len(urls) > 1 else quoted[0]
         return [f"from bridge import {names}make_vec_remote", f"envs = make_vec_remote({where}, blocking=True{given})"]
+    if watched and len(ids) <= 1:
+        joining = f'env = make_remote("{joining_url(urls[0])}"{given})  # the world that the page shows'
+        return [f"from bridge import {names}make_remote", joining]
     return [f"from bridge import {names}make_remote", f"env = make_remote({quoted[0]}{given})"]

@@ -434,7 +434,8 @@ def announce(
     say("Connect from Python:")
     # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
-    for line in connecting_lines(urls, server.env_ids, kind, credentials or {}):
+    watched = server.web_url is not None
+    for line in connecting_lines(urls, server.env_ids, kind, credentials or {}, watched=watched):
         say(f"  {line}")
     if kind == "match":
         say(f"In a terminal: bridge play {shlex.quote(joining_url(server.url))}")
