@@ -212,6 +212,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
             after=RESET,
         ),
         Block({"file:///shared/urls.txt": "{directory}", "num_envs=4096": "num_envs=2"}, CARTPOLE, after=RESET),
+        Block({"file:///shared/urls.txt": "{directory}", "num_envs=256": "num_envs=2"}, CARTPOLE, after=RESET),
         Elsewhere("tests/fleet/test_docs.py"),
     ],
     "environments.md": [

@@ -376,25 +376,14 @@ def test_gymnasium_makes_it_with_the_keyword_and_the_spec_carries_it(caplog: pyt
         vector.close()
 
 
-def push_left(observation: Any) -> int:
-    """A policy of CartPole."""
-    return 0
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["info"],
-        ["bench", "--seconds", "0.1"],
-        ["evaluate", "--episodes", "2", "--policy", "tests.test_server_wait:push_left"],
-    ],
-)
+@pytest.mark.parametrize("command", [["info"], ["bench", "--seconds", "0.1"], ["evaluate", "--episodes", "2"]])
 def test_a_command_waits_for_its_server(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     port = free_port()
-    with started_later(caplog, serve(port)):
-        name, *rest = command
+    name, *rest = command
+    with serve_policy(lambda seen: np.zeros(len(seen), np.int64)) as policy, started_later(caplog, serve(port)):
+        rest += ["--policy", policy.url] if name == "evaluate" else []
         assert main([name, f"grpc://127.0.0.1:{port}", *rest, "--wait-for-server", "60"]) == 0
     assert main(["info", f"grpc://127.0.0.1:{free_port()}"]) == 1
     assert "no connection" in capsys.readouterr().err
