@@ -28,7 +28,7 @@ IDS = [
     *BOX2D,
     "Hopper-v5", "HalfCheetah-v5", "Ant-v5", "InvertedPendulum-v5", "Reacher-v5",
 ]  # fmt: skip
-"""18 ids; of the ten beside which remotes differed in the type of rewards, all."""
+"""Their rewards are floats, ints, float64 and float32."""
 TEAMS = {
     "simple_spread": "mpe2.simple_spread_v3",
     "simple_tag": "mpe2.simple_tag_v3",
