@@ -61,13 +61,11 @@ def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch
     look_every(monkeypatch, 0.05)
     with socket.create_server(("127.0.0.1", 0)) as mute, serve_gym("CartPole-v1") as server:
         url = f"grpc://127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(errors.RemoteTimeoutError):
-            make_vec_remote([server.url, url], timeout=0.6)
+        make_vec_remote([server.url, url], timeout=0.6).close()  # in the end the other one stands in
         assert f"bridge: waiting for {url}; 1 of 2 worlds joined\n" in terminal.getvalue()
         with pytest.raises(errors.RemoteTimeoutError):
             make_remote(url, timeout=0.3)
         assert f"bridge: waiting for {url}, at most 0 s more\n" in terminal.getvalue()
         (tmp_path / "urls.txt").write_text(f"{server.url}\n{url}\n")
-        with pytest.raises(errors.RemoteTimeoutError):
-            make_vec_remote((tmp_path / "urls.txt").as_uri(), num_envs=2, timeout=0.6)
+        make_vec_remote((tmp_path / "urls.txt").as_uri(), num_envs=2, timeout=0.6).close()
         assert f"bridge: waiting for {url}; 1 of 2 worlds joined\n" in terminal.getvalue()
