@@ -20,7 +20,7 @@ import pytest
 
 from bridge import Limits, make_parallel_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.client.endpoints import Endpoint
-from bridge.errors import RemoteTimeoutError, SettingError
+from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
@@ -111,9 +111,16 @@ def test_of_a_list_a_silent_server_is_passed_over_by_the_timeout_too(connect_tim
 def test_silent_endpoints_of_a_directory_are_passed_over_by_the_timeout_too(count: int) -> None:
     with serve_gym(lambda: CountingEnv(9)) as one, ExitStack() as stack:
         dark = [stack.enter_context(silent()) for _ in range(count)]
-        envs = make_vec_remote(Listed(*dark, one.url), num_envs=3, timeout=1.0, blocking=True)
-        assert envs.env.urls == (one.url,) * 3
-        envs.close()
+        for directory in (Listed(*dark, one.url), Listed(one.url, *dark)):
+            envs = make_vec_remote(directory, num_envs=3, timeout=1.0, blocking=True)
+            assert envs.env.urls == (one.url,) * 3
+            envs.close()
+
+
+def test_a_start_ends_where_who_answers_is_full_and_the_others_are_silent() -> None:
+    limits = Limits(max_connections=1)
+    with serve_gym(lambda: CountingEnv(9), limits=limits) as one, silent() as url, pytest.raises(RemoteError):
+        make_vec_remote(Listed(one.url, url), num_envs=3, timeout=0.5)
 
 
 def test_a_server_that_stands_in_has_the_whole_timeout() -> None:

@@ -61,8 +61,7 @@ def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch
     look_every(monkeypatch, 0.05)
     with socket.create_server(("127.0.0.1", 0)) as mute, serve_gym("CartPole-v1") as server:
         url = f"grpc://127.0.0.1:{mute.getsockname()[1]}"
-        # The server that answers stands in for the one that is silent.
-        make_vec_remote([server.url, url], timeout=0.6).close()
+        make_vec_remote([server.url, url], timeout=0.6).close()  # in the end the other one stands in
         assert f"bridge: waiting for {url}; 1 of 2 worlds joined\n" in terminal.getvalue()
         with pytest.raises(errors.RemoteTimeoutError):
             make_remote(url, timeout=0.3)

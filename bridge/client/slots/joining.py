@@ -325,7 +325,7 @@ class _DirectoryJoin(_Join):
         self._asked: set[str] = set()
         """The keys of the endpoints that were asked."""
         self._until = math.inf
-        """The time until which endpoints are asked again while none has answered; monotonic seconds."""
+        """The time until which endpoints that are silent are asked again; monotonic seconds."""
 
     def _begin_more(self, now: float) -> bool:
         pool, placement, filling = self._pool, self._placement, self._pool.members.filling
@@ -365,9 +365,9 @@ class _DirectoryJoin(_Join):
         return True
 
     def _add(self, endpoint: Endpoint) -> None:
-        # Where all are silent, each is asked once, and then for no longer than `timeout`. One that was not asked yet
-        # gets its own time, whatever the others took.
-        if endpoint.key not in self._asked:
+        # One that was not asked yet, or that answers, gets its own time, whatever the others took. Those that are
+        # silent are asked again for no longer than that: else a start with none but them would never end.
+        if endpoint.key not in self._asked or self._placement.is_well(endpoint.key):
             self._asked.add(endpoint.key)
             self._until = time.monotonic() + self._pool.timeout
         request = self._placement.request_for(endpoint.url)
@@ -375,7 +375,7 @@ class _DirectoryJoin(_Join):
         self._missing[self._pool.connect(member)] = None
 
     def _on_joined(self, member: Member) -> None:
-        self._until = math.inf
+        self._until = time.monotonic() + self._pool.timeout
         if self._lanes:
             return
         lanes = self._lanes = member.remote.slots
