@@ -291,7 +291,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             return read.parts()
 
     def _enter(self, entering: Mapping[str, Remote], read: _Joint) -> None:
-        """Let agents that the environment brought in play on, and read what they got by that step."""
+        """Join the agents that the environment brought in to the sequence, and read what they got by that step."""
         # A step was made: where one of them cannot enter, the episode cannot go on as it would locally.
         self._started = False
         for remote in entering.values():

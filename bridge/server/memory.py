@@ -50,7 +50,7 @@ class MemoryRelease:
         self._waits = False
 
     def soon(self) -> None:
-        """Note that memory was freed, which may be large; by the thread that runs the event loop."""
+        """Plan a trim: memory was freed, perhaps much. Called by the thread that runs the event loop."""
         if not self._waits and self._trim is not None and self._lowest is not None:
             self._waits = True
             self._call_later(self._pause, self._look)

@@ -164,7 +164,7 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def _open_tunnel(sock: socket.socket, host: str, port: int, proxy: HttpProxy, deadline: float) -> None:
-    """Have a proxy connect a socket to a server. Raises ProxyError where it refuses."""
+    """Connect a socket to a server through a proxy. Raises ProxyError where it refuses."""
     target = f"[{host}]:{port}" if ":" in host else f"{host.encode('idna').decode()}:{port}"
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     if proxy.user is not None:

@@ -69,7 +69,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 def end_if_unreachable(sock: socket.socket, seconds: float) -> None:
-    """Have the system end a connection whose other end acknowledges nothing for so long; Linux alone does.
+    """Set how long the system waits for acknowledgements before it ends a connection; Linux alone can.
 
     A process that is busy is no reason: its system acknowledges what comes, until it has no room for more.
     """

@@ -7,7 +7,7 @@ fails, SyncVectorEnv raises, and the episodes of all lanes are over. Here only t
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -218,12 +218,7 @@ class LaneVectorEnv(SyncLanes):
         seen, over, looks, integers = self._seen, self._over, self._holds_objects, self._integers
         plain_reward = self._rewards_read.plain_type
         begun: list[int] = []
-        rows = (
-            iterate(self.action_space, actions)
-            if self._iterates
-            else _rows(self.single_action_space, actions, len(seen))
-        )
-        for lane, (env, action) in enumerate(zip(self.envs, rows, strict=True)):
+        for lane, (env, action) in enumerate(zip(self.envs, self._split(actions), strict=True)):
             reward, terminated, truncated = self._no_reward, False, False
             begins = over[lane]
             try:
@@ -274,6 +269,12 @@ class LaneVectorEnv(SyncLanes):
             raise self._first_failure()
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return observations, np.array(rewards, self._reward_dtype), *flags, infos
+
+    def _split(self, actions: Any) -> Iterable[Any]:
+        """Return the action of each lane."""
+        if self._iterates:
+            return iterate(self.action_space, actions)
+        return _rows(self.single_action_space, actions, self.num_envs)
 
     def _begin(
         self, lane: int, infos: LaneInfos, *, checks: bool = True, attempts: int = _RESET_ATTEMPTS, **given: Any
