@@ -665,3 +665,15 @@ def test_after_a_loss_that_a_question_meets_a_step_asks_for_a_reset_which_connec
         assert list(env.reset()[0]) == list(NAMES)
         env.step(actions)
         env.close()
+
+
+def test_several_players_of_the_default_world_are_one_world():
+    # D-3
+    with bridge.serve_parallel(Relay, limits=bridge.Limits(max_worlds=1)) as server:
+        players = [Stream(server).join() for _ in NAMES]
+        reader = Stream(server)
+        refused = reader.ask(create_world=pb.CreateWorldRequest())
+        assert refused.error.code == Code.RESOURCE_EXHAUSTED
+        assert "max_worlds=1" in refused.error.message
+        for stream in [*players, reader]:
+            stream.close()

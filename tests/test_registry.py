@@ -13,8 +13,7 @@ from bridge.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, RequestError, SettingError
 from bridge.testing import CountingEnv
 from tests.inside import lock_of_environments
-from tests.parallel_envs import NAMES, Relay
-from tests.support import Later, direct_registry, gym_source, parallel_source
+from tests.support import Later, direct_registry, gym_source
 
 
 class StubbornEnv(CountingEnv):
@@ -102,16 +101,6 @@ def test_who_only_watches_takes_no_place():
     assert "max_worlds=1" in refusal(registry.admit, default, {}, ours=True).message
     assert default.agents == 1
     watcher.leave()
-    registry.close()
-
-
-def test_several_players_of_the_default_world_are_one_world():
-    registry = direct_registry(parallel_source(Relay), Limits(max_worlds=1))
-    default = registry.find_world("")
-    agents = [registry.admit(default, {}, ours=True) for _ in NAMES]
-    assert "max_worlds=1" in refusal(registry.create_world, {}, object()).message
-    for agent in agents:
-        agent.leave()
     registry.close()
 
 
