@@ -15,16 +15,16 @@ from typing import Any
 import hpack
 import numpy as np
 
-from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.names import PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.transport.credentials import ClientCredentials, Token
+from bridge.core.transport.frames import PREFACE, pack_frame
+from bridge.core.transport.service import METHOD, SERVICE
+from bridge.core.transport.websocket import PATH as WS_PATH
+from bridge.core.transport.websocket import SUBPROTOCOL, token_subprotocol
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Inspector
-from bridge.transport.credentials import ClientCredentials, Token
-from bridge.transport.frames import PREFACE, pack_frame
-from bridge.transport.service import METHOD, SERVICE
-from bridge.transport.websocket import PATH as WS_PATH
-from bridge.transport.websocket import SUBPROTOCOL, token_subprotocol
 
 __all__ = ["ATTACKERS", "ATTACKS", "PATH", "PREFACE", "TOKEN", "WATCH_TOKEN", "Attack", "Pieces"]
 

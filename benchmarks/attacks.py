@@ -38,9 +38,9 @@ import psutil
 from benchmarks.alone import add_busy, measuring
 from benchmarks.attackers import ATTACKS, PATH, TOKEN, WATCH_TOKEN, Attack, Pieces
 from bridge import TLS, Auth, Limits, RemoteEnv, make_remote, serve_gym
-from bridge.gateway import serve_gateway
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, make_certificates
+from bridge.web.gateway import serve_gateway
 
 SERVERS = {"http2": "ours", "grpcio": "grpcio", "gateway": "bridge web"}
 """Those that are attacked, by what the option `--servers` calls them."""
@@ -59,7 +59,7 @@ _MIB = 1 << 20
 _FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 _SPAWN: Any = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 if _FORKS:
-    _SPAWN.set_forkserver_preload(["benchmarks.attackers", "bridge.gateway"])
+    _SPAWN.set_forkserver_preload(["benchmarks.attackers", "bridge.web.gateway"])
 _PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 
 

@@ -29,7 +29,7 @@ from benchmarks.alone import add_busy, measuring
 from benchmarks.chaos_faults import FAULTS, Host, Monkey
 from benchmarks.ppo import Ppo
 from bridge import RemoteVectorEnv, make_vec_remote
-from bridge.client.slots.slot import SlotState
+from bridge.core.client.slots.slot import SlotState
 
 ENVIRONMENTS = {"random": "counting", "ppo": "CartPole-v1"}
 """The environment that is served for each policy."""

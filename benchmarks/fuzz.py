@@ -18,15 +18,15 @@ from collections.abc import Sequence
 import psutil
 
 from benchmarks.alone import add_busy, measuring
-from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.server.limits import Limits
+from bridge.core.server.registry import Registry
+from bridge.core.server.session import Session
+from bridge.core.worlds.source import EnvSource
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.server.limits import Limits
-from bridge.server.registry import Registry
-from bridge.server.session import Session
 from bridge.testing import CountingEnv, LocalRuntime
-from bridge.worlds.source import EnvSource
 
 
 @dataclasses.dataclass

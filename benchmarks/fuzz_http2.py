@@ -28,10 +28,10 @@ import psutil
 from benchmarks.alone import add_busy, measuring
 from benchmarks.fuzz import garbled, valid_requests
 from bridge import Limits, make_remote, serve_gym
+from bridge.core.transport.frames import PREFACE, Http2Error
+from bridge.core.transport.header_fields import HeaderReader, HeaderWriter, MalformedHeadersError, check_fields
+from bridge.core.transport.service import METHOD, SERVICE
 from bridge.testing import CountingEnv
-from bridge.transport.frames import PREFACE, Http2Error
-from bridge.transport.header_fields import HeaderReader, HeaderWriter, MalformedHeadersError, check_fields
-from bridge.transport.service import METHOD, SERVICE
 
 ROOT = Path(__file__).parent.parent
 MAX_MESSAGE_BYTES = 200_000

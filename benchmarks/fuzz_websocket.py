@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from benchmarks.alone import add_busy, measuring
 from benchmarks.fuzz import garbled
 from benchmarks.fuzz_http2 import MAX_MESSAGE_BYTES, exchange, run
-from bridge.transport.service import METHOD, SERVICE
+from bridge.core.transport.service import METHOD, SERVICE
 
 _HEAD = (
     f"GET /{SERVICE}/{METHOD} HTTP/1.1",

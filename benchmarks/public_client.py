@@ -8,7 +8,7 @@ from types import TracebackType
 import grpc
 from dm_env_rpc.v1 import connection, dm_env_rpc_pb2, message_utils, spec_manager
 
-from bridge.transport.address import parse_address
+from bridge.core.transport.address import parse_address
 
 __all__ = ["PublicClients"]
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.alone import add_busy, measuring
 from bridge import RemoteVectorEnv, make_remote, make_vec_remote, serve_gym
-from bridge.client.world.extensions import property_value
+from bridge.core.client.world.extensions import property_value
 from bridge.testing import CountingEnv
 
 EPISODE = 600

@@ -33,11 +33,11 @@ from websockets.asyncio.client import connect
 
 from benchmarks.alone import add_busy, measuring
 from bridge import make_remote
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.transport.address import parse_address
+from bridge.core.transport.websocket import PATH, SUBPROTOCOL
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import ServerProcess
-from bridge.transport.address import parse_address
-from bridge.transport.websocket import PATH, SUBPROTOCOL
 
 WARM_UP = 1.0
 PAINTED = """() => {

@@ -2,32 +2,32 @@
 
 from typing import TYPE_CHECKING
 
-from bridge.extras import has_feature, is_installed
-from bridge.lazy import lazy_names
-from bridge.provided import provide
+from bridge.core.extras import has_feature, is_installed
+from bridge.core.lazy import lazy_names
+from bridge.core.provided import provide
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:
-    from bridge.adapters.timed import TimeAction
-    from bridge.client.env import RemoteEnv
-    from bridge.client.make import make_remote, make_vec_remote
-    from bridge.client.parallel_env import RemoteParallelEnv, make_parallel_remote
-    from bridge.client.slots.slot import SlotState
-    from bridge.client.vector_env import RemoteVectorEnv
-    from bridge.encoding.space_json import register_space
+    from bridge.core.adapters.timed import TimeAction
+    from bridge.core.client.env import RemoteEnv
+    from bridge.core.client.make import make_remote, make_vec_remote
+    from bridge.core.client.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.core.client.slots.slot import SlotState
+    from bridge.core.client.vector_env import RemoteVectorEnv
+    from bridge.core.encoding.space_json import register_space
+    from bridge.core.server.auth import Auth
+    from bridge.core.server.limits import Limits
+    from bridge.core.server.server import Server
+    from bridge.core.server.web_site import Web
+    from bridge.core.transport.credentials import TLS
+    from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
+    from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
-    from bridge.server.auth import Auth
-    from bridge.server.limits import Limits
-    from bridge.server.server import Server
-    from bridge.server.web_site import Web
-    from bridge.transport.credentials import TLS
     from bridge.version import __version__
-    from bridge.worlds.observers import Episode, Episodes, Listener, Observer
-    from bridge.worlds.realtime.clocked_world import RealTime
 
 __all__ = [
     "TLS",
@@ -77,28 +77,28 @@ provide(
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
-    "Auth": "bridge.server.auth",
-    "Episode": "bridge.worlds.observers",
-    "Episodes": "bridge.worlds.observers",
-    "Limits": "bridge.server.limits",
-    "Listener": "bridge.worlds.observers",
-    "Observer": "bridge.worlds.observers",
-    "RealTime": "bridge.worlds.realtime.clocked_world",
+    "Auth": "bridge.core.server.auth",
+    "Episode": "bridge.core.worlds.observers",
+    "Episodes": "bridge.core.worlds.observers",
+    "Limits": "bridge.core.server.limits",
+    "Listener": "bridge.core.worlds.observers",
+    "Observer": "bridge.core.worlds.observers",
+    "RealTime": "bridge.core.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
-    "RemoteEnv": "bridge.client.env",
-    "RemoteParallelEnv": "bridge.client.parallel_env",
-    "RemoteVectorEnv": "bridge.client.vector_env",
-    "Server": "bridge.server.server",
-    "SlotState": "bridge.client.slots.slot",
-    "TLS": "bridge.transport.credentials",
-    "TimeAction": "bridge.adapters.timed",
-    "Web": "bridge.server.web_site",
+    "RemoteEnv": "bridge.core.client.env",
+    "RemoteParallelEnv": "bridge.core.client.parallel_env",
+    "RemoteVectorEnv": "bridge.core.client.vector_env",
+    "Server": "bridge.core.server.server",
+    "SlotState": "bridge.core.client.slots.slot",
+    "TLS": "bridge.core.transport.credentials",
+    "TimeAction": "bridge.core.adapters.timed",
+    "Web": "bridge.core.server.web_site",
     "__version__": "bridge.version",
-    "make_parallel_remote": "bridge.client.parallel_env",
-    "make_remote": "bridge.client.make",
-    "make_vec_remote": "bridge.client.make",
-    "register_space": "bridge.encoding.space_json",
+    "make_parallel_remote": "bridge.core.client.parallel_env",
+    "make_remote": "bridge.core.client.make",
+    "make_vec_remote": "bridge.core.client.make",
+    "register_space": "bridge.core.encoding.space_json",
     "serve": "bridge.facade.blocking",
     "serve_gym": "bridge.facade.serve",
     "serve_parallel": "bridge.facade.serve_parallel",

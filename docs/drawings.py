@@ -13,10 +13,10 @@ from pathlib import Path
 
 from state_charts import Arrows, arrows, draw
 
-from bridge.client.slots import slot as slots
-from bridge.client.world import session_states as client_states
+from bridge.core.client.slots import slot as slots
+from bridge.core.client.world import session_states as client_states
+from bridge.core.server import session as server_session
 from bridge.perlert import lobby, player
-from bridge.server import session as server_session
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bridge.encoding import names
-from bridge.worlds.multi_agent.joint_steps import MissingAgent
-from bridge.worlds.multi_agent.source import ParallelSource
-from bridge.worlds.single import VectorAgent
-from bridge.worlds.source import EnvSource
+from bridge.core.encoding import names
+from bridge.core.worlds.multi_agent.joint_steps import MissingAgent
+from bridge.core.worlds.multi_agent.source import ParallelSource
+from bridge.core.worlds.single import VectorAgent
+from bridge.core.worlds.source import EnvSource
 
 FOLDER = Path(__file__).resolve().parent
 

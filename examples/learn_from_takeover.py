@@ -25,7 +25,7 @@ import gymnasium
 import numpy as np
 
 from bridge import Recording, Web, make_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder

@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bridge import make_remote, serve_gym
+from bridge.core.worlds.environment import Call, Environment, EnvironmentProxy, Result
+from bridge.core.worlds.scheduling import PendingResult, Scheduler
+from bridge.core.worlds.single import EnvAgent, EnvWorld, GymAgent
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.worlds.environment import Call, Environment, EnvironmentProxy, Result
-from bridge.worlds.scheduling import PendingResult, Scheduler
-from bridge.worlds.single import EnvAgent, EnvWorld, GymAgent
 
 VOTERS = 3
 

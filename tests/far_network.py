@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from bridge import RealTime
-from bridge.client.wire.poller import Poller, PollerTimer
-from bridge.client.world.events import Event, Joined
-from bridge.client.world.remote import Delivery, Remote
-from bridge.client.world.world_request import WorldRequest
+from bridge.core.client.wire.poller import Poller, PollerTimer
+from bridge.core.client.world.events import Event, Joined
+from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.world_request import WorldRequest
 from bridge.errors import ConnectionLostError
 from bridge.testing import Conditions, Duplex, VirtualClock
 from bridge.testing.runtime import LocalRuntime

@@ -19,9 +19,9 @@ from gymnasium import spaces
 
 import bridge
 from bridge import serve_gym
-from bridge.encoding import values
-from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.names import PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import properties_pb2
 from tests.scripted_server import Refuse, ScriptedServer

@@ -10,7 +10,7 @@ import h2.errors
 import h2.events
 import h2.settings
 
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 PATH = "/dm_env_rpc.v1.Environment/Process"

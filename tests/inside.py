@@ -1,7 +1,7 @@
 """The private objects behind the public ones of a server and a client: the only test module that names them.
 
-A test asks here where no public interface shows what it must see or change. A rebuild of `bridge/client/` or
-`bridge/server/` then changes this file, and not the tests.
+A test asks here where no public interface shows what it must see or change. A rebuild of `bridge/core/client/` or
+`bridge/core/server/` then changes this file, and not the tests.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import pytest
 
 from bridge import Limits
 from bridge.cli import program
-from bridge.client.vector_env import slots_of
-from bridge.client.wire.connect import connect
-from bridge.client.wire.poller import Poller
-from bridge.client.world.events import StepAnswered
-from bridge.server import connection_protocol, serving
-from bridge.server.admission import Admission
-from bridge.server.auth import Gate
-from bridge.server.connection import Connection
-from bridge.server.fair_share import FairShare, ProcessorAccount
-from bridge.server.grpc_server import GrpcProtocol
-from bridge.server.grpc_services import Services
-from bridge.transport.address import parse_address
-from bridge.transport.credentials import ClientCredentials
+from bridge.core.client.vector_env import slots_of
+from bridge.core.client.wire.connect import connect
+from bridge.core.client.wire.poller import Poller
+from bridge.core.client.world.events import StepAnswered
+from bridge.core.server import connection_protocol, serving
+from bridge.core.server.admission import Admission
+from bridge.core.server.auth import Gate
+from bridge.core.server.connection import Connection
+from bridge.core.server.fair_share import FairShare, ProcessorAccount
+from bridge.core.server.grpc_server import GrpcProtocol
+from bridge.core.server.grpc_services import Services
+from bridge.core.transport.address import parse_address
+from bridge.core.transport.credentials import ClientCredentials
 
 
 def new_poller() -> Any:
@@ -144,19 +144,19 @@ def finish_step(env: Any) -> Any:
 
 def sign_of_life_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have clients ask a server for a sign of life that has been quiet for so long; a tenth of it is a look's pause."""
-    monkeypatch.setattr("bridge.transport.keepalive.KEEPALIVE", seconds)
+    monkeypatch.setattr("bridge.core.transport.keepalive.KEEPALIVE", seconds)
 
 
 def look_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have clients that wait say so this often."""
     for module in ("pool", "joining"):
-        monkeypatch.setattr(f"bridge.client.slots.{module}.LOOK", seconds)
+        monkeypatch.setattr(f"bridge.core.client.slots.{module}.LOOK", seconds)
 
 
 def set_client_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what waits in a client ask this for the time."""
     for module in ("pool", "vector_pool", "stepper", "waiting"):
-        monkeypatch.setattr(f"bridge.client.slots.{module}.time", SimpleNamespace(monotonic=monotonic))
+        monkeypatch.setattr(f"bridge.core.client.slots.{module}.time", SimpleNamespace(monotonic=monotonic))
 
 
 def as_another_machine(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
@@ -191,10 +191,10 @@ def server_signs_of_life(
     monkeypatch: pytest.MonkeyPatch, every: float, quiet: float | None = None, patience: float | None = None
 ) -> None:
     """Have servers look every so many seconds for clients that have been quiet, and how long they wait for a sign."""
-    monkeypatch.setattr("bridge.server.connections._KEEPALIVE", every)
+    monkeypatch.setattr("bridge.core.server.connections._KEEPALIVE", every)
     for name, seconds in (("QUIET", quiet), ("PATIENCE", patience)):
         if seconds is not None:
-            monkeypatch.setattr(f"bridge.server.connection_protocol.{name}", seconds)
+            monkeypatch.setattr(f"bridge.core.server.connection_protocol.{name}", seconds)
 
 
 def look_at_sockets_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -218,12 +218,12 @@ def server_waits() -> tuple[float, float]:
 
 def set_websocket_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what servers speak to browsers ask this for the time."""
-    monkeypatch.setattr("bridge.server.web_protocol.time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr("bridge.core.server.web_protocol.time", SimpleNamespace(monotonic=monotonic))
 
 
 def let_wait_at_websockets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Have servers read no more of a WebSocket of which so many bytes wait."""
-    monkeypatch.setattr("bridge.server.web_protocol._MAX_WAITING", size)
+    monkeypatch.setattr("bridge.core.server.web_protocol._MAX_WAITING", size)
 
 
 def charge_each_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -244,7 +244,7 @@ def read_soon(server: Any) -> None:
 
 def linger(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have servers hear out for so long whom they have refused."""
-    monkeypatch.setattr("bridge.server.connections._LINGER", seconds)
+    monkeypatch.setattr("bridge.core.server.connections._LINGER", seconds)
 
 
 def list_recordings_again_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -260,7 +260,7 @@ def limit_replays(monkeypatch: pytest.MonkeyPatch, most: int, lingers: float) ->
 
 def let_holds_lapse(monkeypatch: pytest.MonkeyPatch, after: float = -1.0) -> None:
     """Have the action of a person who has taken over hold for so many seconds; by default for no time."""
-    monkeypatch.setattr("bridge.watching.takeovers.HOLD", after)
+    monkeypatch.setattr("bridge.web.watching.takeovers.HOLD", after)
 
 
 def server_connection(sock: socket.socket, limits: Limits) -> Any:

@@ -30,14 +30,14 @@ PUBLIC_PACKAGES = ("bridge.errors", "bridge.pb", "bridge.testing", "bridge.wrapp
 """Packages that users import, with all that is in them. What the reference or an example names is public too."""
 
 VOCABULARY = {
-    "bridge.encoding.names": "the names of observations, actions and extensions on the wire",
-    "bridge.encoding.tensors": "arrays to and from tensors: how a test that speaks raw messages writes them",
-    "bridge.encoding.values": "values to and from bytes: how such a test reads an info",
-    "bridge.encoding.properties": "the names and values of the documented properties",
+    "bridge.core.encoding.names": "the names of observations, actions and extensions on the wire",
+    "bridge.core.encoding.tensors": "arrays to and from tensors: how a test that speaks raw messages writes them",
+    "bridge.core.encoding.values": "values to and from bytes: how such a test reads an info",
+    "bridge.core.encoding.properties": "the names and values of the documented properties",
     "bridge.perlert.protocol.packet": "PERLERT's packets, as fields and as bytes",
     "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
-    "bridge.rounds": "the states of players who gather and play, of a lobby and of a match",
-    "bridge.transport.frames": "HTTP/2's frames and events",
+    "bridge.core.rounds": "the states of players who gather and play, of a lobby and of a match",
+    "bridge.core.transport.frames": "HTTP/2's frames and events",
 }
 """Internal modules that any test may import, each with the reason: names and values as they are on the wire."""
 

@@ -8,7 +8,7 @@ from dm_env_rpc.v1 import connection as public_connection
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
 from dm_env_rpc.v1 import tensor_utils
 
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from bridge.core.worlds.environment import Transition
 from bridge.perlert import GuardConfig, RolloutConfig
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.host import Instance, InstanceHost
@@ -27,7 +28,6 @@ from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.packet import Header
 from bridge.perlert.server import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
-from bridge.worlds.environment import Transition
 
 LOBBY_PORT = 32322
 SERVER = "192.0.2.1"

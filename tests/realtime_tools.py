@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from bridge import RealTime
-from bridge.client.wire.poller import Poller
-from bridge.client.world.events import Event, Joined
-from bridge.client.world.remote import Delivery, Remote
-from bridge.client.world.step_reader import Batch
-from bridge.client.world.world_request import WorldRequest
+from bridge.core.client.wire.poller import Poller
+from bridge.core.client.world.events import Event, Joined
+from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.step_reader import Batch
+from bridge.core.client.world.world_request import WorldRequest
+from bridge.core.worlds.realtime.world import RealtimeWorld
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Conditions, Duplex, VirtualClock
-from bridge.worlds.realtime.world import RealtimeWorld
 from tests.support import direct_registry, direct_session, gym_source, layout_of
 
 
 def instead_of_calls(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
     """Have remotes get what `call` makes from no connection, a URL and where to deliver, in place of calls."""
     for name, value in (("connection_to", lambda *args, **keywords: None), ("ClientCall", call)):
-        monkeypatch.setattr(f"bridge.client.wire.connect.{name}", value)
+        monkeypatch.setattr(f"bridge.core.client.wire.connect.{name}", value)
 
 
 class Network:

@@ -24,19 +24,19 @@ import pytest
 from gymnasium import spaces
 
 from bridge import Limits, RealTime
-from bridge.encoding.spaces import Layout
-from bridge.encoding.tensors import unpack_tensor
-from bridge.gymnasium_versions import dict_space, discrete_space
-from bridge.server.registry import Registry
-from bridge.server.session import Session
+from bridge.core.encoding.spaces import Layout
+from bridge.core.encoding.tensors import unpack_tensor
+from bridge.core.gymnasium_versions import dict_space, discrete_space
+from bridge.core.server.registry import Registry
+from bridge.core.server.session import Session
+from bridge.core.worlds.base import Agent, World
+from bridge.core.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
+from bridge.core.worlds.multi_agent.source import ParallelSource
+from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.scheduling import PendingResult
+from bridge.core.worlds.source import EnvSource
 from bridge.testing import Inspector, LocalRuntime
-from bridge.worlds.base import Agent, World
-from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
-from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.worlds.multi_agent.source import ParallelSource
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.scheduling import PendingResult
-from bridge.worlds.source import EnvSource
 from tests.inside import registry_of
 
 everywhere = pytest.mark.parametrize("isolation", [None, "process"], indirect=True, ids=["here", "isolated"])
@@ -324,7 +324,7 @@ def lane_info(info: Any, lane: int) -> dict[str, Any]:
 def without_readers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Forget for a test what `register_space` was given; return the table, empty."""
     readers: dict[str, Any] = {}
-    monkeypatch.setattr("bridge.encoding.space_json._readers", readers)
+    monkeypatch.setattr("bridge.core.encoding.space_json._readers", readers)
     return readers
 
 

@@ -1,12 +1,12 @@
-"""`bridge.transport.address`: what a URL says, and what is said of one that cannot be read."""
+"""`bridge.core.transport.address`: what a URL says, and what is said of one that cannot be read."""
 
 import dataclasses
 import pickle
 
 import pytest
 
+from bridge.core.transport.address import Address, parse_address
 from bridge.errors import AddressError
-from bridge.transport.address import Address, parse_address
 
 
 @pytest.mark.parametrize(

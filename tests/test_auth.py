@@ -18,10 +18,17 @@ import pytest
 
 from bridge import TLS, Auth, errors, make_remote, make_vec_remote, serve_gym
 from bridge.cli import main
+from bridge.core.server.auth import Gate, Security
+from bridge.core.transport.credentials import (
+    TOKEN_VARIABLE,
+    ClientCredentials,
+    Token,
+    read_pem,
+    read_token,
+    write_secret,
+)
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.auth import Gate, Security
 from bridge.testing import CountingEnv, make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token, read_pem, read_token, write_secret
 from tests.inside import as_another_machine, remote_of
 from tests.peers import METHOD, SERVICE
 from tests.support import until

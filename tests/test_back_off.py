@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.back_off import doubling_pause, pause
+from bridge.core.back_off import doubling_pause, pause
 
 
 def test_pauses_double_up_to_the_longest() -> None:

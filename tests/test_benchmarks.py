@@ -15,7 +15,7 @@ from benchmarks import registry, runner, slots
 from benchmarks.__main__ import main
 from benchmarks.chart import PANELS
 from benchmarks.registry import Goal, Measure, Subject
-from bridge.transport.frames import PREFACE
+from bridge.core.transport.frames import PREFACE
 from tests.support import sampled, server_process
 
 

@@ -61,7 +61,7 @@ def test_one_step_passes_few_functions_of_the_client() -> None:
         finally:
             sys.setprofile(None)
         env.close()
-    assert ("client/env.py", "RemoteEnv.step" if sys.version_info >= (3, 11) else "step") in counter.calls
+    assert ("core/client/env.py", "RemoteEnv.step" if sys.version_info >= (3, 11) else "step") in counter.calls
     counter.check(CLIENT)
 
 
@@ -111,7 +111,7 @@ def test_one_step_passes_few_functions_of_the_server() -> None:
         found = min(steps, key=len)
         call_in_serving_thread(server, lambda: sys.setprofile(None))
         env.close()
-    assert "worlds/local.py" in {file for file, _ in found}
+    assert "core/worlds/local.py" in {file for file, _ in found}
     counter.calls = found
     counter.check(SERVER)
 

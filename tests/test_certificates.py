@@ -1,11 +1,11 @@
-"""`bridge.transport.certificates`: what certificates can be made for."""
+"""`bridge.core.transport.certificates`: what certificates can be made for."""
 
 from pathlib import Path
 
 import pytest
 
+from bridge.core.transport.certificates import make_certificates
 from bridge.errors import SettingError
-from bridge.transport.certificates import make_certificates
 
 
 def test_a_name_in_another_script_is_in_the_certificate_as_dns_has_it(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb2
 import bridge
 from bridge import TLS, Limits, make_remote, serve_gym, serve_parallel
 from bridge.cli import main
+from bridge.core.transport.credentials import TOKEN_VARIABLE, write_secret
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
 from bridge.testing import ServerProcess, make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from tests.inside import add_command
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
@@ -930,10 +930,10 @@ def test_a_reader_that_has_enough_is_no_error(cartpole: bridge.Server) -> None:
 def test_a_sub_command_imports_what_it_needs_alone() -> None:
     code = (
         "import sys; from bridge.cli import main; main(['cert', '--help']); main(['--version']); "
-        "print(sorted({'numpy', 'gymnasium', 'bridge.server', 'bridge.client'} & set(sys.modules)))"
+        "print(sorted({'numpy', 'gymnasium', 'bridge.core.server', 'bridge.core.client'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
-    assert "bridge.server" not in done.stdout.splitlines()[-1]
+    assert "bridge.core.server" not in done.stdout.splitlines()[-1]
 
 
 def test_a_command_that_is_misspelt_names_the_one_that_is_near(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import gymnasium
 import pytest
 
-import bridge.client.world.session as module
-from bridge.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
-from bridge.client.world.extensions import property_request, property_value
-from bridge.client.world.session import ClientSession
-from bridge.client.world.world_request import WorldRequest
-from bridge.encoding.names import PROPERTY_RESPONSE_URL
-from bridge.encoding.tensors import pack_tensor
+import bridge.core.client.world.session as module
+from bridge.core.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
+from bridge.core.client.world.extensions import property_request, property_value
+from bridge.core.client.world.session import ClientSession
+from bridge.core.client.world.world_request import WorldRequest
+from bridge.core.encoding.names import PROPERTY_RESPONSE_URL
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, RemoteTimeoutError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
@@ -385,5 +385,5 @@ def test_the_session_imports_nothing_that_waits(name: str) -> None:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             names.add(str(node.module))
-    assert not names & {"socket", "selectors", "threading", "asyncio", "time", "queue", "bridge.clock"}
+    assert not names & {"socket", "selectors", "threading", "asyncio", "time", "queue", "bridge.core.clock"}
     assert not {each for each in names if "poller" in each or "connect" in each}

@@ -35,8 +35,8 @@ MAY_NAME_THE_DATE = {
     "fleet/top.py",
     "perlert/server.py",
     "recording/writer.py",
-    "transport/certificates.py",
-    "transport/tls.py",
+    "core/transport/certificates.py",
+    "core/transport/tls.py",
 }
 DATE = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "ctime", "strftime"}
 

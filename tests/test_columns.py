@@ -1,4 +1,4 @@
-"""`bridge.encoding.columns`: long lists of what is alike come back as they were, and cost what their bytes say."""
+"""`bridge.core.encoding.columns`: long lists of what is alike come back as they were, and cost what their bytes say."""
 
 import contextlib
 import enum
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.encoding import values
+from bridge.core.encoding import values
 from bridge.errors import RefusedError, SettingError, TensorError
 from bridge.pb import bridge_pb2 as pb
 from tests.parallel_envs import Relay

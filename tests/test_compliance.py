@@ -9,7 +9,7 @@ from dm_env_rpc.v1 import compliance, dm_env_rpc_pb2, tensor_spec_utils, tensor_
 from gymnasium import spaces
 
 import bridge
-from bridge.gateway import serve_gateway
+from bridge.web.gateway import serve_gateway
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.support import sampled

@@ -25,10 +25,10 @@ from websockets.typing import Origin, Subprotocol
 
 from bridge import TLS, Server, make_vec_remote, serve_gym
 from bridge.cli import main
+from bridge.core.transport.credentials import TOKEN_VARIABLE
 from bridge.dial import DialListener
 from bridge.errors import AddressError, ConnectError, RemoteError, SettingError
 from bridge.testing import CountingEnv, make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.connect_proxy import ConnectProxy
 from tests.inside import as_another_machine
 from tests.support import server_process, until

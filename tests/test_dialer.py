@@ -88,7 +88,7 @@ def test_a_black_hole_as_the_first_address_does_not_use_up_the_timeout(monkeypat
 
 
 def test_an_address_that_refuses_is_followed_by_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.client.wire.dialer.ATTEMPT_DELAY", 1000.0)
+    monkeypatch.setattr("bridge.core.client.wire.dialer.ATTEMPT_DELAY", 1000.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         refusing = listener.getsockname()[1]
     with serve_gym("CartPole-v1") as server:

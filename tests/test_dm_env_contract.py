@@ -13,7 +13,7 @@ from dm_env_rpc.v1 import dm_env_adaptor
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public
 
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.gateway import serve_gateway
+from bridge.web.gateway import serve_gateway
 from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.support import until

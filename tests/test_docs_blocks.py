@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 
 from bridge import make_remote, serve_gym
+from bridge.core.transport.credentials import write_secret
 from bridge.recording.reader import read_folder
 from bridge.testing import ServerProcess, make_certificates
-from bridge.transport.credentials import write_secret
 from tests.support import until
 
 ROOT = Path(__file__).parents[1]

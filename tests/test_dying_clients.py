@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bridge import RemoteEnv, Server, make_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 from tests.peers import HELLO, METHOD, SERVICE
 from tests.support import until

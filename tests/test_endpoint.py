@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from bridge.client.slots.endpoint import TRANSITIONS, EndpointEvent, EndpointRecord, EndpointState, event_of
+from bridge.core.client.slots.endpoint import TRANSITIONS, EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.errors import Code, ConnectError, EnvironmentFailedError, PeerError, RefusedError
 
 WELL = (EndpointState.UNTRIED, EndpointState.UP)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from bridge import SlotState, errors, make_vec_remote, serve_gym
-from bridge.client.endpoints import DnsDirectory, Endpoint, EndpointWatch, FileDirectory, as_directory
+from bridge.core.client.endpoints import DnsDirectory, Endpoint, EndpointWatch, FileDirectory, as_directory
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import objects_of, sampled, server_process, until
@@ -346,7 +346,7 @@ def test_connections_to_servers_that_have_gone_are_freed() -> None:
             directory.listed = [Endpoint(server.url)]
             until(lambda server=server: runs_at(server.url))
     gc.collect()  # a connection and its calls refer to each other
-    alive = [kind.__name__ for kind in objects_of("bridge.client.wire").elements()]
+    alive = [kind.__name__ for kind in objects_of("bridge.core.client.wire").elements()]
     assert alive.count("ClientConnection") <= 2  # the last one, and one that an error may hold
     envs.close()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pettingzoo import ParallelEnv
 
 import bridge
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import EnvironmentFailedError, RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.parallel_envs import Relay

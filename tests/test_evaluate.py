@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from bridge import TLS, serve_gym
 from bridge.cli import main
-from bridge.client.endpoints import FileDirectory
+from bridge.core.client.endpoints import FileDirectory
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
 from bridge.testing import make_certificates

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import Recorder, make_vec_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.policies import compare, evaluate

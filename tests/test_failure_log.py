@@ -5,8 +5,8 @@ import re
 import pytest
 
 from bridge import make_remote, serve_gym
+from bridge.core.server.failure_log import FailureLog
 from bridge.errors import EnvironmentFailedError
-from bridge.server.failure_log import FailureLog
 from bridge.testing import CountingEnv, LocalRuntime
 
 
@@ -23,7 +23,7 @@ def clock():
 
 
 def lines(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "bridge.server.failure_log"]
+    return [record.getMessage() for record in caplog.records if record.name == "bridge.core.server.failure_log"]
 
 
 def test_the_first_failure_of_a_kind_is_logged_in_full_and_the_others_are_counted_each_minute(clock, caplog):

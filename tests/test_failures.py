@@ -25,7 +25,7 @@ from bridge import (
     make_vec_remote,
     serve_gym,
 )
-from bridge.encoding.values import encode
+from bridge.core.encoding.values import encode
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import begin_step, finish_step

@@ -10,9 +10,9 @@ import pytest
 from websockets.frames import Opcode
 
 from bridge import make_remote, serve_gym
+from bridge.core.server import fair_share
+from bridge.core.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.errors import RefusedError
-from bridge.server import fair_share
-from bridge.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.testing import CountingEnv
 from tests.http2_tools import (
     CREATE,

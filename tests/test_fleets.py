@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from bridge import Limits, make_parallel_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.client.endpoints import Endpoint
+from bridge.core.client.endpoints import Endpoint
 from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset

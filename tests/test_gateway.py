@@ -18,16 +18,16 @@ from gymnasium import spaces
 
 from bridge import Auth, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
-from bridge.client.endpoints import Endpoint
-from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_RESPONSE_URL
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.client.endpoints import Endpoint
+from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_RESPONSE_URL
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
 from bridge.errors import Code
-from bridge.gateway import GatewayScheme, serve_gateway
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert import serve_perlert
 from bridge.testing import CountingEnv, Inspector
-from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
+from bridge.web.gateway import GatewayScheme, serve_gateway
 from bridge.wrappers import BlockingReset
 from tests.peers import HELLO, METHOD, SERVICE, Stream
 from tests.public_server import PublicServer

@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge import Limits, Observer, errors, make_remote, make_vec_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, Proxy
@@ -1335,7 +1335,7 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             first.step(first.play(), BEGIN)
         until(lambda: (server.status()["sockets"], server.status()["worlds"]) == (0, 0))
         gc.collect()
-        before = objects_of("bridge.server", "bridge.transport")
+        before = objects_of("bridge.core.server", "bridge.core.transport")
         with Hand(server, INITIAL_WINDOW_SIZE=10_000) as hand:
             hand.credits = False
             number = hand.play()
@@ -1345,13 +1345,13 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             hand.open(WATCH)
             until(lambda: server.status()["queued_bytes"] > 500_000)
             assert (
-                objects_of("bridge.server", "bridge.transport") - before
+                objects_of("bridge.core.server", "bridge.core.transport") - before
             ).total() >= 5  # the connection, its protocol, HTTP/2, two calls
             gc.collect()
             gc.disable()
         try:
             until(lambda: (server.connections, server.status()["queued_bytes"]) == (0, 0))
-            until(lambda: not objects_of("bridge.server", "bridge.transport") - before)
+            until(lambda: not objects_of("bridge.core.server", "bridge.core.transport") - before)
         finally:
             gc.enable()
 

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, make_certificates

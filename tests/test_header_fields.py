@@ -1,12 +1,12 @@
-"""`bridge.transport.header_fields`: header blocks, beside the public hpack library."""
+"""`bridge.core.transport.header_fields`: header blocks, beside the public hpack library."""
 
 import hpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.transport.frames import Http2Error
-from bridge.transport.header_fields import HeaderReader, HeaderWriter
+from bridge.core.transport.frames import Http2Error
+from bridge.core.transport.header_fields import HeaderReader, HeaderWriter
 
 
 def read_block(reader, block):

@@ -8,7 +8,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 import bridge
 from bridge import serve_gym
 from bridge.cli import main
-from bridge.encoding import values
+from bridge.core.encoding import values
 from bridge.errors import PeerError, RefusedError, RemoteError, TensorError
 from bridge.pb import bridge_pb2
 from tests.hostile_servers import HOSTILE, Foreign, Relay, Talks, misdescribed, misreported, observation, specs_of

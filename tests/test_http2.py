@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.client.wire.grpc_client import GrpcClient
+from bridge.core.client.wire.grpc_client import GrpcClient
+from bridge.core.transport.address import parse_address
+from bridge.core.transport.frames import HeadersReceived, Http2Error
+from bridge.core.transport.http2 import Http2
+from bridge.core.transport.messages import MessageReader, pack_prefix
 from bridge.errors import Code
-from bridge.transport.address import parse_address
-from bridge.transport.frames import HeadersReceived, Http2Error
-from bridge.transport.http2 import Http2
-from bridge.transport.messages import MessageReader, pack_prefix
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
 

@@ -21,8 +21,8 @@ import h2.settings
 import hpack
 import pytest
 
-from bridge.transport.frames import PREFACE, HeadersReceived, Http2Error, StreamReset, pack_frame
-from bridge.transport.http2 import Http2
+from bridge.core.transport.frames import PREFACE, HeadersReceived, Http2Error, StreamReset, pack_frame
+from bridge.core.transport.http2 import Http2
 
 ACCEPTED, STREAM_ERROR, CONNECTION_ERROR = "accepted", "stream error", "connection error"
 MAX_STREAMS = 100

@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from bridge.transport.frames import HeadersReceived, Http2Error, StreamReset
-from bridge.transport.http2 import Http2
-from bridge.transport.messages import MessageReader
+from bridge.core.transport.frames import HeadersReceived, Http2Error, StreamReset
+from bridge.core.transport.http2 import Http2
+from bridge.core.transport.messages import MessageReader
 from tests.http2_tools import (
     DATA,
     END_HEADERS,

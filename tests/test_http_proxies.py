@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from bridge import Server, Web, make_remote, make_vec_remote, serve_gym
+from bridge.core.transport.http_proxies import HttpProxy, find_proxy
 from bridge.dial import DialListener
 from bridge.errors import ConnectError, SettingError
 from bridge.policies import RemotePolicy, serve_policy
 from bridge.testing import CountingEnv, check_server
-from bridge.transport.http_proxies import HttpProxy, find_proxy
 from tests.connect_proxy import ConnectProxy
 from tests.support import until
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from tests.far_network import FarNetwork
 from tests.realtime_tools import read_batch
 from tests.support import lane_info

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.encoding import values
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import PeerError, RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.far_network import ROUGH, STEADY, FarNetwork, Telling

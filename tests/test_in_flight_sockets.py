@@ -15,7 +15,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import bridge
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Proxy
 from bridge.wrappers import BlockingReset, Throttle

@@ -8,9 +8,9 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from google.protobuf import any_pb2
 
-from bridge.client.world.inspector import Inspector
-from bridge.encoding.names import PROPERTY_RESPONSE_URL
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.client.world.inspector import Inspector
+from bridge.core.encoding.names import PROPERTY_RESPONSE_URL
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import ConnectionLostError, RemoteTimeoutError
 from bridge.pb import properties_pb2
 from tests.scripted_server import ScriptedServer

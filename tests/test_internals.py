@@ -36,7 +36,7 @@ def test_each_entry_of_the_helpers_names_a_file_that_imports_it():
 def test_what_a_helper_may_import_counts_apart():
     code = """
     from bridge.perlert.guard import Guard
-    from bridge.server.calls import Calls
+    from bridge.core.server.calls import Calls
     """
     kinds = [kind for kind, *_ in findings(code, "tests/perlert_simulation.py")]
     assert kinds == ["helpers", "imports"]
@@ -73,13 +73,13 @@ def test_an_import_counts_unless_the_module_is_public_or_that_of_the_test():
     from bridge import serve_gym, errors
     from bridge.pb import dm_env_rpc_pb2
     from bridge.fleet.ray import launch
-    from bridge.encoding.names import ACTION
-    from bridge.server import calls
+    from bridge.core.encoding.names import ACTION
+    from bridge.core.server import calls
     from bridge.perlert.guard import Guard
     """
-    assert findings(code) == [("imports", 7, "bridge.server.calls"), ("imports", 8, "bridge.perlert.guard")]
+    assert findings(code) == [("imports", 7, "bridge.core.server.calls"), ("imports", 8, "bridge.perlert.guard")]
     for own in ("guard", "perlert_guard", "guard_floods"):
-        assert findings(code, f"tests/test_{own}.py") == [("imports", 7, "bridge.server.calls")]
+        assert findings(code, f"tests/test_{own}.py") == [("imports", 7, "bridge.core.server.calls")]
     assert len(findings(code, "tests/lobby.py")) == 2  # a helper is the test of nothing
     assert len(findings(code, "tests/test_perlert.py")) == 2  # a folder is no module
 
@@ -87,15 +87,15 @@ def test_an_import_counts_unless_the_module_is_public_or_that_of_the_test():
 def test_a_program_in_a_string_counts_as_well():
     code = '''
     SCRIPT = """
-    from bridge.server.calls import Calls
+    from bridge.core.server.calls import Calls
     Calls()._open
     """
-    run(f"import bridge.server.calls; print({name})")
+    run(f"import bridge.core.server.calls; print({name})")
     '''
     assert findings(code) == [
-        ("imports", 3, "bridge.server.calls"),
+        ("imports", 3, "bridge.core.server.calls"),
         ("private", 4, "._open"),
-        ("imports", 6, "bridge.server.calls"),
+        ("imports", 6, "bridge.core.server.calls"),
     ]
 
 
@@ -103,7 +103,7 @@ def test_a_patch_counts_unless_it_is_of_something_of_others():
     code = """
     import os, time
     from tests import support
-    from bridge.server import session
+    from bridge.core.server import session
     class Painted: pass
     monkeypatch.setattr(os, "fork", None)
     monkeypatch.setattr("time.sleep", None)
@@ -113,8 +113,8 @@ def test_a_patch_counts_unless_it_is_of_something_of_others():
     monkeypatch.setattr(Painted, "drawn", 3)
     monkeypatch.setattr(session, "LIMIT", 3)
     monkeypatch.setattr(session.time, "monotonic", None)
-    monkeypatch.setattr("bridge.server.session.LIMIT", 3)
-    monkeypatch.setattr(f"bridge.server.session.{name}", 3)
+    monkeypatch.setattr("bridge.core.server.session.LIMIT", 3)
+    monkeypatch.setattr(f"bridge.core.server.session.{name}", 3)
     monkeypatch.setattr(server.loop, "run", None)
     mock.patch.object(session, "LIMIT", 3)
     session.LIMIT = 3
@@ -124,13 +124,13 @@ def test_a_patch_counts_unless_it_is_of_something_of_others():
 
 def test_a_patch_by_the_name_of_its_target_counts_as_an_import_too():
     code = """
-    monkeypatch.setattr("bridge.server.calls._LIMIT", 3)
-    monkeypatch.setattr(f"bridge.server.calls.{name}", 3)
+    monkeypatch.setattr("bridge.core.server.calls._LIMIT", 3)
+    monkeypatch.setattr(f"bridge.core.server.calls.{name}", 3)
     """
     assert findings(code) == [
-        ("patches", 2, "bridge.server.calls._LIMIT"),
-        ("imports", 2, "bridge.server.calls"),
+        ("patches", 2, "bridge.core.server.calls._LIMIT"),
+        ("imports", 2, "bridge.core.server.calls"),
         ("private", 2, "._LIMIT"),
-        ("patches", 3, "f'bridge.server.calls.{name}'"),
-        ("imports", 3, "bridge.server.calls"),
+        ("patches", 3, "f'bridge.core.server.calls.{name}'"),
+        ("imports", 3, "bridge.core.server.calls"),
     ]

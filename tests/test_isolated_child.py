@@ -1,4 +1,4 @@
-"""`bridge.worlds.isolated.child`: what a world's own process does before it has an environment."""
+"""`bridge.core.worlds.isolated.child`: what a world's own process does before it has an environment."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from bridge.core.worlds.isolated import child
 from bridge.errors import Code, RequestError
-from bridge.worlds.isolated import child
 
 
 def test_a_limit_of_memory_is_refused_where_the_system_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

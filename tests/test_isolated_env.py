@@ -28,7 +28,7 @@ from bridge import (
     serve_gym,
     serve_parallel,
 )
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv, VirtualClock

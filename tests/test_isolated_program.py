@@ -1,4 +1,4 @@
-"""`bridge.worlds.isolated.program`: the process of a world that begins without the main module of its server."""
+"""`bridge.core.worlds.isolated.program`: the process of a world that begins without the main module of its server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.trick_envs import gone
 
 PARENT = """
 import functools, pickle, socket, struct, sys, time, types
-from bridge.worlds.isolated.program import Program
+from bridge.core.worlds.isolated.program import Program
 
 ours, theirs = socket.socketpair()
 program = Program(theirs, pickle.dumps(types.SimpleNamespace(make_env=functools.partial(time.sleep, 60.0))))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.worlds.environment import Transition
-from bridge.worlds.realtime.joint_loop import DEFAULT, JointLoop
+from bridge.core.worlds.environment import Transition
+from bridge.core.worlds.realtime.joint_loop import DEFAULT, JointLoop
 
 NAMES = ("a", "b", "c")
 LENGTHS = {"a": 2, "b": 4, "c": 7}

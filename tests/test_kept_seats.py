@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bridge import Limits, make_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv

@@ -11,7 +11,7 @@ from gymnasium.vector import SyncVectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from bridge import Episodes, Observer, make_vec_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import EnvironmentFailedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
@@ -191,12 +191,12 @@ def test_the_report_counts_the_episode_and_the_client_logs_a_line(caplog):
     error = errors_of(infos)[1]
     assert error.startswith(f"{url} answered INTERNAL: the environment raised Fault in step: the arm is stuck\n")
     assert errors_of(infos)[::2] == [None, None]
-    told = [record.getMessage() for record in caplog.records if record.name == "bridge.client.slots.vector_pool"]
+    told = [record.getMessage() for record in caplog.records if record.name == "bridge.core.client.slots.vector_pool"]
     assert told == ["slot 1: episode truncated: the environment raised Fault in step: the arm is stuck"]
 
 
 def server_lines(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "bridge.server.failure_log"]
+    return [record.getMessage() for record in caplog.records if record.name == "bridge.core.server.failure_log"]
 
 
 @pytest.mark.parametrize("serve", [{}, {"isolation": "process"}, {"thread_safe": True}], ids=str)

@@ -1,4 +1,4 @@
-"""`bridge.worlds.lane_vector`: beside Gymnasium's SyncVectorEnv without failures, beside separate worlds with them."""
+"""`bridge.core.worlds.lane_vector`: beside SyncVectorEnv without failures, beside separate worlds with them."""
 
 import contextlib
 import copy
@@ -15,9 +15,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector as vector_wrappers
 
 from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
 from bridge.errors import EnvironmentFailedError, RequestError, ResetNeededError
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv
-from bridge.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
 from tests.support import SmallNumbers, assert_identical, lane_info, sampled
 
 MODES = list(AutoresetMode)

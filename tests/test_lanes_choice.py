@@ -16,8 +16,8 @@ from gymnasium.vector import SyncVectorEnv
 
 from bridge import Limits, Observer, TimeAction, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.dial import DialListener
-from bridge.gateway import serve_gateway
 from bridge.testing import CountingEnv, TestFailure
+from bridge.web.gateway import serve_gateway
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.public_server import EndStream, PublicServer, Refused

@@ -1,10 +1,10 @@
-"""`bridge.client.realtime.latency`: how far two clocks are apart, and how old what is seen is."""
+"""`bridge.core.client.realtime.latency`: how far two clocks are apart, and how old what is seen is."""
 
 import math
 
 import pytest
 
-from bridge.client.realtime.latency import ClockOffset, Latency
+from bridge.core.client.realtime.latency import ClockOffset, Latency
 from bridge.errors import SettingError
 
 

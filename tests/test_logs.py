@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.logs import LimitedLog
+from bridge.core.logs import LimitedLog
 from bridge.testing import CountingEnv, FailingEnv
 from bridge.wrappers import BlockingReset
 from tests.support import until

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bridge import make_vec_remote, serve_gym
-from bridge.client.endpoints import Endpoint
+from bridge.core.client.endpoints import Endpoint
 from bridge.wrappers import BlockingReset
 from tests.planned_env import Episodes, Planned
 

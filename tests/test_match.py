@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from bridge.core.rounds import TRANSITIONS, RoundEvent, RoundState
 from bridge.errors import SettingError
-from bridge.rounds import TRANSITIONS, RoundEvent, RoundState
-from bridge.watching.match import Match, MatchOptions, Order, display_name
+from bridge.web.watching.match import Match, MatchOptions, Order, display_name
 
 NOBODY: dict[str, float] = {}
 

@@ -12,8 +12,8 @@ import pytest
 
 import bridge
 from bridge import RealTime
-from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.names import PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, SettingError, StartError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2

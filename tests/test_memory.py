@@ -1,4 +1,4 @@
-"""`bridge.server.memory`: a server that has been large becomes small again."""
+"""`bridge.core.server.memory`: a server that has been large becomes small again."""
 
 import gc
 import platform
@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.server.memory import MemoryRelease
+from bridge.core.server.memory import MemoryRelease
 from tests.http2_tools import BEGIN, Hand
 from tests.support import objects_of, server_process, until
 
@@ -73,7 +73,7 @@ def test_a_server_whose_clients_took_no_answers_becomes_small_again(transport, t
 def test_what_a_closed_world_held_is_freed_at_once(num_envs):
     """What waits for the garbage collector is memory that nobody counts: a space of pictures has megabytes."""
 
-    modules = "bridge.worlds.local", "tests.test_memory"
+    modules = "bridge.core.worlds.local", "tests.test_memory"
 
     def held():
         # Other tests may have a server that goes on.

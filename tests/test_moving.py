@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bridge import SlotState, errors, make_vec_remote, serve_gym
-from bridge.client.endpoints import Endpoint
+from bridge.core.client.endpoints import Endpoint
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import pool_of, protocol_of, remotes_of

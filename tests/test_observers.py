@@ -18,7 +18,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import bridge
 from bridge import Episode, Episodes, Listener, Observer, make_remote, make_vec_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RemoteError, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, Inspector

@@ -130,7 +130,7 @@ def test_strangers_at_the_metrics_port_use_up_no_files_of_the_server() -> None:
 
 
 def test_logs_carry_connection_and_world(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "bridge.server"), serve_gym(CountingEnv) as server:
+    with caplog.at_level(logging.INFO, "bridge.core.server"), serve_gym(CountingEnv) as server:
         env = make_remote(server.url)
         world = server.worlds[0]
         env.reset()

@@ -78,9 +78,9 @@ def tree_of(name: str) -> ast.Module:
 def test_every_module_is_seen():
     assert len(OURS) > 30
     assert {
-        "bridge.encoding.tensors",
-        "bridge.server.session",
-        "bridge.worlds.single",
+        "bridge.core.encoding.tensors",
+        "bridge.core.server.session",
+        "bridge.core.worlds.single",
         "bridge.wrappers.blocking_reset",
     } <= set(OURS)
 
@@ -264,13 +264,19 @@ def imports_of(name: str, *, lazy: bool = True) -> set[str]:
 
 
 def parts_of(name: str, *, lazy: bool = True) -> set[str]:
-    """The parts of the package that a module imports: the second word of each of our names."""
-    return {found.split(".")[1] for found in imports_of(name, lazy=lazy) if found.startswith("bridge.")}
+    """The parts of the package that a module imports."""
+    return {part_of(found) for found in imports_of(name, lazy=lazy) if found.startswith("bridge.")} - {""}
+
+
+def part_of(name: str) -> str:
+    """The part of the package that a module is of: a module or a package of the core or of the page, or a feature."""
+    words = name.split(".")[1:]
+    return (words[1] if len(words) > 1 else "") if words[:1] in (["core"], ["web"]) else words[0] if words else ""
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_imports_point_one_way(name):
-    part = name.split(".")[1] if "." in name else ""
+    part = part_of(name)
     if part in BASE:
         assert parts_of(name) <= BASE
     elif part in DIRECTIONS:
@@ -287,12 +293,12 @@ def test_imports_point_one_way(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "bridge.server.session",
+        "bridge.core.server.session",
         "bridge.perlert.protocol.packet",
         "bridge.perlert.lobby",
         "bridge.perlert.rollout",
-        "bridge.rounds",
-        "bridge.watching.match",
+        "bridge.core.rounds",
+        "bridge.web.watching.match",
     ],
 )
 def test_protocol_logic_names_no_io_no_thread_and_no_clock(name):
@@ -348,14 +354,14 @@ def test_the_wrapper_of_stable_baselines3_without_it_names_the_extra():
 @pytest.mark.parametrize("name", OURS)
 def test_what_to_install_is_worded_in_one_place(name):
     text = source_of(name).read_text(encoding="utf-8")
-    assert name == "bridge.extras" or "pip install 'gymnasium-bridge[" not in text
+    assert name == "bridge.core.extras" or "pip install 'gymnasium-bridge[" not in text
 
 
 def test_every_extra_that_an_error_names_is_one():
     asked = {
         node.args[-1].value
         for name in OURS
-        if name != "bridge.extras"
+        if name != "bridge.core.extras"
         for node in ast.walk(tree_of(name))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if node.func.id in ("install_command", "needed")
@@ -379,7 +385,7 @@ import numpy as np
 from bridge.pb import dm_env_rpc_pb2 as ours, properties_pb2, bridge_pb2
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as theirs, tensor_utils
 from dm_env_rpc.v1.extensions import properties_pb2 as their_properties
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 tensor = theirs.Tensor.FromString(pack_tensor(np.arange(3)).SerializeToString())
 assert tensor_utils.unpack_tensor(tensor).tolist() == [0, 1, 2]
 assert unpack_tensor(ours.Tensor.FromString(tensor_utils.pack_tensor("x").SerializeToString()))[()] == "x"
@@ -606,7 +612,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
-for name in ("bridge", "bridge.perlert", "bridge.testing", "bridge.wrappers", "bridge.dial", "bridge.gateway"):
+for name in ("bridge", "bridge.perlert", "bridge.testing", "bridge.wrappers", "bridge.dial", "bridge.web.gateway"):
     package = importlib.import_module(name)
     exec(f"from {name} import *")
     assert set(dict(inspect.getmembers(package))) == set(dir(package))

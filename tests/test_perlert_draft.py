@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from bridge.core.rounds import RoundState
 from bridge.perlert import LobbyConfig, PerlertEnv, RolloutConfig, serve_perlert
 from bridge.perlert.lobby import Lobby
 from bridge.perlert.player import Player
 from bridge.perlert.protocol.packet import Header, Slot, parse_client
 from bridge.perlert.rollout import Rollout
-from bridge.rounds import RoundState
 from tests import draft_peers
 from tests.draft_peers import PlainClient, PlainServer
 from tests.perlert_simulation import guard_of, result, steps_of

@@ -3,6 +3,7 @@ import tracemalloc
 
 import pytest
 
+from bridge.core.rounds import TRANSITIONS, RoundEvent, RoundState
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import GuardConfig, RolloutConfig
 from bridge.perlert import lobby as module
@@ -19,7 +20,6 @@ from bridge.perlert.protocol.packet import (
 )
 from bridge.perlert.protocol.profile import Claim, format_tag, offer_text
 from bridge.perlert.rollout import Rollout
-from bridge.rounds import TRANSITIONS, RoundEvent, RoundState
 from tests.perlert_simulation import guard_of
 from tests.support import objects_of
 

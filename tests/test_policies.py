@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from bridge.core.worlds.policies import as_policy, by_name, check_policies, policy_name
 from bridge.errors import SettingError
-from bridge.worlds.policies import as_policy, by_name, check_policies, policy_name
 from tests.parallel_envs import Relay
 
 

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import TLS, make_remote, serve_gym, serve_parallel
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import EnvironmentFailedError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert import PerlertEnv, serve_perlert

@@ -20,9 +20,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from bridge.core.transport.credentials import TLS
 from bridge.errors import Code, ConnectError, RefusedError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, by_rows, serve_policy
-from bridge.transport.credentials import TLS
 from tests.policy_peers import array, numbers
 from tests.support import until
 

@@ -1,7 +1,7 @@
 """The policy of slots over random fleets, in virtual time: servers die, hang, fill, fail, drain, return and join.
 
-No socket is opened: a simulated fleet executes the policy's decisions, as `bridge.client.slots.vector_pool` does over
-the network, and plays a training loop that goes on without lost slots.
+No socket is opened: a simulated fleet executes the policy's decisions, as `bridge.core.client.slots.vector_pool` does
+over the network, and plays a training loop that goes on without lost slots.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bridge.client.endpoints import Endpoint
-from bridge.client.slots.placement import Placement
-from bridge.client.slots.policy import (
+from bridge.core.client.endpoints import Endpoint
+from bridge.core.client.slots.placement import Placement
+from bridge.core.client.slots.policy import (
     AddSpare,
     Begin,
     Connect,
@@ -40,8 +40,8 @@ from bridge.client.slots.policy import (
     SlotPolicy,
     TakeOver,
 )
-from bridge.client.slots.remote_record import RemoteRecord
-from bridge.client.slots.slot import CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots.remote_record import RemoteRecord
+from bridge.core.client.slots.slot import CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.errors import (
     Code,
     ConnectError,

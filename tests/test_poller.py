@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bridge.client.wire.poller import Poller
-from bridge.transport.http2 import Http2
-from bridge.transport.messages import MessageReader, pack_prefix
+from bridge.core.client.wire.poller import Poller
+from bridge.core.transport.http2 import Http2
+from bridge.core.transport.messages import MessageReader, pack_prefix
 from tests.inside import Call, sign_of_life_after
 
 

@@ -1,4 +1,4 @@
-"""`bridge.client.slots.pool`: the wait for answers, with remotes that say what the test tells them to."""
+"""`bridge.core.client.slots.pool`: the wait for answers, with remotes that say what the test tells them to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bridge.client.slots.pool import Pool
-from bridge.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.core.client.slots.pool import Pool
+from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.errors import Code, ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

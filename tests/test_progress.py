@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, progress, serve_gym
-from bridge.progress import Progress
+from bridge.core.progress import Progress
 from tests.inside import look_every
 
 

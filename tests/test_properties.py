@@ -1,13 +1,13 @@
-"""`bridge.encoding.properties`: the tree that a server lists, reads and writes (D-18)."""
+"""`bridge.core.encoding.properties`: the tree that a server lists, reads and writes (D-18)."""
 
 import numpy as np
 import pytest
 from dm_env_rpc.v1.extensions import properties as public_properties
 from dm_env_rpc.v1.extensions import properties_pb2 as public
 
-from bridge.encoding import values
-from bridge.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree, read_encoded
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree, read_encoded
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2

@@ -7,9 +7,9 @@ from dm_env_rpc.v1.extensions import properties as public_properties
 from gymnasium.vector import SyncVectorEnv
 
 import bridge
-from bridge.encoding import values
-from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.names import PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
+from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 
 ROOT = Path(__file__).resolve().parent.parent

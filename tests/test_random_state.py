@@ -1,12 +1,12 @@
-"""`bridge.encoding.random_state`: generators of random numbers, as they travel."""
+"""`bridge.core.encoding.random_state`: generators of random numbers, as they travel."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bridge.encoding import values
-from bridge.encoding.random_state import generator_of, state_of
+from bridge.core.encoding import values
+from bridge.core.encoding.random_state import generator_of, state_of
 from bridge.errors import TensorError
 
 

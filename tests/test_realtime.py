@@ -28,8 +28,8 @@ from bridge import (
     make_vec_remote,
     serve_gym,
 )
-from bridge.encoding import values
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import (
     Code,
     EnvironmentFailedError,

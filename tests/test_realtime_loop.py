@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from bridge.core.worlds.environment import Job, Transition
+from bridge.core.worlds.realtime.loop import TRANSITIONS, LaneEvent, LoopAgent, Phase, RealtimeLoop
 from bridge.errors import SettingError
-from bridge.worlds.environment import Job, Transition
-from bridge.worlds.realtime.loop import TRANSITIONS, LaneEvent, LoopAgent, Phase, RealtimeLoop
 
 
 class Drive:

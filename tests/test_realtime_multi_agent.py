@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import bridge
-from bridge.encoding.properties import read_encoded
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.properties import read_encoded
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.worlds.default_actions import default_action
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import VirtualClock, check_server
-from bridge.worlds.default_actions import default_action
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import PublicClient, Stream

@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.worlds.realtime.multi_agent import Frame, RealtimeMultiAgentWorld
 from bridge.errors import Code, RequestError
 from bridge.testing import CountingEnv, LocalRuntime, VirtualClock
-from bridge.worlds.realtime.multi_agent import Frame, RealtimeMultiAgentWorld
 from tests.parallel_envs import NAMES, Relay
 from tests.support import direct_world, everywhere, parallel_source
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Conditions, CountingEnv

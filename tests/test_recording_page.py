@@ -15,8 +15,8 @@ import pytest
 from google.protobuf import any_pb2
 
 from bridge import Auth, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.names import PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2

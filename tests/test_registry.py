@@ -1,4 +1,4 @@
-"""`bridge.server.registry`: whose worlds there are, from any connection, up to the limits, and that they go."""
+"""`bridge.core.server.registry`: whose worlds there are, from any connection, up to the limits, and that they go."""
 
 import contextlib
 import threading
@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from bridge import Limits, Observer, __version__, make_remote, make_vec_remote, serve_gym
-from bridge.encoding import values
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RefusedError, RequestError, SettingError
 from bridge.testing import CountingEnv
 from tests.inside import lock_of_environments

@@ -3,7 +3,7 @@
 import gymnasium
 
 from bridge.testing import CountingEnv
-from bridge.watching.render_mode import drawing_kwargs
+from bridge.web.watching.render_mode import drawing_kwargs
 from tests.test_watching import Painted
 
 

@@ -1,11 +1,11 @@
-"""`bridge.client.slots.results`: what the slots tell, put together."""
+"""`bridge.core.client.slots.results`: what the slots tell, put together."""
 
 import gymnasium
 import numpy as np
 import pytest
 
 from bridge import make_vec_remote, serve_gym
-from bridge.client.slots.results import InfoJoiner
+from bridge.core.client.slots.results import InfoJoiner
 
 
 def test_infos_of_slots_whose_types_differ_become_objects() -> None:

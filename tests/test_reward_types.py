@@ -14,7 +14,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.encoding import values
+from bridge.core.encoding import values
 from bridge.errors import EnvironmentFailedError
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify

@@ -11,13 +11,13 @@ import pytest
 
 from bridge import Auth, RealTime, make_parallel_remote, make_remote, make_vec_remote, serve_gym
 from bridge import serve_parallel as serve_agents
-from bridge.encoding.names import CALL_REQUEST_URL, NAMES, PROPERTY_REQUEST_URL
-from bridge.encoding.properties import encoded, read_encoded
+from bridge.core.encoding.names import CALL_REQUEST_URL, NAMES, PROPERTY_REQUEST_URL
+from bridge.core.encoding.properties import encoded, read_encoded
 from bridge.errors import Code, RefusedError
-from bridge.gateway import serve_gateway
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import VirtualClock
+from bridge.web.gateway import serve_gateway
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.peers import Stream

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 import bridge
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import (
     AlreadyPendingError,
     ConnectionLostError,

@@ -1,8 +1,8 @@
-"""`bridge.samples`: figures of the last values."""
+"""`bridge.core.samples`: figures of the last values."""
 
 import pytest
 
-from bridge.samples import Samples
+from bridge.core.samples import Samples
 
 
 def test_percentiles_are_of_the_last_samples() -> None:

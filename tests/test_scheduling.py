@@ -1,4 +1,4 @@
-"""`bridge.worlds.scheduling`: callbacks, timers and coroutines under a clock that the test turns."""
+"""`bridge.core.worlds.scheduling`: callbacks, timers and coroutines under a clock that the test turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.worlds.scheduling import PendingResult, Scheduler, gather
+from bridge.core.worlds.scheduling import PendingResult, Scheduler, gather
 
 
 class Turned:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.encoding.seeds import pack_seed, unpack_seed, unpack_seeds
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.encoding.values import MAX_DIGITS
+from bridge.core.encoding.seeds import pack_seed, unpack_seed, unpack_seeds
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.values import MAX_DIGITS
 from bridge.errors import SeedError, TensorError
 from bridge.recording.reader import read_folder
 from bridge.wrappers import BlockingReset

@@ -17,7 +17,7 @@ import pytest
 
 from bridge import TLS, Limits, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
-from bridge.client.endpoints import DnsDirectory, Endpoint
+from bridge.core.client.endpoints import DnsDirectory, Endpoint
 from bridge.errors import (
     AddressError,
     ConnectError,

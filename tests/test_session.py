@@ -1,4 +1,4 @@
-"""`bridge.server.session`: one call's protocol, without a network; what clients rely on, request by request."""
+"""`bridge.core.server.session`: one call's protocol, without a network; what clients rely on, request by request."""
 
 import threading
 
@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge import Observer
-from bridge.encoding import values
-from bridge.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv, FailingEnv, SpaceEnv
 from tests.support import direct_registry, direct_session, gym_source, stable_id, typed_discrete
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bridge import RealTime
-from bridge.encoding.step_codec import StepCodec
-from bridge.encoding.tensors import Spec, pack_tensor, unpack_tensor
+from bridge.core.encoding.step_codec import StepCodec
+from bridge.core.encoding.tensors import Spec, pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, VirtualClock

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from bridge import Limits
-from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 from tests.support import direct_registry, direct_session, gym_source
 

@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from bridge import Limits
-from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.session import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 from tests.parallel_envs import Relay
 from tests.support import direct_registry, direct_session, gym_source, parallel_source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.client.world.session_states import CONNECTING, ONLINE, TRANSITIONS, ClientState, Trigger
+from bridge.core.client.world.session_states import CONNECTING, ONLINE, TRANSITIONS, ClientState, Trigger
 
 
 def test_the_table_leads_everywhere_and_out_of_everywhere() -> None:

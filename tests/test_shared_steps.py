@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.watching.shared_steps import SharedSteps
+from bridge.web.watching.shared_steps import SharedSteps
 
 READERS = 4
 ACTS = st.lists(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import bridge
-from bridge.client.slots import slot
-from bridge.client.slots.slot import CUT, SETTLED, TRANSITIONS, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots import slot
+from bridge.core.client.slots.slot import CUT, SETTLED, TRANSITIONS, Member, SlotEvent, SlotPhase
 from bridge.errors import Code, EnvironmentFailedError, RefusedError
 
 JOINED = frozenset(SlotPhase) - slot.OFFLINE - slot.CONNECTING

@@ -1,4 +1,4 @@
-"""`bridge.transport.sockets`: a socket that `recv` waits at for a moment."""
+"""`bridge.core.transport.sockets`: a socket that `recv` waits at for a moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from bridge.transport.sockets import AT_ONCE, RECEIVE_TIMEOUT, let_receive_wait
+from bridge.core.transport.sockets import AT_ONCE, RECEIVE_TIMEOUT, let_receive_wait
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere recv does not wait, and a selector does")

@@ -1,4 +1,4 @@
-"""`bridge.encoding.space_json`: a space comes back exactly, with the flags and orders by which it samples."""
+"""`bridge.core.encoding.space_json`: a space comes back exactly, with the flags and orders by which it samples."""
 
 import json
 import string
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bridge.encoding.space_json import published_space, register_space, space_from_json, space_to_json
+from bridge.core.encoding.space_json import published_space, register_space, space_from_json, space_to_json
 from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
 from bridge.testing import EVERY_SPACE, digest
 from tests.support import layout_of, ordered_dict, sampled, stable_id, without_readers

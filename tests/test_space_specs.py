@@ -1,11 +1,11 @@
-"""`bridge.encoding.space_specs`: what the specs of another server say of its spaces."""
+"""`bridge.core.encoding.space_specs`: what the specs of another server say of its spaces."""
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.encoding.space_specs import space_from_specs
-from bridge.encoding.tensors import Spec
+from bridge.core.encoding.space_specs import space_from_specs
+from bridge.core.encoding.tensors import Spec
 from bridge.errors import TensorError
 from tests.support import layout_of, typed_discrete
 

@@ -1,4 +1,4 @@
-"""`bridge.encoding.spaces`: every space to and from tensors: samples, lanes, columns, bad actions (D-11, D-24)."""
+"""`bridge.core.encoding.spaces`: every space to and from tensors: samples, lanes, columns, bad actions (D-11, D-24)."""
 
 import copy
 import math
@@ -11,9 +11,9 @@ from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from bridge.encoding import values
-from bridge.encoding.spaces import Layout
-from bridge.encoding.tensors import Spec, pack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.spaces import Layout
+from bridge.core.encoding.tensors import Spec, pack_tensor
 from bridge.errors import InvalidActionError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE

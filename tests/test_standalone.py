@@ -23,7 +23,7 @@ from gymnasium import spaces
 
 import bridge
 from bridge import TLS, make_remote, make_vec_remote
-from bridge.encoding.values import encode
+from bridge.core.encoding.values import encode
 from bridge.errors import ConnectionLostError, EnvironmentFailedError, RefusedError, RemoteError
 from bridge.testing import EVERY_SPACE, CountingEnv, check_server, make_certificates, make_info
 from bridge.wrappers import BlockingReset

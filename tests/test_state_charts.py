@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bridge.client.world import session_states as client_states
+from bridge.core.client.world import session_states as client_states
+from bridge.core.server import session as server_session
 from bridge.perlert import lobby, player
-from bridge.server import session as server_session
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NAMES = sorted(path.name for path in DOCS.glob("states-*.svg"))

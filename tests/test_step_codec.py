@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.encoding.step_codec import StepAnswer, StepCodec
-from bridge.encoding.tensors import Spec, fill_tensor, unpack_tensor
+from bridge.core.encoding.step_codec import StepAnswer, StepCodec
+from bridge.core.encoding.tensors import Spec, fill_tensor, unpack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 DTYPES = ("f4", "f8", "i1", "i4", "i8", "u1", "u4", "u8", "?")

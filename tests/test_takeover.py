@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bridge import Limits, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.episodes import load_episode

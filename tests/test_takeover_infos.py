@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, Proxy
 from bridge.wrappers import BlockingReset

@@ -1,4 +1,4 @@
-"""`bridge.encoding.tensors`: every dtype, beside the public messages, and no lossy cast (D-11, D-19, D-20)."""
+"""`bridge.core.encoding.tensors`: every dtype, beside the public messages, and no lossy cast (D-11, D-19, D-20)."""
 
 import math
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bridge.encoding.tensors import WIRE_DTYPES, Spec, cast, fill_tensor, pack_tensor, unpack_tensor, wire_dtype
+from bridge.core.encoding.tensors import WIRE_DTYPES, Spec, cast, fill_tensor, pack_tensor, unpack_tensor, wire_dtype
 from bridge.errors import TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.support import stable_id

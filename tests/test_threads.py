@@ -22,8 +22,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bridge import Auth, Limits, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.encoding.names import PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.names import PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code, RefusedError, RemoteError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2

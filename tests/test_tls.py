@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from bridge import TLS, Limits, make_remote, make_vec_remote, serve_gym
+from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials
+from bridge.core.transport.frames import PREFACE
+from bridge.core.transport.tls import Tls, client_context, server_context
 from bridge.errors import Code, ConnectError, ConnectionLostError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials
-from bridge.transport.frames import PREFACE
-from bridge.transport.tls import Tls, client_context, server_context
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.inside import Call

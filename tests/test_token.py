@@ -1,4 +1,4 @@
-"""`bridge.transport.address`: which token a client shows, and to whom."""
+"""`bridge.core.transport.address`: which token a client shows, and to whom."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bridge.transport.address import parse_address, shown_token
-from bridge.transport.credentials import TOKEN_VARIABLE, ClientCredentials
+from bridge.core.transport.address import parse_address, shown_token
+from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials
 
 SECRET = "correct-horse-battery-staple"
 

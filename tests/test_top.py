@@ -23,13 +23,13 @@ from rich.console import Console
 from bridge import TLS, Limits, RealTime, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.cli.top import render
-from bridge.client.endpoints import DnsDirectory, Endpoint, FileDirectory
-from bridge.encoding import values
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.client.endpoints import DnsDirectory, Endpoint, FileDirectory
+from bridge.core.encoding import values
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import AddressError, Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
 from bridge.testing import CountingEnv, Inspector, VirtualClock, make_certificates
-from bridge.transport.credentials import ClientCredentials
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.scripted_server import Refuse, ScriptedServer

@@ -1,6 +1,6 @@
-"""`bridge.client.realtime.unseen_frames`: which frames nobody has shown."""
+"""`bridge.core.client.realtime.unseen_frames`: which frames nobody has shown."""
 
-from bridge.client.realtime.unseen_frames import UnseenFrames
+from bridge.core.client.realtime.unseen_frames import UnseenFrames
 
 
 def test_whether_a_first_observation_is_of_a_frame_is_learned_from_what_follows() -> None:

@@ -1,4 +1,4 @@
-"""`bridge.encoding.values`: infos and settings come back as they were, and nothing else gets through."""
+"""`bridge.core.encoding.values`: infos and settings come back as they were, and nothing else gets through."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bridge.encoding import values
+from bridge.core.encoding import values
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 from bridge.testing import make_info

@@ -58,4 +58,4 @@ def test_the_example_is_short_and_touches_no_server() -> None:
     code = [line for line in text.splitlines() if line.strip() and not line.strip().startswith(('"""', "#"))]
     assert len(code) <= 80
     imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
-    assert not any(name.startswith("bridge.server") for name in imported)
+    assert not any(name.startswith("bridge.core.server") for name in imported)

@@ -11,12 +11,12 @@ import pytest
 
 from bridge import Auth, Limits, errors, make_remote, serve_gym
 from bridge.cli import main
-from bridge.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.transport.credentials import TOKEN_VARIABLE, write_secret
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
 from tests.peers import Stream
 from tests.support import until
 from tests.web_envs import Paddle

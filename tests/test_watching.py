@@ -16,8 +16,8 @@ from gymnasium import spaces
 from PIL import Image
 
 from bridge import Limits, Web, errors, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.encoding.names import WATCH
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding.names import WATCH
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, Inspector

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from bridge.errors import RequestError
-from bridge.watching.pictures import View, encode, mosaic
+from bridge.web.watching.pictures import View, encode, mosaic
 
 
 @pytest.mark.parametrize("size", [(210, 160), (1, 1), (3, 200), (128, 128)])

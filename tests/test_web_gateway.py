@@ -12,9 +12,9 @@ import pytest
 from gymnasium import spaces
 
 from bridge import Auth, make_remote, serve_gym, serve_parallel
-from bridge.gateway import serve_gateway
 from bridge.perlert import serve_perlert
 from bridge.testing import CountingEnv
+from bridge.web.gateway import serve_gateway
 from tests.support import server_process, until, world_of
 from tests.test_web_page import (  # noqa: F401 - fixtures
     PADDLE,

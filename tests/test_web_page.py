@@ -21,8 +21,8 @@ from gymnasium import spaces
 
 import bridge
 from bridge import Auth, make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge.core.transport.credentials import TOKEN_VARIABLE
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.credentials import TOKEN_VARIABLE
 from tests.support import keeping, read_property, server_process, until
 from tests.web_envs import PADDLE, Doors, Paddle, Paddles
 from tests.websocket_tools import Hand

@@ -26,10 +26,10 @@ from websockets.utils import accept_key
 import bridge
 from bridge import TLS, Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
+from bridge.core.transport.credentials import TOKEN_VARIABLE, write_secret
+from bridge.core.transport.frames import PREFACE
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, SlowResetEnv, check_server, make_certificates
-from bridge.transport.credentials import TOKEN_VARIABLE, write_secret
-from bridge.transport.frames import PREFACE
 from bridge.wrappers import BlockingReset
 from tests import test_fidelity
 from tests.inside import (
@@ -632,20 +632,20 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             first.ask(join_world=pb.JoinWorldRequest())
         until(lambda: server.status()["sockets"] == 0)
         gc.collect()
-        before = objects_of("bridge.server", "bridge.transport")
+        before = objects_of("bridge.core.server", "bridge.core.transport")
         with Hand(server).open() as hand, Hand(server) as half:
             half.send(b"GET / HTTP/1.1\r\n")
             hand.ask(join_world=pb.JoinWorldRequest())
             hand.send(AGAIN * 20)  # answers that wait
             until(lambda: server.status()["queued_bytes"] > 0)
             assert (
-                objects_of("bridge.server", "bridge.transport") - before
+                objects_of("bridge.core.server", "bridge.core.transport") - before
             ).total() >= 5  # two connections, their protocols, a call
             gc.collect()
             gc.disable()
         try:
             until(lambda: (server.connections, server.status()["queued_bytes"]) == (0, 0))
-            until(lambda: not objects_of("bridge.server", "bridge.transport") - before)
+            until(lambda: not objects_of("bridge.core.server", "bridge.core.transport") - before)
         finally:
             gc.enable()
 

@@ -1,4 +1,4 @@
-"""`bridge.worlds.single`: many lanes in one world, beside Gymnasium's own vector environments."""
+"""`bridge.core.worlds.single`: many lanes in one world, beside Gymnasium's own vector environments."""
 
 import os
 import subprocess
@@ -13,8 +13,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bridge.encoding import values
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv
@@ -455,7 +455,7 @@ ASYNC = """
     import numpy as np
     import psutil
 
-    from bridge.encoding.tensors import pack_tensor
+    from bridge.core.encoding.tensors import pack_tensor
     from gymnasium.vector import SyncVectorEnv
     from tests.support import TAXI, Direct, assert_identical, direct_world, gym_source
     from tests.test_worlds_lanes import act, encoded, info_of, lanes_world, look, observation_of, refusal

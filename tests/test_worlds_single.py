@@ -1,4 +1,4 @@
-"""`bridge.worlds.single`: one environment as a world, beside the same environment played directly."""
+"""`bridge.core.worlds.single`: one environment as a world, beside the same environment played directly."""
 
 import json
 
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.encoding import values
-from bridge.encoding.properties import read_encoded
-from bridge.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.encoding import values
+from bridge.core.encoding.properties import read_encoded
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb

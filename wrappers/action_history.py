@@ -10,11 +10,11 @@ from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
-from bridge.client.attributes import OwnAttributes
-from bridge.client.vector_env import RemoteVectorEnv
-from bridge.encoding.tensors import Array
+from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.encoding.tensors import Array
+from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.errors import SettingError
-from bridge.gymnasium_versions import BatchWrapper
 
 from .blocking_reset import BlockingReset
 

@@ -10,17 +10,17 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
-from bridge.client.attributes import OwnAttributes
-from bridge.client.make import make_vec_remote
-from bridge.client.options import checked_timeout
-from bridge.client.slots.remote_record import RemoteReport
-from bridge.client.slots.results import Results
-from bridge.client.slots.stepper import Received
-from bridge.client.slots.waiting import OnLost
-from bridge.client.vector_env import RemoteVectorEnv, slots_of
-from bridge.encoding.tensors import Array
+from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.make import make_vec_remote
+from bridge.core.client.options import checked_timeout
+from bridge.core.client.slots.remote_record import RemoteReport
+from bridge.core.client.slots.results import Results
+from bridge.core.client.slots.stepper import Received
+from bridge.core.client.slots.waiting import OnLost
+from bridge.core.client.vector_env import RemoteVectorEnv, slots_of
+from bridge.core.encoding.tensors import Array
+from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
-from bridge.gymnasium_versions import BatchWrapper
 
 from .transparent import Transparent
 

@@ -12,9 +12,9 @@ from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv
 
-from bridge.client.attributes import OwnAttributes
-from bridge.client.vector_env import RemoteVectorEnv
-from bridge.encoding.tensors import Array
+from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.encoding.tensors import Array
 from bridge.errors import InvalidActionError, SettingError
 
 from .blocking_reset import MAX_FAILURES, BlockingReset

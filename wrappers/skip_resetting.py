@@ -11,8 +11,8 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from bridge.client.vector_env import RemoteVectorEnv
-from bridge.encoding.tensors import Array
+from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.encoding.tensors import Array
 from bridge.errors import InvalidActionError, ResetNeededError, SettingError
 
 from .transparent import Transparent

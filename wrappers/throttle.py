@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from bridge.client.slots.results import Results
-from bridge.client.vector_env import slots_of
-from bridge.clock import Clock, MonotonicClock
-from bridge.encoding.tensors import Array
+from bridge.core.client.slots.results import Results
+from bridge.core.client.vector_env import slots_of
+from bridge.core.clock import Clock, MonotonicClock
+from bridge.core.encoding.tensors import Array
 from bridge.errors import SettingError
 
 from .transparent import Transparent

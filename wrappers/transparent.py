@@ -6,11 +6,11 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from bridge.client.attributes import OwnAttributes
-from bridge.client.vector_env import RemoteVectorEnv
-from bridge.encoding.tensors import Array
+from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.encoding.tensors import Array
+from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.errors import SettingError
-from bridge.gymnasium_versions import BatchWrapper
 
 __all__ = ["Transparent"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.cli.program import OK, add_wait_option, positive, positive_int, say
 from bridge.cli.target import find_policies
-from bridge.transport.credentials import TLS, add_credential_options, credential_keywords
+from bridge.core.transport.credentials import TLS, add_credential_options, credential_keywords
 
 __all__ = ["register"]
 

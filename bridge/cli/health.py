@@ -7,9 +7,9 @@ import dataclasses
 from typing import Any
 
 from bridge.cli.program import FAILED, OK, positive
+from bridge.core.transport.address import parse_address
+from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.fleet.health import SERVING, check_health, has_room
-from bridge.transport.address import parse_address
-from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 
 __all__ = ["register"]
 

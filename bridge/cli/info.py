@@ -14,18 +14,18 @@ import numpy as np
 
 from bridge.cli.hints import connecting_lines, naming_url
 from bridge.cli.program import OK, add_wait_option, positive, say
-from bridge.client.world.inspector import Inspector
-from bridge.client.world.world_request import WorldRequest
-from bridge.encoding.properties import read_encoded
-from bridge.encoding.space_json import space_from_json
-from bridge.encoding.space_specs import space_from_specs
-from bridge.encoding.tensors import Spec, unpack_tensor
+from bridge.core.client.world.inspector import Inspector
+from bridge.core.client.world.world_request import WorldRequest
+from bridge.core.encoding.properties import read_encoded
+from bridge.core.encoding.space_json import space_from_json
+from bridge.core.encoding.space_specs import space_from_specs
+from bridge.core.encoding.tensors import Spec, unpack_tensor
+from bridge.core.extras import feature
+from bridge.core.server_wait import until_up
+from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, TensorError, shown_url
-from bridge.extras import feature
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
-from bridge.server_wait import until_up
-from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.version import __version__
 
 __all__ = ["register"]

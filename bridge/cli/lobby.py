@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 from bridge.cli.program import FAILED, OK, clean
 from bridge.cli.running import read_key
+from bridge.core.worlds.default_actions import neutral_action
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address
@@ -26,7 +27,6 @@ from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import Message, Start, check_label
 from bridge.perlert.protocol.profile import parse_tag
-from bridge.worlds.default_actions import neutral_action
 
 __all__ = ["key_actions", "key_legend", "register", "run", "run_lobby"]
 

@@ -12,10 +12,10 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.cli.program import OK, add_wait_option, positive, positive_int
-from bridge.client.env import RemoteEnv
+from bridge.core.client.env import RemoteEnv
+from bridge.core.extras import needed
+from bridge.core.transport.credentials import add_credential_options, credential_keywords
 from bridge.errors import RefusedError, SettingError
-from bridge.extras import needed
-from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["Keyboard", "add_play_parser", "describe", "draw", "read_keys", "register", "run"]
 
@@ -154,8 +154,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Play until Escape, the window's end, or `--frames`."""
     with needed("bridge play needs pygame", "play"):
         import pygame
-    from bridge.worlds.controls import default_keys, does_nothing, known_names
-    from bridge.worlds.default_actions import neutral_action
+    from bridge.core.worlds.controls import default_keys, does_nothing, known_names
+    from bridge.core.worlds.default_actions import neutral_action
 
     env = _connect(arguments)
     try:

@@ -8,8 +8,8 @@ from typing import Any
 from bridge.cli.program import OK, say
 from bridge.cli.running import server_logging
 from bridge.cli.target import find_policies
-from bridge.signals import sigterm_as_interrupt
-from bridge.transport.credentials import TLS
+from bridge.core.signals import sigterm_as_interrupt
+from bridge.core.transport.credentials import TLS
 
 __all__ = ["register"]
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-from bridge.extras import has_feature
+from bridge.core.extras import has_feature
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "clean", "main", "make_parser"]
 __all__ += ["add_wait_option", "positive", "positive_int", "say"]
@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("bridge.cli.replay", "verify a recorded episode, or watch it again"),
     "export": ("bridge.cli.export", "turn recorded episodes into a dataset, arrays or a film"),
     "standalone": ("bridge.cli.standalone", "print a server in one file, for an old Python, gym or Gymnasium"),
-    "cert": ("bridge.transport.certificates", "make certificates for development"),
+    "cert": ("bridge.core.transport.certificates", "make certificates for development"),
     "token": ("bridge.cli.token", "make a token, which a server asks its clients for"),
     "web": ("bridge.cli.web", "show other servers' worlds and PERLERT lobbies on a page for browsers"),
     "play": ("bridge.cli.play", "play a remote environment with the keyboard"),
@@ -63,7 +63,7 @@ _FEATURES = {
     "replay": "recording",
     "export": "recording",
     "standalone": "standalone",
-    "web": "gateway",
+    "web": "web",
     "demo": "testing",
 }
 """The folder of `bridge` that a sub-command is of; where an installation lacks it, `--help` leaves the command out."""

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bridge.cli.program import OK
+from bridge.core.server.server import SWITCH_INTERVAL, Server
+from bridge.core.signals import sigterm_as_interrupt
 from bridge.errors import SettingError
-from bridge.server.server import SWITCH_INTERVAL, Server
-from bridge.signals import sigterm_as_interrupt
 
 __all__ = ["add_running_options", "read_key", "run_server", "server_logging", "stop_on_eof"]
 

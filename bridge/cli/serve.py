@@ -21,16 +21,16 @@ from bridge.cli.hints import connecting_lines, joining_url
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging, stop_on_eof
 from bridge.cli.target import Target, find_policies, find_target
+from bridge.core.extras import has_feature
+from bridge.core.keywords import flat_names, group_classes
+from bridge.core.server.server import Server
+from bridge.core.signals import sigterm_as_interrupt
+from bridge.core.transport.credentials import TOKEN_VARIABLE
 from bridge.errors import SettingError, shown_url
-from bridge.extras import has_feature
 from bridge.facade.options import GROUPS
 from bridge.facade.process_group import ServerGroup
 from bridge.facade.serve import serve_gym
 from bridge.facade.serve_parallel import serve_parallel
-from bridge.keywords import flat_names, group_classes
-from bridge.server.server import Server
-from bridge.signals import sigterm_as_interrupt
-from bridge.transport.credentials import TOKEN_VARIABLE
 
 __all__ = [
     "SERVED_AT",

@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from bridge.cli.program import OK
-from bridge.transport.credentials import write_secret
+from bridge.core.transport.credentials import write_secret
 
 __all__ = ["register"]
 

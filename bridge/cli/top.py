@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from bridge.cli.program import FAILED, OK, clean, positive, positive_int, say
+from bridge.core.extras import install_command
+from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import SettingError
-from bridge.extras import install_command
 from bridge.fleet.top import SERVES, ServerRow, Snapshot, Top, find_directory
-from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 
 __all__ = ["register", "render"]
 

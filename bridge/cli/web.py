@@ -13,10 +13,10 @@ from typing import Any
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging
 from bridge.cli.serve import add_sections, flag_of, grouped_keywords, keyword_options
-from bridge.gateway.serve import serve_gateway
-from bridge.provided import provided
-from bridge.server.server import Server
-from bridge.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
+from bridge.core.provided import provided
+from bridge.core.server.server import Server
+from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
+from bridge.web.gateway.serve import serve_gateway
 
 __all__ = ["register"]
 

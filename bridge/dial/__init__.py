@@ -6,7 +6,7 @@ ever: the trainer is the gRPC client and speaks first, and the simulator serves 
 
 from typing import TYPE_CHECKING
 
-from bridge.lazy import lazy_names
+from bridge.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from bridge.dial.listener import DialListener

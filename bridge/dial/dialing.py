@@ -11,21 +11,21 @@ import time
 from email.message import Message
 from typing import TYPE_CHECKING
 
-from bridge.back_off import pause
+from bridge.core.back_off import pause
+from bridge.core.extras import install_command, is_installed
+from bridge.core.logs import SafeLog
+from bridge.core.transport.address import parse_address, shown_token, withheld
+from bridge.core.transport.credentials import ClientCredentials
+from bridge.core.transport.http_proxies import HttpProxy, connect_tcp, find_proxy
+from bridge.core.transport.service import HELLO
+from bridge.core.transport.sockets import prepare
+from bridge.core.transport.tls import Tls, client_context, explain
 from bridge.dial.handshake import PATH, PROTOCOL, pack_head, problem_of_name, read_head
 from bridge.errors import AddressError, BridgeError, SettingError
-from bridge.extras import install_command, is_installed
-from bridge.logs import SafeLog
-from bridge.transport.address import parse_address, shown_token, withheld
-from bridge.transport.credentials import ClientCredentials
-from bridge.transport.http_proxies import HttpProxy, connect_tcp, find_proxy
-from bridge.transport.service import HELLO
-from bridge.transport.sockets import prepare
-from bridge.transport.tls import Tls, client_context, explain
 from bridge.version import __version__
 
 if TYPE_CHECKING:
-    from bridge.server.server import Server
+    from bridge.core.server.server import Server
 
 __all__ = ["Dialing"]
 
@@ -180,7 +180,7 @@ class Dialing:
         from websockets.protocol import OPEN, Protocol, Side
         from websockets.utils import accept_key
 
-        from bridge.transport.websocket import LOGGER
+        from bridge.core.transport.websocket import LOGGER
 
         # A cache or a proxy that answers 101 by itself cannot know it (RFC 6455).
         if answered.get("Sec-WebSocket-Accept") != accept_key(key):

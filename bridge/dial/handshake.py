@@ -13,11 +13,11 @@ import re
 from email.message import Message
 from urllib.parse import parse_qs
 
+from bridge.core.extras import install_command, is_installed
+from bridge.core.server.auth import Gate
+from bridge.core.server.web_site import HttpAnswer
+from bridge.core.transport.service import HELLO
 from bridge.errors import Code, RequestError
-from bridge.extras import install_command, is_installed
-from bridge.server.auth import Gate
-from bridge.server.web_site import HttpAnswer
-from bridge.transport.service import HELLO
 from bridge.version import __version__
 
 __all__ = ["PATH", "PROTOCOL", "Asked", "pack_head", "problem_of_name", "read_head", "read_request", "refusal"]
@@ -118,7 +118,7 @@ def read_request(data: bytes) -> Asked | None:
         if not is_installed("websockets"):
             text = f"WebSockets need the package websockets on the trainer's machine: {install_command('web')}"
             raise RequestError(Code.UNIMPLEMENTED, text)
-        from bridge.transport.websocket import shown_token_in
+        from bridge.core.transport.websocket import shown_token_in
 
         key, version = fields.get("Sec-WebSocket-Key", ""), fields.get("Sec-WebSocket-Version")
         offered = re.split(r"\s*,\s*", ", ".join(fields.get_all("Sec-WebSocket-Protocol", [])))
@@ -136,7 +136,7 @@ def refusal(error: RequestError, asked: Asked | None) -> bytes:
         asked: Its request; None: it cannot be read.
     """
     if asked is not None and asked.key is not None:  # it is closed at once, for browsers show scripts no HTTP status
-        from bridge.transport.websocket import close_frame
+        from bridge.core.transport.websocket import close_frame
 
         return asked.opening + close_frame(error.code, error.message)
     status = {Code.UNAUTHENTICATED: 401, Code.NOT_FOUND: 404}.get(error.code, 400)

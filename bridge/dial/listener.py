@@ -12,24 +12,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from bridge.client.endpoints import Endpoint
-from bridge.client.options import TIMEOUT
-from bridge.client.vector_env import OwningVectorEnv
-from bridge.client.wire.dialed import Dialed, listeners
+from bridge.core.client.endpoints import Endpoint
+from bridge.core.client.options import TIMEOUT
+from bridge.core.client.vector_env import OwningVectorEnv
+from bridge.core.client.wire.dialed import Dialed, listeners
+from bridge.core.finalizers import end_apart
+from bridge.core.forks import forget_in_child
+from bridge.core.logs import LimitedLog, SafeLog
+from bridge.core.server.admission import Admission
+from bridge.core.server.auth import Gate, Security
+from bridge.core.server.connection import Connection
+from bridge.core.server.connection_protocol import ConnectionProtocol
+from bridge.core.server.connections import Connections
+from bridge.core.server.event_loop import EventLoop
+from bridge.core.server.limits import Limits
+from bridge.core.transport.address import is_loopback
+from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.dial import handshake
 from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError, shown_url
-from bridge.finalizers import end_apart
-from bridge.forks import forget_in_child
-from bridge.logs import LimitedLog, SafeLog
-from bridge.server.admission import Admission
-from bridge.server.auth import Gate, Security
-from bridge.server.connection import Connection
-from bridge.server.connection_protocol import ConnectionProtocol
-from bridge.server.connections import Connections
-from bridge.server.event_loop import EventLoop
-from bridge.server.limits import Limits
-from bridge.transport.address import is_loopback
-from bridge.transport.credentials import TLS, TokenLike
 
 __all__ = ["DialListener", "ListeningVectorEnv", "first_dialed"]
 

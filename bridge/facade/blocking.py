@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
+from bridge.core.server.server import SWITCH_INTERVAL, Server
+from bridge.core.worlds.recipe import EnvLike
 from bridge.facade.serve import serve_gym
-from bridge.server.server import SWITCH_INTERVAL, Server
-from bridge.worlds.recipe import EnvLike
 
 __all__ = ["serve"]
 

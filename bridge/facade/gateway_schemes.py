@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.extras import feature, has_feature
-from bridge.gateway.schemes import GatewayScheme
+from bridge.core.extras import feature, has_feature
+from bridge.web.gateway.schemes import GatewayScheme
 
 __all__ = ["GATEWAY_SCHEMES"]
 

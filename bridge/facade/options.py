@@ -7,18 +7,18 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from bridge.adapters.named import ActionNames
-from bridge.extras import feature, has_feature
-from bridge.server.auth import Auth, Security
-from bridge.server.limits import Limits, checked_limits
-from bridge.server.registry import WorldSource
-from bridge.server.server import Server, Transport
-from bridge.server.web_site import OpenEnvOptions, Web, WebSite, page_files
-from bridge.transport.credentials import TLS, TokenLike
-from bridge.worlds.controls import checked_play_fps
-from bridge.worlds.isolated.world import Isolation, start_method
-from bridge.worlds.observers import Observer
-from bridge.worlds.realtime.clocked_world import RealTime
+from bridge.core.adapters.named import ActionNames
+from bridge.core.extras import feature, has_feature
+from bridge.core.server.auth import Auth, Security
+from bridge.core.server.limits import Limits, checked_limits
+from bridge.core.server.registry import WorldSource
+from bridge.core.server.server import Server, Transport
+from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
+from bridge.core.transport.credentials import TLS, TokenLike
+from bridge.core.worlds.controls import checked_play_fps
+from bridge.core.worlds.isolated.world import Isolation, start_method
+from bridge.core.worlds.observers import Observer
+from bridge.core.worlds.realtime.clocked_world import RealTime
 
 if TYPE_CHECKING:
     from bridge.recording.record import Recording
@@ -141,8 +141,8 @@ class ServerOptions:
         """
         if self.page is None or made:
             return self.env_kwargs
-        with feature("watching", "web="):
-            from bridge.watching.render_mode import drawing_kwargs
+        with feature("web", "web="):
+            from bridge.web.watching.render_mode import drawing_kwargs
         return drawing_kwargs(env, self.env_kwargs)
 
     def isolated(self, *, always: bool = False) -> Isolation | None:
@@ -206,8 +206,8 @@ class ServerOptions:
 
 def _gallery(bounds: Limits) -> Sequence[Observer]:
     """Return what lets clients watch and take over, where this installation has it."""
-    if not has_feature("watching"):
+    if not has_feature("web"):
         return ()
-    from bridge.watching.agents import Gallery
+    from bridge.web.watching.agents import Gallery
 
     return (Gallery(bounds.takeover_timeout, bounds.seat_timeout),)

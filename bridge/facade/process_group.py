@@ -23,15 +23,15 @@ from typing import Any, NoReturn
 import cloudpickle
 import gymnasium
 
+from bridge.core.forks import forget_in_child, leak
+from bridge.core.logs import SafeLog
+from bridge.core.server.limits import Limits, check_drain_timeout
+from bridge.core.server.server import SWITCH_INTERVAL, Server
+from bridge.core.transport.address import parse_address
+from bridge.core.worlds.recipe import EnvLike
+from bridge.core.worlds.registered import registered_specs
 from bridge.errors import SettingError, StartError
 from bridge.facade.serve import serve_gym
-from bridge.forks import forget_in_child, leak
-from bridge.logs import SafeLog
-from bridge.server.limits import Limits, check_drain_timeout
-from bridge.server.server import SWITCH_INTERVAL, Server
-from bridge.transport.address import parse_address
-from bridge.worlds.recipe import EnvLike
-from bridge.worlds.registered import registered_specs
 
 __all__ = ["ServerGroup"]
 

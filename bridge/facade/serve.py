@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from bridge.adapters.arrays import Arrays
-from bridge.adapters.named import ActionNames
-from bridge.adapters.timed import TimeAction
+from bridge.core.adapters.arrays import Arrays
+from bridge.core.adapters.named import ActionNames
+from bridge.core.adapters.timed import TimeAction
+from bridge.core.keywords import grouped
+from bridge.core.server.server import Server
+from bridge.core.server.web_site import OpenEnvOptions
+from bridge.core.transport.address import is_loopback
+from bridge.core.transport.credentials import TLS
+from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.recipe import Adapter, EnvLike
+from bridge.core.worlds.source import EnvSource, WorldKind
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
-from bridge.keywords import grouped
-from bridge.server.server import Server
-from bridge.server.web_site import OpenEnvOptions
-from bridge.transport.address import is_loopback
-from bridge.transport.credentials import TLS
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.recipe import Adapter, EnvLike
-from bridge.worlds.source import EnvSource, WorldKind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,8 +77,9 @@ def serve_gym(
             `BRIDGE_TOKEN`, which is not sent unencrypted to another machine.
         dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
         dial_name: The name by which the trainer knows this server; None: of machine, process and port.
-        world: Makes the worlds, for a pacer of your own: a class such as a subclass of `bridge.worlds.single.EnvWorld`,
-            called with name, environment and scheduler. None: lock-step with one agent, or with `fps` real time.
+        world: Makes the worlds, for a pacer of your own: a class such as a subclass of
+            `bridge.core.worlds.single.EnvWorld`, called with name, environment and scheduler. None: lock-step with one
+            agent, or with `fps` real time.
         keywords: Where and how it is served: those of `bridge.facade.options.ServerOptions`, which the signature lists.
 
     Returns:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from bridge.core.extras import feature
+from bridge.core.keywords import grouped
+from bridge.core.server.server import Server
+from bridge.core.worlds.kinds import is_parallel
+from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
+from bridge.core.worlds.multi_agent.source import ParallelSource, WorldKind
+from bridge.core.worlds.policies import RANDOM, Policy
+from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.errors import SettingError
-from bridge.extras import feature
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
-from bridge.keywords import grouped
-from bridge.server.server import Server
-from bridge.worlds.kinds import is_parallel
-from bridge.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.worlds.multi_agent.source import ParallelSource, WorldKind
-from bridge.worlds.policies import RANDOM, Policy
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,9 +90,9 @@ def serve_parallel(
         raise SettingError(f"{' and '.join(times)} are of a match: give match=True too")
     kind: WorldKind = RealtimeMultiAgentWorld
     if match:
-        with feature("watching", "match=True"):
-            from bridge.watching.match import MatchOptions
-            from bridge.watching.match_world import MatchWorld
+        with feature("web", "match=True"):
+            from bridge.web.watching.match import MatchOptions
+            from bridge.web.watching.match_world import MatchWorld
         rounds = MatchOptions(**times)
         rounds.check()
         kind = partial(MatchWorld, match=rounds)

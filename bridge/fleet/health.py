@@ -7,7 +7,15 @@ import time
 from contextlib import closing
 from typing import Any
 
-from bridge.client.wire.directory import known_targets
+from bridge.core.client.wire.directory import known_targets
+from bridge.core.extras import install_command
+from bridge.core.transport.address import Address
+from bridge.core.transport.frames import HeadersReceived, Http2Error, StreamEnded, StreamReset
+from bridge.core.transport.http2 import Http2
+from bridge.core.transport.messages import MessageReader, pack_prefix
+from bridge.core.transport.remedies import remedy
+from bridge.core.transport.service import ROOM
+from bridge.core.transport.tls import client_context
 from bridge.errors import (
     Code,
     ConnectError,
@@ -17,14 +25,6 @@ from bridge.errors import (
     RemoteTimeoutError,
     SettingError,
 )
-from bridge.extras import install_command
-from bridge.transport.address import Address
-from bridge.transport.frames import HeadersReceived, Http2Error, StreamEnded, StreamReset
-from bridge.transport.http2 import Http2
-from bridge.transport.messages import MessageReader, pack_prefix
-from bridge.transport.remedies import remedy
-from bridge.transport.service import ROOM
-from bridge.transport.tls import client_context
 
 __all__ = ["NOT_SERVING", "SERVING", "check_health", "has_room"]
 

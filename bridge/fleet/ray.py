@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from bridge.extras import install_command
+from bridge.core.extras import install_command
 
 try:
     import ray
@@ -27,18 +27,18 @@ except ModuleNotFoundError as problem:
 import ray.cloudpickle
 import ray.util
 
-from bridge.client.endpoints import Endpoint
+from bridge.core.client.endpoints import Endpoint
+from bridge.core.keywords import check_counts, grouped
+from bridge.core.progress import Progress
+from bridge.core.provided import provided
+from bridge.core.server.auth import Auth
+from bridge.core.server.limits import Limits
+from bridge.core.transport.credentials import Token, checked_tls
+from bridge.core.worlds.recipe import EnvLike
+from bridge.core.worlds.registered import registered_specs
 from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
 from bridge.fleet.plan import FleetStatus, ports_clash
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
-from bridge.keywords import check_counts, grouped
-from bridge.progress import Progress
-from bridge.provided import provided
-from bridge.server.auth import Auth
-from bridge.server.limits import Limits
-from bridge.transport.credentials import Token, checked_tls
-from bridge.worlds.recipe import EnvLike
-from bridge.worlds.registered import registered_specs
 
 __all__ = ["Fleet", "attach", "launch"]
 

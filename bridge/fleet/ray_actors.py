@@ -23,15 +23,15 @@ import gymnasium
 import ray
 import ray.util
 
-from bridge.back_off import doubling_pause
-from bridge.client.endpoints import Endpoint
+from bridge.core.back_off import doubling_pause
+from bridge.core.client.endpoints import Endpoint
+from bridge.core.provided import provided
+from bridge.core.server.auth import Auth
+from bridge.core.server.server import SWITCH_INTERVAL
+from bridge.core.transport.address import parse_address
 from bridge.errors import BridgeError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
 from bridge.fleet.plan import FleetStatus, ServerStatus, servers_to_drain, too_few
-from bridge.provided import provided
-from bridge.server.auth import Auth
-from bridge.server.server import SWITCH_INTERVAL
-from bridge.transport.address import parse_address
 
 __all__ = ["NAMESPACE", "FleetSettings", "ServerActor", "Supervisor", "actor_options", "server_prefix"]
 

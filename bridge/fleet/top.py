@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from bridge.client.endpoints import Directory, DnsDirectory, Endpoint, as_directory
-from bridge.client.world.inspector import Inspector
-from bridge.encoding.properties import read_encoded
+from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, as_directory
+from bridge.core.client.world.inspector import Inspector
+from bridge.core.encoding.properties import read_encoded
+from bridge.core.transport.address import parse_address
+from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import (
     BridgeError,
     Code,
@@ -25,8 +27,6 @@ from bridge.errors import (
     shown_url,
 )
 from bridge.fleet.health import NOT_SERVING, check_health
-from bridge.transport.address import parse_address
-from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["SERVES", "Fixed", "ServerRow", "Snapshot", "Top", "find_directory"]
 

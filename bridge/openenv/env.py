@@ -18,11 +18,18 @@ from urllib.parse import quote
 import gymnasium
 from gymnasium import Space
 
-from bridge.client.options import TIMEOUT, checked_timeout, checked_urls
-from bridge.client.vector_env import OwningVectorEnv
-from bridge.client.world.world_request import MAX_MESSAGE_BYTES
-from bridge.encoding.spaces import Layout
-from bridge.encoding.tensors import Array
+from bridge.core.client.options import TIMEOUT, checked_timeout, checked_urls
+from bridge.core.client.vector_env import OwningVectorEnv
+from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES
+from bridge.core.encoding.spaces import Layout
+from bridge.core.encoding.tensors import Array
+from bridge.core.extras import needed
+from bridge.core.provided import provided
+from bridge.core.server.limits import Limits
+from bridge.core.server_wait import ServerWait, checked_wait, until_up
+from bridge.core.transport.address import Address, parse_address, shown_token
+from bridge.core.transport.credentials import ClientCredentials, TokenLike
+from bridge.core.transport.http_proxies import ProxyHandler, find_proxy, is_unavailable
 from bridge.errors import (
     AddressError,
     Code,
@@ -35,17 +42,10 @@ from bridge.errors import (
     SettingError,
     shown_url,
 )
-from bridge.extras import needed
 from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to_bytes, to_json
-from bridge.provided import provided
-from bridge.server.limits import Limits
-from bridge.server_wait import ServerWait, checked_wait, until_up
-from bridge.transport.address import Address, parse_address, shown_token
-from bridge.transport.credentials import ClientCredentials, TokenLike
-from bridge.transport.http_proxies import ProxyHandler, find_proxy, is_unavailable
 
 with needed("openenv:// needs the package websockets", "web"):
-    from bridge.transport.message_socket import MessageSocket
+    from bridge.core.transport.message_socket import MessageSocket
 
 __all__ = ["OpenEnvEnv", "OpenEnvVectorEnv"]
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from bridge.encoding.space_json import check_space_bytes, plain_space_from_json, space_to_json
-from bridge.encoding.spaces import bounds_of, is_picture
+from bridge.core.encoding.space_json import check_space_bytes, plain_space_from_json, space_to_json
+from bridge.core.encoding.spaces import bounds_of, is_picture
+from bridge.core.extras import needed
+from bridge.core.image_files import encode_png
 from bridge.errors import SettingError
-from bridge.extras import needed
-from bridge.image_files import encode_png
 
 __all__ = ["SPACE", "expecting", "from_json", "schema_of", "space_of", "to_bytes", "to_json"]
 

@@ -20,19 +20,19 @@ from websockets.frames import CloseCode, Opcode
 from websockets.headers import parse_authorization_basic
 from websockets.http11 import Request
 
-from bridge.client.slots.resets import reset_settings
-from bridge.client.world.events import Lost, Refused
-from bridge.client.world.session import ClientSession
-from bridge.client.world.session_states import ClientState
-from bridge.client.world.world_request import WorldRequest
+from bridge.core.client.slots.resets import reset_settings
+from bridge.core.client.world.events import Lost, Refused
+from bridge.core.client.world.session import ClientSession
+from bridge.core.client.world.session_states import ClientState
+from bridge.core.client.world.world_request import WorldRequest
+from bridge.core.server.auth import Gate
+from bridge.core.server.calls import Call
+from bridge.core.server.web_protocol import WebProtocol, field_of
+from bridge.core.server.web_site import HttpAnswer
+from bridge.core.transport.sockets import end_if_unreachable
 from bridge.errors import Code, RequestError, SettingError, UsageError
 from bridge.openenv.json_values import expecting, from_json, schema_of, to_bytes, to_json
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.server.auth import Gate
-from bridge.server.calls import Call
-from bridge.server.web_protocol import WebProtocol, field_of
-from bridge.server.web_site import HttpAnswer
-from bridge.transport.sockets import end_if_unreachable
 from bridge.version import __version__
 
 __all__ = ["OpenEnvProtocol"]

@@ -14,7 +14,10 @@ from typing import Any
 import gymnasium
 from gymnasium.utils import EzPickle
 
-from bridge.client.conflict import ConflictDetector
+from bridge.core.client.conflict import ConflictDetector
+from bridge.core.forks import forget_in_child
+from bridge.core.server_wait import checked_wait, until_up
+from bridge.core.worlds.default_actions import neutral_action
 from bridge.errors import (
     ClosedError,
     ConnectError,
@@ -25,7 +28,6 @@ from bridge.errors import (
     ResetNeededError,
     SettingError,
 )
-from bridge.forks import forget_in_child
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
 from bridge.perlert.player import Player, PlayerConfig
 from bridge.perlert.player_run import Stepped
@@ -34,8 +36,6 @@ from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE, Message, Slot, check_label
 from bridge.perlert.protocol.profile import MAX_NAME
 from bridge.perlert.udp import MOST_WAITING, ClientPort
-from bridge.server_wait import checked_wait, until_up
-from bridge.worlds.default_actions import neutral_action
 
 __all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
 

@@ -20,8 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from bridge.encoding.properties import TEXT, Property, PropertyTree
-from bridge.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.core.encoding.properties import TEXT, Property, PropertyTree
+from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.core.server.limits import Limits
+from bridge.core.server.registry import Registry
+from bridge.core.server.session import Session
+from bridge.core.worlds.base import Agent, World
+from bridge.core.worlds.controls import controls_of_space
+from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.scheduling import PendingResult, Runtime, Timer
+from bridge.core.worlds.settings import refuse_unknown
 from bridge.errors import BridgeError, Code, ConnectError, PacketError, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert.address import PerlertAddress, parse_perlert_address
@@ -32,14 +40,6 @@ from bridge.perlert.protocol.cipher import check_key
 from bridge.perlert.protocol.codec import Space, TextCodec
 from bridge.perlert.protocol.packet import Message, Start, check_label
 from bridge.perlert.protocol.profile import parse_tag
-from bridge.server.limits import Limits
-from bridge.server.registry import Registry
-from bridge.server.session import Session
-from bridge.worlds.base import Agent, World
-from bridge.worlds.controls import controls_of_space
-from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.scheduling import PendingResult, Runtime, Timer
-from bridge.worlds.settings import refuse_unknown
 
 __all__ = ["LobbyAgent", "LobbyServer", "LobbyWorld", "open_lobby", "resolved"]
 
@@ -342,7 +342,7 @@ def open_lobby(url: str, *, perlert_key: Any = None) -> Callable[[Runtime], Lobb
 
 
 class LobbyServer:
-    """A PERLERT lobby behind a gateway (`bridge.gateway.servers.PublishedServer`): a server with one world.
+    """A PERLERT lobby behind a gateway (`bridge.web.gateway.servers.PublishedServer`): a server with one world.
 
     Args:
         name: What its world's name begins with.
@@ -431,7 +431,7 @@ class LobbyServer:
 
 
 class _LobbySource:
-    """Makes the one world of a lobby (`bridge.server.registry.WorldSource`)."""
+    """Makes the one world of a lobby (`bridge.core.server.registry.WorldSource`)."""
 
     SETTINGS: Sequence[str] = ()
     fps: float | None = None

@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from bridge.core.rounds import RoundState
+from bridge.core.server.failure_log import FailureLog
+from bridge.core.worlds.default_actions import default_action
+from bridge.core.worlds.environment import Transition
+from bridge.core.worlds.policies import as_policy, by_name
+from bridge.core.worlds.realtime.multi_agent import Frame, PolicyPlayer, RealtimeMultiAgentWorld
+from bridge.core.worlds.scheduling import Scheduler, Timer
 from bridge.errors import InvalidActionError, PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
 from bridge.perlert.lobby import Lobby
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
 from bridge.perlert.rollout import Rollout, RolloutConfig
-from bridge.rounds import RoundState
-from bridge.server.failure_log import FailureLog
-from bridge.worlds.default_actions import default_action
-from bridge.worlds.environment import Transition
-from bridge.worlds.policies import as_policy, by_name
-from bridge.worlds.realtime.multi_agent import Frame, PolicyPlayer, RealtimeMultiAgentWorld
-from bridge.worlds.scheduling import Scheduler, Timer
 
 __all__ = ["Instance", "InstanceHost"]
 

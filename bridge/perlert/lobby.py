@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bridge.core.rounds import TRANSITIONS, RoundEvent, RoundState
 from bridge.errors import SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.rollout import Rollout, RunMember
-from bridge.rounds import TRANSITIONS, RoundEvent, RoundState
 
 __all__ = ["Lobby", "LobbyConfig", "LobbyMember"]
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from decimal import Context, Decimal
 from typing import TypeAlias
 
+from bridge.core.worlds.environment import Transition
 from bridge.errors import PacketError, SettingError
 from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import DECIMALS, decimal_text
-from bridge.worlds.environment import Transition
 
 __all__ = ["Rollout", "RolloutConfig", "RunMember"]
 

@@ -18,8 +18,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 
+from bridge.core.extras import feature
+from bridge.core.server.event_loop import EventLoop
+from bridge.core.server.serving import ServerRuntime, ServingThread
+from bridge.core.signals import wait_or_stop
+from bridge.core.transport.address import is_loopback
+from bridge.core.worlds.base import start_error
+from bridge.core.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.core.worlds.multi_agent.source import ParallelSource
+from bridge.core.worlds.policies import Policy
+from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
-from bridge.extras import feature
 from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Instance, InstanceHost
 from bridge.perlert.lobby import LobbyConfig
@@ -28,16 +38,6 @@ from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
 from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
-from bridge.server.event_loop import EventLoop
-from bridge.server.serving import ServerRuntime, ServingThread
-from bridge.signals import wait_or_stop
-from bridge.transport.address import is_loopback
-from bridge.worlds.base import start_error
-from bridge.worlds.isolated.world import CALL_TIMEOUT, Isolation
-from bridge.worlds.multi_agent.source import ParallelSource
-from bridge.worlds.policies import Policy
-from bridge.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.worlds.scheduling import PendingResult, Runtime
 
 if TYPE_CHECKING:
     from bridge.recording.record import Recording

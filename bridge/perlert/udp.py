@@ -14,12 +14,12 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
+from bridge.core.logs import SafeLog
+from bridge.core.server.event_loop import READ
 from bridge.errors import ConnectError, SettingError
-from bridge.logs import SafeLog
 from bridge.perlert.guard import Address
 from bridge.perlert.protocol.cipher import ClientSeal, ServerSeal
 from bridge.perlert.protocol.packet import MAX_DATAGRAM
-from bridge.server.event_loop import READ
 
 __all__ = ["MOST_WAITING", "ClientPort", "ServerPorts", "receive"]
 

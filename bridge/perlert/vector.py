@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from bridge.client.slots.resets import check_mask
-from bridge.client.slots.slot import SlotState
+from bridge.core.client.slots.resets import check_mask
+from bridge.core.client.slots.slot import SlotState
 from bridge.errors import InvalidActionError, RemoteError, ResetNeededError, SettingError
 from bridge.perlert.client import PerlertEnv
 

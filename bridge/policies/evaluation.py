@@ -16,16 +16,16 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from bridge.client.endpoints import Directory
-from bridge.client.make import make_vec_remote
-from bridge.client.slots.slot import SlotState
-from bridge.encoding.tensors import Array
+from bridge.core.client.endpoints import Directory
+from bridge.core.client.make import make_vec_remote
+from bridge.core.client.slots.slot import SlotState
+from bridge.core.encoding.tensors import Array
+from bridge.core.extras import feature
+from bridge.core.keywords import check_counts
+from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import InvalidActionError, RemoteError, SettingError
-from bridge.extras import feature
-from bridge.keywords import check_counts
 from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import check_policy, put, take
-from bridge.transport.credentials import ClientCredentials
 
 __all__ = ["Comparison", "EvaluatedEpisode", "Evaluation", "compare", "evaluate"]
 
@@ -397,8 +397,8 @@ def evaluate(
         work = _Work(policy, episodes, seed, progress)
         opened.enter_context(work.thread)
         if web_port is not None:
-            with feature("gateway", "web_port="):
-                from bridge.gateway import serve_gateway  # it needs an extra, which evaluations do not
+            with feature("web", "web_port="):
+                from bridge.web.gateway import serve_gateway  # it needs an extra, which evaluations do not
 
             credentials = ClientCredentials.of(**{name: keywords.get(name) for name in ("token", "token_file", "tls")})
             shown = [each.url for each in urls.endpoints()] if isinstance(urls, Directory) else urls

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from bridge.encoding.tensors import Array
+from bridge.core.encoding.tensors import Array
+from bridge.core.keywords import check_counts
+from bridge.core.server_wait import checked_wait
+from bridge.core.transport.address import Address, parse_address
+from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
+from bridge.core.transport.message_socket import MessageSocket  # after `wire`, whose error says what to install
 from bridge.errors import AddressError, Code, PeerError, RefusedError, SettingError
-from bridge.keywords import check_counts
 from bridge.policies import wire
 from bridge.policies.rows import row_count, take
-from bridge.server_wait import checked_wait
-from bridge.transport.address import Address, parse_address
-from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
-from bridge.transport.message_socket import MessageSocket  # after `wire`, whose error says what to install
 
 __all__ = ["RemotePolicy"]
 

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bridge.callers import Callers
+from bridge.core.callers import Callers
+from bridge.core.keywords import check_counts
+from bridge.core.server.auth import Gate, Security
+from bridge.core.server.listeners import listen_tcp
+from bridge.core.signals import wait_or_stop
+from bridge.core.transport.credentials import TLS, TokenLike
+from bridge.core.transport.sockets import end_if_unreachable
+from bridge.core.transport.websocket import LOGGER, without_ping_timeout
 from bridge.errors import RequestError, SettingError
-from bridge.keywords import check_counts
 from bridge.policies import wire
 from bridge.policies.rows import check_policy, join, layout, row_count, take
-from bridge.server.auth import Gate, Security
-from bridge.server.listeners import listen_tcp
-from bridge.signals import wait_or_stop
-from bridge.transport.credentials import TLS, TokenLike
-from bridge.transport.sockets import end_if_unreachable
-from bridge.transport.websocket import LOGGER, without_ping_timeout
 
 # After `wire`, whose error says what to install.
 from websockets.exceptions import ConnectionClosed  # isort: skip

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from bridge.core.extras import needed
 from bridge.errors import SettingError
-from bridge.extras import needed
 
 with needed("policies over the network need the packages msgpack and websockets", "policy"):
     import msgpack

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from bridge.encoding.tensors import Array
+from bridge.core.encoding.tensors import Array
 from bridge.errors import RecordingError
 from bridge.recording.reader import RecordedEpisode
 from bridge.recording.replay import AT_ONCE, Replay, ReplayComparison, batches_of, replayed_from

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from bridge.core.extras import needed
 from bridge.errors import RecordingError, SettingError
-from bridge.extras import needed
 from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, stacked
 from bridge.recording.reader import RecordedEpisode, RecordedStream
 from bridge.recording.replay import kwargs_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
-from bridge.encoding.space_json import space_to_json
+from bridge.core.encoding.space_json import space_to_json
 from bridge.errors import TensorError
 from bridge.recording.rows import FORMAT, as_text
 from bridge.recording.writer import Journal

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, UsageError
-from bridge.extras import imported_from
 
 with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from bridge.encoding.spaces import is_picture
-from bridge.encoding.tensors import Array
+from bridge.core.encoding.spaces import is_picture
+from bridge.core.encoding.tensors import Array
+from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, SettingError
-from bridge.extras import imported_from
 from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
 from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, write_film
 from bridge.recording.reader import RecordedEpisode

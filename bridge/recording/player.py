@@ -10,12 +10,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from bridge.core.provided import provided
+from bridge.core.server.auth import Auth
+from bridge.core.server.server import Server
 from bridge.errors import RecordingError, SettingError
-from bridge.provided import provided
 from bridge.recording.episodes import ObservedRows, observed_rows
 from bridge.recording.reader import RecordedEpisode, open_episode
-from bridge.server.auth import Auth
-from bridge.server.server import Server
 
 __all__ = ["LARGEST_SPEED", "EpisodeEnv", "begun", "serve_episode"]
 

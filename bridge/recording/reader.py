@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from bridge.encoding import values
-from bridge.encoding.spaces import Leaf
-from bridge.encoding.tensors import Array
+from bridge.core.encoding import values
+from bridge.core.encoding.spaces import Leaf
+from bridge.core.encoding.tensors import Array
+from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, TensorError
-from bridge.extras import imported_from
 from bridge.recording.files import UNREADABLE, Damage, SegmentFile, find_segments, load_segment
 from bridge.recording.rows import FORMAT, Columns, Group, Kind, is_fixed, of_cell
 

@@ -6,8 +6,8 @@ import dataclasses
 import os
 from typing import Any
 
+from bridge.core.extras import needed
 from bridge.errors import SettingError
-from bridge.extras import needed
 
 __all__ = ["Recording", "open_journal", "recorded"]
 

@@ -12,14 +12,14 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from bridge.client.attributes import OwnAttributes
-from bridge.client.vector_env import RemoteVectorEnv
-from bridge.encoding.tensors import Array
+from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.encoding.tensors import Array
+from bridge.core.gymnasium_versions import BatchWrapper
+from bridge.core.worlds.environment import kept
 from bridge.errors import SettingError, UsageError
-from bridge.gymnasium_versions import BatchWrapper
 from bridge.recording.record import Recording
 from bridge.recording.slot_recorder import SlotRecorder
-from bridge.worlds.environment import kept
 
 __all__ = ["Recorder"]
 

@@ -20,23 +20,23 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from bridge.adapters.timed import TimeAction
-from bridge.encoding import values
-from bridge.encoding.tensors import Array
+from bridge.core.adapters.timed import TimeAction
+from bridge.core.encoding import values
+from bridge.core.encoding.tensors import Array
+from bridge.core.extras import imported_from
+from bridge.core.worlds.base import in_environment
+from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.environment import kept
+from bridge.core.worlds.hosts import host_of
+from bridge.core.worlds.multi_agent.source import ParallelRecipe, ParallelSource
+from bridge.core.worlds.recipe import EnvRecipe
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError
-from bridge.extras import imported_from
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import package_versions
 from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode
 from bridge.recording.rows import Encoder, Kind, Row, flat_of
 from bridge.recording.tape import size_of
 from bridge.recording.writer import BATCH_BYTES
-from bridge.worlds.base import in_environment
-from bridge.worlds.default_actions import neutral_action
-from bridge.worlds.environment import kept
-from bridge.worlds.hosts import host_of
-from bridge.worlds.multi_agent.source import ParallelRecipe, ParallelSource
-from bridge.worlds.recipe import EnvRecipe
 
 with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa

@@ -17,23 +17,23 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
-from bridge.encoding import values
-from bridge.encoding.properties import TEXT, Property, PropertyTree
+from bridge.core.encoding import values
+from bridge.core.encoding.properties import TEXT, Property, PropertyTree
+from bridge.core.logs import SafeLog
+from bridge.core.worlds.base import Agent
+from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result
+from bridge.core.worlds.isolated.env import start_isolated
+from bridge.core.worlds.isolated.world import Isolation
+from bridge.core.worlds.realtime.clocked_world import ROLES, RealtimeOptions
+from bridge.core.worlds.realtime.world import RealtimeWorld
+from bridge.core.worlds.recipe import EnvRecipe
+from bridge.core.worlds.scheduling import PendingResult, Runtime, Scheduler
+from bridge.core.worlds.settings import read_choice, read_text, refuse_unknown
 from bridge.errors import Code, RecordingError, RequestError, SettingError
-from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.player import LARGEST_SPEED, EpisodeEnv, begun
 from bridge.recording.reader import open_episode
-from bridge.worlds.base import Agent
-from bridge.worlds.environment import Environment, EnvironmentProxy, Result
-from bridge.worlds.isolated.env import start_isolated
-from bridge.worlds.isolated.world import Isolation
-from bridge.worlds.realtime.clocked_world import ROLES, RealtimeOptions
-from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.recipe import EnvRecipe
-from bridge.worlds.scheduling import PendingResult, Runtime, Scheduler
-from bridge.worlds.settings import read_choice, read_text, refuse_unknown
 
 __all__ = ["MOST_REPLAYS", "REPLAY", "ReplayWorld", "Replays", "SteeredEnv"]
 

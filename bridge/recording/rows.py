@@ -20,13 +20,13 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space, iterate
 
-from bridge.encoding import values
-from bridge.encoding.space_json import space_from_json
-from bridge.encoding.spaces import Layout, Leaf
-from bridge.encoding.tensors import Array, Spec
+from bridge.core.encoding import values
+from bridge.core.encoding.space_json import space_from_json
+from bridge.core.encoding.spaces import Layout, Leaf
+from bridge.core.encoding.tensors import Array, Spec
+from bridge.core.extras import imported_from
+from bridge.core.worlds.rewards import Rewards, as_number
 from bridge.errors import RequestError, TensorError
-from bridge.extras import imported_from
-from bridge.worlds.rewards import Rewards, as_number
 
 with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa

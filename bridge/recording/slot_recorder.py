@@ -15,15 +15,15 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from bridge.client.vector_env import slots_of
-from bridge.encoding.interventions import ACTION
-from bridge.finalizers import end_apart
+from bridge.core.client.vector_env import slots_of
+from bridge.core.encoding.interventions import ACTION
+from bridge.core.finalizers import end_apart
+from bridge.core.worlds.environment import kept
 from bridge.recording.facts import facts_of
 from bridge.recording.record import Recording
 from bridge.recording.rows import DISCARDED, Encoder, Kind, Row
 from bridge.recording.tape import Tape, size_of
 from bridge.recording.writer import Journal
-from bridge.worlds.environment import kept
 
 __all__ = ["SlotRecorder"]
 

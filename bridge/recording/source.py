@@ -8,17 +8,17 @@ from typing import Any
 
 import gymnasium
 
-from bridge.encoding.properties import TEXT, Property
+from bridge.core.encoding.properties import TEXT, Property
+from bridge.core.worlds.base import World
+from bridge.core.worlds.environment import Environment
+from bridge.core.worlds.scheduling import Runtime
+from bridge.core.worlds.single import EnvWorld
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.library import MOST_EPISODES, Library
 from bridge.recording.replay_world import REPLAY, Replays
 from bridge.recording.tape import attach
 from bridge.recording.writer import Journal
-from bridge.worlds.base import World
-from bridge.worlds.environment import Environment
-from bridge.worlds.scheduling import Runtime
-from bridge.worlds.single import EnvWorld
 
 __all__ = ["RecordedSource"]
 

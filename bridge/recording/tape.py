@@ -15,19 +15,19 @@ import numpy as np
 from google.protobuf.message import Message
 from gymnasium.vector import AutoresetMode
 
-from bridge.encoding import values
-from bridge.encoding.properties import TEXT, Property, PropertyTree, encoded, read_encoded
+from bridge.core.encoding import values
+from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encoded, read_encoded
+from bridge.core.logs import SafeLog
+from bridge.core.worlds.environment import IMMUTABLE, Call, Environment, EnvironmentProxy, Result, kept
+from bridge.core.worlds.hosts import checked_lanes, checked_values
+from bridge.core.worlds.realtime.clocked_world import ClockedWorld
+from bridge.core.worlds.realtime.world import RealtimeWorld
+from bridge.core.worlds.single import EnvWorld
 from bridge.errors import Code, RequestError
-from bridge.logs import SafeLog
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import describe_world
 from bridge.recording.rows import Encoder, Kind, Row
 from bridge.recording.writer import Journal
-from bridge.worlds.environment import IMMUTABLE, Call, Environment, EnvironmentProxy, Result, kept
-from bridge.worlds.hosts import checked_lanes, checked_values
-from bridge.worlds.realtime.clocked_world import ClockedWorld
-from bridge.worlds.realtime.world import RealtimeWorld
-from bridge.worlds.single import EnvWorld
 
 __all__ = ["RecordedEnv", "Tape", "attach", "size_of"]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from bridge.core.extras import imported_from
+from bridge.core.forks import forget_in_child
+from bridge.core.logs import SafeLog
 from bridge.errors import SettingError
-from bridge.extras import imported_from
-from bridge.forks import forget_in_child
-from bridge.logs import SafeLog
 from bridge.recording.files import Segment, delete_segment
 from bridge.recording.record import Recording
 from bridge.recording.rows import FLAT, Encoder

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.lazy import lazy_names
+from bridge.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from bridge.client.world.inspector import Inspector
-    from bridge.clock import Clock, MonotonicClock
+    from bridge.core.client.world.inspector import Inspector
+    from bridge.core.clock import Clock, MonotonicClock
+    from bridge.core.transport.certificates import make_certificates
     from bridge.testing.clock import VirtualClock
     from bridge.testing.conformance import REQUIREMENTS, check_server
     from bridge.testing.envs import (
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from bridge.testing.report import CheckResult, Report, Status
     from bridge.testing.runtime import LocalRuntime
     from bridge.testing.server_process import ServerProcess
-    from bridge.transport.certificates import make_certificates
 
 __all__ = [
     "EVERY_SPACE",
@@ -59,18 +59,18 @@ __all__ = [
 
 _PLACES = {
     "CheckResult": "bridge.testing.report",
-    "Clock": "bridge.clock",
+    "Clock": "bridge.core.clock",
     "Conditions": "bridge.testing.link",
     "CountingEnv": "bridge.testing.envs",
     "Duplex": "bridge.testing.link",
     "EVERY_SPACE": "bridge.testing.envs",
     "End": "bridge.testing.link",
     "FailingEnv": "bridge.testing.envs",
-    "Inspector": "bridge.client.world.inspector",
+    "Inspector": "bridge.core.client.world.inspector",
     "Link": "bridge.testing.link",
     "LinkStats": "bridge.testing.link",
     "LocalRuntime": "bridge.testing.runtime",
-    "MonotonicClock": "bridge.clock",
+    "MonotonicClock": "bridge.core.clock",
     "Proxy": "bridge.testing.proxy",
     "REQUIREMENTS": "bridge.testing.conformance",
     "Report": "bridge.testing.report",
@@ -82,7 +82,7 @@ _PLACES = {
     "VirtualClock": "bridge.testing.clock",
     "check_server": "bridge.testing.conformance",
     "digest": "bridge.testing.envs",
-    "make_certificates": "bridge.transport.certificates",
+    "make_certificates": "bridge.core.transport.certificates",
     "make_info": "bridge.testing.envs",
 }
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any
 
+from bridge.core.transport.credentials import add_credential_options, credential_keywords
 from bridge.errors import ConnectError, UsageError
 from bridge.testing.conformance import REQUIREMENTS, check_server
-from bridge.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["add_check_parser", "run"]
 

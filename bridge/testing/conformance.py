@@ -16,8 +16,12 @@ from typing import Any
 import grpc
 import numpy as np
 
+from bridge.core.extras import feature, needed
+from bridge.core.transport.address import Address, parse_address, shown_token
+from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
+from bridge.core.transport.http_proxies import HttpProxy, find_grpc_proxy
+from bridge.core.transport.remedies import remedy
 from bridge.errors import ConnectError, SettingError
-from bridge.extras import feature, needed
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import (
     checks_agents,
@@ -31,10 +35,6 @@ from bridge.testing import (
 from bridge.testing.bench import CHECKS, Bench, Check, CheckedAgent, Failed, Options, Skip
 from bridge.testing.report import CheckResult, Report, Status
 from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe, open_channel
-from bridge.transport.address import Address, parse_address, shown_token
-from bridge.transport.credentials import TLS, ClientCredentials, TokenLike
-from bridge.transport.http_proxies import HttpProxy, find_grpc_proxy
-from bridge.transport.remedies import remedy
 
 __all__ = ["REQUIREMENTS", "check_server"]
 

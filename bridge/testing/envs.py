@@ -17,8 +17,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from bridge.core.gymnasium_versions import VERSION, dict_space
 from bridge.errors import ResetNeededError, SettingError
-from bridge.gymnasium_versions import VERSION, dict_space
 
 __all__ = [
     "EVERY_SPACE",

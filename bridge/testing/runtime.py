@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from bridge.worlds.scheduling import PendingResult, Scheduler
+from bridge.core.worlds.scheduling import PendingResult, Scheduler
 
 __all__ = ["LocalRuntime"]
 

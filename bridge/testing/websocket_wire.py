@@ -21,12 +21,12 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 from websockets.typing import Subprotocol
 
-from bridge.client.wire.dialed import take
+from bridge.core.client.wire.dialed import take
+from bridge.core.transport.address import Address, shown_token
+from bridge.core.transport.service import code_of_status
+from bridge.core.transport.tls import client_context
+from bridge.core.transport.websocket import PATH, SUBPROTOCOL, code_of_close, token_subprotocol
 from bridge.errors import Code, SettingError
-from bridge.transport.address import Address, shown_token
-from bridge.transport.service import code_of_status
-from bridge.transport.tls import client_context
-from bridge.transport.websocket import PATH, SUBPROTOCOL, code_of_close, token_subprotocol
 
 __all__ = ["WebSocketChannel"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import grpc
 
+from bridge.core.transport.http_proxies import HttpProxy, grpc_options
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.transport.http_proxies import HttpProxy, grpc_options
 
 __all__ = ["METHOD", "NoAnswerError", "ProcessStream", "StreamEndedError", "describe", "open_channel"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bridge import make_vec_remote, serve_gym
-from bridge.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from bridge.wrappers import SB3VecEnv

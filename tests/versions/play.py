@@ -21,8 +21,8 @@ import gymnasium
 from gymnasium.vector import SyncVectorEnv
 
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.encoding import values
-from bridge.encoding.space_json import space_to_json
+from bridge.core.encoding import values
+from bridge.core.encoding.space_json import space_to_json
 from bridge.errors import UnsupportedSpaceError
 from bridge.testing import EVERY_SPACE, SpaceEnv
 from bridge.wrappers import BlockingReset

@@ -23,8 +23,8 @@ import os
 from collections import deque
 from typing import Any, NamedTuple
 
+from bridge.core.extras import needed
 from bridge.errors import SettingError
-from bridge.extras import needed
 from bridge.perlert.guard import Address
 
 __all__ = ["OVERHEAD", "UP_OVERHEAD", "ClientSeal", "Opened", "ServerSeal", "check_key"]

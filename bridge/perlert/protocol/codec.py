@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from bridge.encoding.spaces import Layout, bounds_of
+from bridge.core.encoding.spaces import Layout, bounds_of
 from bridge.errors import InvalidActionError, PacketError, TensorError, UnsupportedSpaceError
 
 __all__ = ["DECIMALS", "LIMIT", "Space", "TextCodec", "decimal_text", "parse_decimal"]

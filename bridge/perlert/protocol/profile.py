@@ -21,10 +21,10 @@ import re
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from bridge.encoding.space_json import space_from_json, space_to_json
+from bridge.core.encoding.space_json import space_from_json, space_to_json
+from bridge.core.worlds.default_actions import neutral_action
 from bridge.errors import PacketError, TensorError, UnsupportedSpaceError
 from bridge.perlert.protocol.codec import Space, TextCodec, decimal_text, parse_decimal
-from bridge.worlds.default_actions import neutral_action
 
 __all__ = ["MAX_NAME", "Claim", "Extra", "Offer", "action_text", "extra_text", "format_tag", "offer_text"]
 __all__ += ["parse_extra", "parse_offer", "parse_tag", "spaces_text", "split_action"]

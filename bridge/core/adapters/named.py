@@ -1,0 +1,72 @@
+"""Actions with names that whoever serves an environment gives them: `Web(action_names=…)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from gymnasium import spaces
+
+from bridge.core.worlds.kinds import EnvWrapper, GymEnv, Lanes
+from bridge.errors import SettingError
+
+__all__ = ["ActionNames", "NamedActionsEnv"]
+
+_LONGEST_NAME = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionNames:
+    """The names of the actions of a Discrete space, in their order."""
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: str | Sequence[str]) -> ActionNames:
+        """Read the keyword `action_names`: a sequence of names, or one string with commas between them.
+
+        Raises:
+            SettingError: A name is empty, too long or no string, or there is none.
+        """
+        found = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+        fits = isinstance(found, Sequence) and len(found) > 0
+        if not fits or not all(isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME for name in found):
+            wanted = f"strings of 1 to {_LONGEST_NAME} characters, one for each action"
+            raise SettingError(f"expected action_names to be {wanted}, got {names!r:.80}")
+        return cls(tuple(found))
+
+    def wrap(self, env: GymEnv) -> NamedActionsEnv:
+        """Return the environment, whose actions have these names.
+
+        Raises:
+            SettingError: Its action space is not Discrete, or has another number of actions.
+        """
+        return NamedActionsEnv(env, self.names)
+
+    def wrap_lanes(self, env: Lanes) -> Lanes:
+        """Return the lanes as they are: nobody plays them by keys."""
+        return env
+
+    def describe(self) -> dict[str, object]:
+        """Say nothing: names change no step."""
+        return {}
+
+
+class NamedActionsEnv(EnvWrapper):
+    """An environment whose `get_action_meanings` returns given names.
+
+    Raises:
+        SettingError: The action space is not Discrete, or has another number of actions.
+    """
+
+    def __init__(self, env: GymEnv, names: Sequence[str]) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, spaces.Discrete) or space.n != len(names):
+            wanted = f"one for each of its {space.n} actions" if isinstance(space, spaces.Discrete) else "none"
+            raise SettingError(f"action_names has {len(names)} names; an environment with {space} takes {wanted}")
+        self._names = list(names)
+
+    def get_action_meanings(self) -> list[str]:
+        """Return what the actions are called, in their order."""
+        return list(self._names)

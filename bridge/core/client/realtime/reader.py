@@ -1,0 +1,222 @@
+"""Reads a real-time world's answers besides observations: frames, ended episodes, times."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bridge.core.client.realtime.latency import Latency
+from bridge.core.encoding import values
+from bridge.core.encoding.names import TIMING
+from bridge.core.encoding.spaces import Layout
+from bridge.core.encoding.tensors import Array, unpack_tensor
+from bridge.errors import UNREADABLE, PeerError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["SIGNALS", "RealtimeReader", "merge_latency", "read_records"]
+
+SIGNALS = ("frames", "episodes", "timing", "resetting")
+"""The observations of a real-time world that carry no observation."""
+_INDEX = {name: index for index, name in enumerate(TIMING)}
+_COUNTS = (
+    "episode",
+    "frame",
+    "actions_applied",
+    "actions_replaced",
+    "actions_dropped",
+    "overruns",
+    "frames_dropped",
+    "frames_skipped",
+)
+
+
+class RealtimeReader:
+    """Reads one remote's answers.
+
+    Args:
+        url: For errors.
+        uids: The UIDs of `SIGNALS`, those that the world has.
+        lanes: The number of lanes; None for a single environment.
+        layout: Of one environment's observation.
+        diagnostics: Whether to ask for times (U-11).
+    """
+
+    def __init__(self, url: str, uids: Mapping[str, int], lanes: int | None, layout: Layout, diagnostics: bool) -> None:
+        self.latency = Latency()
+        self.resetting: Array | None = None
+        """Which lanes had no observation in the last answer; None: it was not asked for."""
+        self.told: Mapping[str, Any] | None = None
+        """The `latency` that was put into an info last; of single environments."""
+        self.stale = 0
+        """Answers of episodes that had been given up."""
+        self.in_flight = False
+        """True if Steps are in flight: their answers say times and which lanes reset, whoever asks for those."""
+        self._url = url
+        self._uids = dict(uids)
+        self._lanes = lanes
+        self._layout = layout
+        self._diagnostics = diagnostics
+        self._partial = lanes is not None
+        self._salvaged: list[dict[str, Any]] = []
+        self._times: tuple[float, float] | None = None
+
+    def wait_for_all(self) -> None:
+        """Have each answer wait until every lane has an observation."""
+        self._partial = False
+        self.resetting = None
+
+    @property
+    def wanted(self) -> list[int]:
+        """The UIDs to ask for."""
+        names = ["frames", "episodes"]
+        if self._diagnostics or self.in_flight:
+            names.append("timing")
+        if self._partial or self.in_flight:  # of Steps in flight the AnswerBuffer waits for the lanes
+            names.append("resetting")
+        return [self._uids[name] for name in names if name in self._uids]
+
+    def timed(self, sent: float, arrived: float) -> None:
+        """Note when the Step that will be read next was sent, and when its answer came."""
+        self._times = sent, arrived
+
+    def salvage(self, message: pb.EnvironmentResponse) -> None:
+        """Keep the ends of episodes out of an answer that is dropped: they are told only once."""
+        with contextlib.suppress(PeerError):  # nobody waits for it, and its server may be given up just now
+            self._salvaged += self._records(message.step.observations)
+
+    def _records(self, observations: Mapping[int, pb.Tensor]) -> list[dict[str, Any]]:
+        uid = self._uids.get("episodes")
+        if uid is None or uid not in observations:
+            return []
+        try:
+            records = read_records(observations[uid], self._lanes or 1)
+            for record in records:
+                if "final_obs" in record:
+                    record["final_obs"] = self._layout.unpack(record["final_obs"])
+            return records
+        except UNREADABLE as error:
+            raise PeerError(self._url, f"its ended episodes cannot be read: {error}") from error
+
+    def extend(self, info: Any, observations: Mapping[int, pb.Tensor], now: float) -> Any:
+        """Return an info with `frames`, `episodes` (where any ended) and `latency`.
+
+        Args:
+            info: A dict of one environment; or of arrays over the lanes, or a list with a dict a lane.
+            observations: The answer's.
+            now: The client's time, seconds.
+        """
+        frames = unpack_tensor(observations[self._uids["frames"]], "frames").reshape(self._lanes or 1)
+        records, self._salvaged = [*self._salvaged, *self._records(observations)], []
+        episodes: dict[int, list[dict[str, Any]]] = {}
+        for record in records:
+            told = {key: value for key, value in record.items() if key != "lane"}
+            episodes.setdefault(record["lane"], []).append(told)
+        timing = self._timing(observations)
+        figures = None if timing is None else self._figures(timing.reshape(-1, len(TIMING)), now)
+        if self._lanes is not None and "resetting" in self._uids and self._partial:
+            resetting = unpack_tensor(observations[self._uids["resetting"]], "resetting")
+            self.resetting = resetting.reshape(self._lanes).astype(np.bool_)
+        if self._lanes is not None and not isinstance(info, list):
+            return _extend_arrays(info, frames, episodes, figures)
+        extended = []
+        for lane, own in enumerate([info] if self._lanes is None else info):
+            extra: dict[str, Any] = {"frames": int(frames[lane])}
+            if lane in episodes:
+                extra["episodes"] = episodes[lane]
+            if figures is not None:
+                extra["latency"] = self.told = {name: value[lane].item() for name, value in figures.items()}
+            extended.append({**own, **extra})
+        return extended[0] if self._lanes is None else extended
+
+    def _timing(self, observations: Mapping[int, pb.Tensor]) -> Array | None:
+        """Read the times, and learn from them what the clocks' offset is."""
+        uid = self._uids.get("timing")
+        if uid is None or uid not in observations or not self._diagnostics:
+            return None
+        timing = unpack_tensor(observations[uid], "timing")
+        if timing.shape[-1:] != (len(TIMING),):
+            raise PeerError(self._url, f"expected {len(TIMING)} times, got the shape {list(timing.shape)}")
+        first = timing.reshape(-1, len(TIMING))[0]
+        # None of Steps in flight, which the server held: `AnswerBuffer` reads their times.
+        if self._times is not None:
+            sent, arrived = self._times
+            self._times = None
+            self.latency.answered(
+                sent, float(first[_INDEX["received_at"]]), float(first[_INDEX["answered_at"]]), arrived
+            )
+        return timing
+
+    def _figures(self, timing: Array, now: float) -> dict[str, Array]:
+        """Return the figures of each lane out of its times, `(lanes, len(TIMING))`."""
+        lanes = len(timing)
+        figures: dict[str, Array] = {name: np.full(lanes, value) for name, value in self.latency.figures().items()}
+        observed = timing[:, _INDEX["observed_at"]].tolist()
+        figures["observation_age"] = np.array(
+            [self.latency.age(at, now) if math.isfinite(at) else math.nan for at in observed]
+        )
+        for name in ("step_time", "action_delay"):
+            figures[name] = timing[:, _INDEX[name]]
+        for name in _COUNTS:
+            figures[name] = timing[:, _INDEX[name]].astype(np.int64)
+        figures["stale"] = np.full(lanes, self.stale, np.int64)
+        return figures
+
+
+def read_records(tensor: pb.Tensor, lanes: int) -> list[dict[str, Any]]:
+    """Return the records of ended episodes in an answer; raises TensorError where they are none of these lanes."""
+    data = tensor.uint8s.array
+    records = values.decode(data) if data else []  # in nearly each answer none
+    if not isinstance(records, list) or not all(
+        isinstance(record, dict) and record.get("lane") in range(lanes) and isinstance(record.get("episode"), int)
+        for record in records
+    ):
+        raise TensorError(f"expected a list of ended episodes, each with lane and episode, got {records!r:.80}")
+    return records
+
+
+def _extend_arrays(
+    info: Mapping[str, Any],
+    frames: Array,
+    episodes: Mapping[int, list[dict[str, Any]]],
+    figures: Mapping[str, Array] | None,
+) -> dict[str, Any]:
+    """Return infos of lanes that are arrays with the frames, ended episodes and times of each lane."""
+    everywhere = np.ones(len(frames), np.bool_)
+    extended = {**info, "frames": frames, "_frames": everywhere}
+    if episodes:
+        lists = np.full(len(frames), None, dtype=object)
+        for lane, told in episodes.items():
+            lists[lane] = told
+        extended["episodes"] = lists
+        extended["_episodes"] = np.array([item is not None for item in lists])
+    if figures is not None:
+        nested: dict[str, Any] = {}
+        for name, value in figures.items():
+            nested[name], nested[f"_{name}"] = value, everywhere.copy()
+        extended["latency"], extended["_latency"] = nested, everywhere.copy()
+    return extended
+
+
+def merge_latency(infos: dict[str, Any], rows: list[tuple[int, Mapping[str, Any]]], num_envs: int) -> None:
+    """Put the `latency` of some slots into the infos of all, as `VectorEnv._add_info` would, but many at once.
+
+    Args:
+        infos: Of all slots, without a `latency`; grows.
+        rows: Slots and their figures.
+        num_envs: The number of slots.
+    """
+    if not rows:
+        return
+    slots = [slot for slot, _ in rows]
+    mask = np.zeros(num_envs, np.bool_)
+    mask[slots] = True
+    nested: dict[str, Any] = {}
+    for name, value in rows[0][1].items():
+        column = np.zeros(num_envs, np.int64 if isinstance(value, int) else np.float64)
+        column[slots] = [row[name] for _, row in rows]
+        nested[name], nested[f"_{name}"] = column, mask.copy()
+    infos["latency"], infos["_latency"] = nested, mask

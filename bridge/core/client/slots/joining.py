@@ -1,0 +1,401 @@
+"""How a vector environment joins its worlds at first: of a list of URLs, or of a directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch, as_directory
+from bridge.core.client.options import VectorOptions, checked_urls
+from bridge.core.client.slots.endpoint import EndpointEvent
+from bridge.core.client.slots.placement import Load, Placement
+from bridge.core.client.slots.slot import CONNECTING, Member, SlotPhase
+from bridge.core.client.slots.vector_pool import VectorPool
+from bridge.core.client.world.lanes_choice import choose_lanes
+from bridge.core.client.world.world_request import WorldRequest
+from bridge.core.logs import SafeLog
+from bridge.core.progress import LOOK, tell
+from bridge.core.server_wait import ServerWait
+from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RemoteTimeoutError, SettingError
+
+__all__ = ["join"]
+
+# Seconds between two looks for servers that are silent, and between two lines of the log.
+_LOOK, _LOG = 0.2, 5.0
+# Endpoints that are asked at a time, where others did not answer.
+_AT_ONCE = 64
+
+_log = SafeLog(__name__)
+
+
+def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits_for_all: bool = False) -> VectorPool:
+    """Return a pool whose worlds are joined, and whose spares are being connected.
+
+    Args:
+        urls: As of `make_vec_remote`.
+        options: What it was given beside.
+        waits_for_all: Whether whoever steps the slots waits for all of them, so that lanes may stand for worlds.
+
+    Raises:
+        AddressError: A URL cannot be read.
+        SettingError: The worlds differ in their spaces, do not add up to `num_envs`, or have no room; with `lanes=True`
+            there cannot be one world for all slots.
+        RemoteError: What cannot be joined, and nothing stands in for it.
+    """
+    pool, num_envs = VectorPool(options.timeout), options.num_envs
+    pool.policy.connect_timeout = options.connect_timeout
+    wait = ServerWait(options.wait_for_server)
+    directory, requests = as_directory(urls), list[WorldRequest]()
+    spares = [options.request(url) for url in options.spares]
+    if directory is None:
+        requests = [options.request(url, name) for url, name in _with_agents(checked_urls(urls), options.agent)]
+    has_directory, has_spares = directory is not None, bool(spares)
+    of_all = choose_lanes(
+        options.lanes, num_envs, requests, directory=has_directory, spares=has_spares, waits_for_all=waits_for_all
+    )
+    if directory is None:
+        if of_all is not None and num_envs is not None:
+            # What stands by for a world of lanes has as many.
+            requests, spares = [of_all], [request.as_lanes(num_envs) for request in spares]
+        elif num_envs is not None:
+            requests, spares = requests[:num_envs], requests[num_envs:] + spares
+    elif spares:
+        raise SettingError(
+            f"expected no spares with a directory, got {len(spares)}; add these URLs to the directory: its servers "
+            "that are not needed stand by"
+        )
+    # Before the first connection: it asks the server whether it drains only where slots can move.
+    if directory is not None or spares:
+        pool.enable_moves()
+    try:
+        # Else the keepalive thread would take the answers to the join, as it does between calls.
+        with pool.turn:
+            if directory is None:
+                _join_urls(pool, requests, num_envs, wait, one_world=options.lanes is True)
+            else:
+                name = directory.server_name if isinstance(directory, DnsDirectory) else None
+                placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
+                _join_directory(pool, placement, num_envs, wait)
+            for request in spares:
+                pool.connect(pool.members.add(request, spare=True))
+    # KeyboardInterrupt too: without an object there is nobody to close the connections.
+    except BaseException:
+        pool.close_all(0.5)
+        raise
+    return pool
+
+
+def _with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tuple[str, str | None]]:
+    """Return each URL with the agent to join it as, or raise SettingError where they do not fit."""
+    names = [agent] * len(urls) if agent is None or isinstance(agent, str) else list(agent)
+    if len(urls) == 1:
+        urls = urls * len(names)
+    if not names or len(names) != len(urls):
+        raise SettingError(f"expected agent to have a name for each of {len(urls)} URLs, got {agent!r:.80}")
+    return list(zip(urls, names, strict=True))
+
+
+def _join_urls(
+    pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None, wait: ServerWait, *, one_world: bool
+) -> None:
+    """Join a world for each request, all at once, and further ones where `num_envs` asks for more slots.
+
+    Args:
+        pool: Gets them.
+        requests: The worlds.
+        num_envs: The number of slots; None: those of the requests.
+        one_world: Whether the user wants one world for all slots.
+
+    Raises:
+        SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
+        RemoteError: One cannot be joined.
+    """
+    places = {(request.address.scheme, request.address.target) for request in requests}
+    # Set before the first remote is made: it decides whether remotes open a socket each, or share one.
+    pool.members.shared = len(places) < max(len(requests), num_envs or 0)
+    _Join(pool, requests, wait).run()
+    if num_envs is None:
+        return
+    # How many lanes a world has is known only now, and with it how many worlds make up `num_envs`.
+    have = len(pool.members.at)
+    if have == num_envs and len(requests) == 1:
+        pool.members.shared = False  # there is no other one
+    elif one_world:
+        # Another server than ours may know no such setting, and make what it always makes.
+        raise SettingError(
+            f"lanes=True: expected {pool.members.filling[0].remote.url} to make a world of {num_envs} lanes, got one "
+            f"that fills {have} of the slots; leave lanes out"
+        )
+    if have < num_envs and (num_envs - have) % have == 0:
+        further = [dataclasses.replace(request, lanes_if_alike=None) for request in requests]  # it has answered
+        _Join(pool, further * ((num_envs - have) // have), wait).run()
+    elif have != num_envs:
+        lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members.filling)
+        raise SettingError(
+            f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
+            "A world of N lanes fills N slots"
+        )
+
+
+class _Join:
+    """Joins a world for each request, and tells a person at a terminal, and more seldom the log, what is waited for.
+
+    Args:
+        pool: Gets them.
+        requests: The worlds.
+        wait: Says how long servers are waited for that are not up.
+    """
+
+    def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest], wait: ServerWait) -> None:
+        self._pool, self._wait = pool, wait
+        self._later: dict[Member, float] = {}
+        """The members whose servers are not up, each with the time of its next attempt; monotonic seconds."""
+        self._missing = dict.fromkeys([pool.connect(pool.members.add(request)) for request in requests])
+        """The members that are being connected."""
+        self._wanted = len(pool.members.filling)
+        """The number of worlds."""
+        self._asks = any(request.lanes_if_alike for request in requests)
+        """True if a server is asked which form of world to make."""
+
+    def run(self) -> None:
+        """Join them, and give them their slots."""
+        pool, missing = self._pool, self._missing
+        now = time.monotonic()
+        tell_at, log_at = now + LOOK, now + _LOG
+        while self._begin_more(now):
+            # Not `pool.gather`: it would let the policy connect again what fails, and here a failure is raised.
+            pool.poller.ready(min(LOOK, _LOOK))
+            pool.drain()
+            now = time.monotonic()
+            if self._asks:
+                for member in list(missing):
+                    if now > member.silent_until and member.remote.session.asking:
+                        self._ask_nothing(member)
+            # Each world has its own deadline: a server that stands in for a silent one has all of `timeout`, too.
+            late = [member for member in missing if now > self._deadline(member)]
+            for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
+                if self._on_silent(member) and member in late:
+                    late.remove(member)
+            # A list, because the loop takes members out of `missing`.
+            for member in [member for member in missing if member.phase not in CONNECTING]:
+                if member not in missing:  # it was dropped, because one that was joined before has more lanes
+                    continue
+                del missing[member]
+                if member.phase is SlotPhase.OFFLINE and member.error is not None:
+                    self._on_failed(member, member.error)
+                else:
+                    self._on_joined(member)
+            late = [member for member in late if member in missing]
+            if late:
+                urls = ", ".join(dict.fromkeys(member.remote.url for member in late))
+                raise RemoteTimeoutError(urls, late[0].remote.late("to join a world", pool.timeout).reason)
+            if missing and now >= tell_at:
+                joined = len(pool.members.filling) - len(missing)
+                tell_at = now + LOOK
+                text = f"waiting for {next(iter(missing)).remote.url}; {joined} of {self._wanted} worlds joined"
+                tell(text)
+                if now >= log_at:
+                    log_at = now + _LOG
+                    _log.warning("%s", text)
+        # At the end, because slots are numbered in the order of the requests, not in that of the answers.
+        pool.members.place()
+
+    def _begin_more(self, now: float) -> bool:
+        """Connect further worlds, if they are wanted; return whether there is anything to wait for."""
+        for member in [member for member, due in self._later.items() if now >= due]:
+            del self._later[member]
+            # One that answers is enough: the slots go home once their own server is up.
+            if not self._stand_in(member):
+                self._pool.connect(member)
+            self._missing[member] = None
+        return bool(self._missing or self._later)
+
+    def _on_joined(self, member: Member) -> None:
+        """Do what a joined world makes possible."""
+        # It was not up before. Now it is well, and may stand in for others.
+        member.failures = 0
+
+    def _on_failed(self, member: Member, error: RemoteError) -> None:
+        """Go on without a world, or raise why it cannot be joined."""
+        # A server of another package may have ended the stream at the question. One that is not there has not, and one
+        # that wants a token wants it without the question, too.
+        unanswered = not isinstance(error, ConnectError) and member.remote.session.asking
+        if unanswered and not (isinstance(error, RefusedError) and error.code == Code.UNAUTHENTICATED):
+            self._ask_nothing(member)
+        else:
+            self._later[member] = time.monotonic() + self._wait.pause_after(error)
+
+    def _ask_nothing(self, member: Member) -> None:
+        """Connect again, without a question: another server than ours may have ended the stream at it, or be silent."""
+        again = dataclasses.replace(member.remote.request, lanes_if_alike=None)
+        self._missing[self._pool.connect(member, again)] = None
+
+    def _deadline(self, member: Member) -> float:
+        """Return the time from which on a world is late, monotonic seconds."""
+        # Separate worlds are joined in two turns, the first and then all others: lanes get as much time.
+        return member.deadline + (self._pool.timeout if member.remote.session.agreed_on_lanes else 0.0)
+
+    def _on_silent(self, member: Member) -> bool:
+        """Join a world of a server that answers in place of a silent one, where their URLs ask for the same.
+
+        Returns:
+            Whether the silent one was left.
+        """
+        # Who stands in does so once: of a list there is no end to the servers that might.
+        return member.home is None and self._stand_in(member)
+
+    def _stand_in(self, member: Member) -> bool:
+        """Join a world of another server in a member's place, where one is well; return whether there is one."""
+        request = self._pool.policy.stand_in(member)
+        if request is not None:
+            # A black hole, such as a firewall that drops packets, gives no error: without this, the user waits
+            # `timeout` seconds for a training that the other servers could carry.
+            patience = min(self._pool.policy.connect_timeout, self._pool.timeout)
+            why = f"has not said anything within {patience:g} s" if member.remote.connected else "is not up"
+            _log.warning("%s %s: %s stands in for it", member.remote.url, why, request.address.url)
+            self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
+            self._pool.connect(member, request)
+        return request is not None
+
+
+def _join_directory(pool: VectorPool, placement: Placement, num_envs: int | None, wait: ServerWait) -> None:
+    """Join worlds spread over the endpoints of a directory.
+
+    Args:
+        pool: Gets them.
+        placement: Chooses the endpoints.
+        num_envs: The number of slots; None: a world for each endpoint.
+        wait: Says how long servers are waited for that are not up, or not in the directory yet.
+
+    Raises:
+        SettingError: The endpoints have too little room, or `num_envs` is no multiple of a world's lanes.
+        RemoteError: No endpoint can be joined.
+    """
+    pool.policy.placement = placement
+    # The only reading that is waited for: it has to say which endpoints there are.
+    count = len(_first_endpoints(placement.watch, pool.timeout, wait))
+    if num_envs is not None:
+        placement.check_room(num_envs)
+        pool.members.shared = num_envs > count
+    _DirectoryJoin(pool, placement, num_envs, count, wait).run()
+
+
+def _first_endpoints(watch: EndpointWatch, timeout: float, wait: ServerWait) -> Sequence[Endpoint]:
+    """Return the endpoints of the first reading of a directory that has some."""
+    while True:
+        try:
+            return watch.wait(time.monotonic(), timeout)
+        except RemoteError as error:
+            pause = wait.pause_after(error)
+        except SettingError as error:
+            # A file that is not there, a name that nobody knows, or an empty list; not one that cannot be read.
+            if not (watch.may_fill and wait.lasts):
+                raise
+            pause = wait.pause_after(ConnectError(repr(watch.directory), str(error), unavailable=True))
+        time.sleep(pause)
+
+
+class _DirectoryJoin(_Join):
+    """Joins worlds of a directory until there are enough; in place of those that are dead, full or silent, others.
+
+    Args:
+        pool: Gets them.
+        placement: Chooses the endpoints.
+        num_envs: The number of slots; None: a world for each endpoint.
+        count: The number of endpoints.
+        wait: As of `_Join`.
+    """
+
+    def __init__(
+        self, pool: VectorPool, placement: Placement, num_envs: int | None, count: int, wait: ServerWait
+    ) -> None:
+        super().__init__(pool, (), wait)
+        self._look_at = 0.0
+        """The time of the next look for endpoints that are up, while none is; monotonic seconds."""
+        self._wanted = num_envs or count
+        self._placement = placement
+        self._num_envs, self._count = num_envs, count
+        self._lanes = 0  # of a world; 0: not known
+        self._error: RemoteError | None = None
+        self._failures = 0
+        self._asked: set[str] = set()
+        """The keys of the endpoints that were asked."""
+        self._until = math.inf
+        """The time until which endpoints that are silent are asked again; monotonic seconds."""
+
+    def _begin_more(self, now: float) -> bool:
+        pool, placement, filling = self._pool, self._placement, self._pool.members.filling
+        if self._lanes and not self._missing and len(filling) >= self._wanted:
+            return False
+        # Until one was joined nobody knows how many lanes a world has. Who has met a dead endpoint asks twice as many
+        # at a time, so that a list of thousands is gone through in moments.
+        most = self._wanted if self._lanes else min(2**self._failures, _AT_ONCE, self._count)
+        if len(filling) < most:
+            load, proven = Load(filling), self._failures > 0
+            if not self._lanes:  # one look for all of them
+                for untried in placement.choose_untried(load, most - len(filling), now):
+                    self._add(untried)
+            # A directory may list several environments: each gets its share of the worlds, whatever the others lack.
+            have, nowhere = Counter(member.kind for member in filling), set()
+            for kind in placement.kinds(self._wanted):
+                if have[kind] > 0:
+                    have[kind] -= 1
+                elif len(filling) < most and kind not in nowhere:
+                    patience = pool.policy.connect_timeout
+                    endpoint = placement.choose(load, self._lanes or 1, now, patience, kind, proven=proven)
+                    if endpoint is None:
+                        nowhere.add(kind)
+                    else:
+                        self._add(endpoint)
+        if not self._missing and self._error is not None and self._error.unavailable:
+            # All are away: who comes is in the directory, or will be.
+            placement.watch.poll(now, soon=True)
+            self._asked.clear()
+            if now >= self._look_at:
+                self._look_at = now + self._wait.pause_after(self._error)
+            return True
+        if not self._missing or (now > self._until and self._error is not None):
+            raise self._error or SettingError(
+                f"no endpoint of {placement.watch.directory!r} has room for another world, after {len(filling)} worlds"
+            )
+        return True
+
+    def _add(self, endpoint: Endpoint) -> None:
+        # One that was not asked yet, or that answers, gets its own time, whatever the others took. Those that are
+        # silent are asked again for no longer than that: else a start with none but them would never end.
+        if endpoint.key not in self._asked or self._placement.is_well(endpoint.key):
+            self._asked.add(endpoint.key)
+            self._until = time.monotonic() + self._pool.timeout
+        request = self._placement.request_for(endpoint.url)
+        member = self._pool.members.add(request, lanes=self._lanes or 1, endpoint=endpoint.key)
+        self._missing[self._pool.connect(member)] = None
+
+    def _on_joined(self, member: Member) -> None:
+        self._until = time.monotonic() + self._pool.timeout
+        if self._lanes:
+            return
+        lanes = self._lanes = member.remote.slots
+        if self._num_envs is not None:
+            self._wanted, rest = divmod(self._num_envs, lanes)
+            if rest:
+                raise SettingError(f"num_envs={self._num_envs} is no multiple of the {lanes} lanes of each world")
+        # They were asked while nobody knew that a world has several lanes: fewer worlds are enough.
+        for other in list(self._missing)[self._wanted - 1 :]:
+            del self._missing[other]
+            self._pool.members.drop(other)
+
+    def _on_silent(self, member: Member) -> bool:
+        # Another endpoint takes its place: a directory has more of them, so nobody waits for `timeout`.
+        self._pool.give_up(member)
+        return True
+
+    def _on_failed(self, member: Member, error: RemoteError) -> None:
+        # One is raised if no endpoint is left: that which no waiting mends, if there is one, or else the last.
+        if self._error is None or self._error.unavailable or not error.unavailable:
+            self._error = error
+        self._failures += 1
+        self._pool.members.drop(member)

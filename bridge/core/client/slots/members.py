@@ -1,0 +1,146 @@
+"""Who fills which slots of a vector environment, and who stands by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.core.client.endpoints import kind_of
+from bridge.core.client.slots.slot import SPARE, Member
+from bridge.core.client.wire.poller import Poller
+from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.world_request import WorldInfo, WorldRequest
+from bridge.errors import SettingError
+
+__all__ = ["SlotMembers"]
+
+
+class SlotMembers:
+    """The members of a pool, each a remote and the slots that it fills.
+
+    Args:
+        poller: What the remotes deliver to.
+    """
+
+    def __init__(self, poller: Poller[Delivery]) -> None:
+        self.filling: list[Member] = []
+        """Those that fill slots, in the slots' order."""
+        self.spares: list[Member] = []
+        """Those that stand by."""
+        self.at: list[Member] = []
+        """The member of each slot; empty until all are joined for the first time."""
+        self.of: dict[Remote, Member] = {}
+        """The member of each remote; what comes of another remote means nothing any more."""
+        self.shared = False
+        """True if some remotes are in the same place."""
+        self._waits_for_lanes = False
+        self._poller = poller
+
+    # Copies
+
+    def kept(self) -> tuple[Any, ...]:
+        """Return what a copy begins with."""
+        # A slot that is away from its own server begins there again in the copy. Spares that relieve others are left
+        # out: the policy of the copy makes its own.
+        worlds = [
+            (member.home or member.remote.request, member.remote.info, member.start, member.lanes, member.endpoint)
+            for member in (*self.filling, *self.spares)
+            if member.relieves is None
+        ]
+        return worlds, self.shared, self._waits_for_lanes
+
+    def restore(self, kept: tuple[Any, ...]) -> None:
+        """Take what `kept` of another one returned; the remotes connect anew."""
+        worlds, self.shared, self._waits_for_lanes = kept
+        for request, info, start, lanes, endpoint in worlds:
+            self._new_member(self._new_remote(request, info), start, lanes, endpoint)
+        self._number_slots()
+
+    # Who is there
+
+    def _new_remote(self, request: WorldRequest, info: WorldInfo | None = None, like: Remote | None = None) -> Remote:
+        """Make a remote. What is known of its world is `info`, or what `like` knows of its own world."""
+        remote = Remote(request, self._poller, info, shared=self.shared)
+        if like is not None:
+            remote.session.know(like.session)
+        if self._waits_for_lanes:
+            remote.session.wait_for_all()
+        return remote
+
+    def _new_member(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
+        single = remote.info is None or remote.info.lanes is None
+        kind = None if endpoint is None else kind_of(remote.request.address)
+        member = self.of[remote] = Member(remote, start, lanes, endpoint, kind, single)
+        (self.spares if start == SPARE else self.filling).append(member)
+        return member
+
+    def add(self, request: WorldRequest, *, spare: bool = False, lanes: int = 1, endpoint: str | None = None) -> Member:
+        """Return a further member, whose remote has no connection yet.
+
+        Args:
+            request: The world.
+            spare: Whether it stands by; else `place` gives it its slots.
+            lanes: The number of its slots, as far as is known.
+            endpoint: The key of its endpoint in a directory.
+        """
+        # A slot may move to it before it is joined. Until then its world is taken to be like the others.
+        like = self.filling[0].remote if self.at else None
+        start = SPARE if spare else len(self.filling)
+        return self._new_member(self._new_remote(request, like=like), start, lanes, endpoint)
+
+    def drop(self, member: Member) -> None:
+        """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
+        # What still arrives from its remote finds no member, and is dropped.
+        (self.spares if member.start == SPARE else self.filling).remove(member)
+        del self.of[member.remote]
+        member.remote.close(0.0)
+
+    def replace_remote(self, member: Member, request: WorldRequest) -> None:
+        """Let a member have another remote; that which it had is forgotten, but what it counted goes along."""
+        before = self.of.pop(member.remote).remote
+        member.remote = self._new_remote(request, like=before)
+        member.remote.record = before.record
+        self.of[member.remote] = member
+
+    def swap_remotes(self, member: Member, spare: Member) -> None:
+        """Let two members have each other's remote."""
+        member.remote, spare.remote = spare.remote, member.remote
+        self.of[member.remote], self.of[spare.remote] = member, spare
+
+    # Their slots
+
+    def place(self) -> None:
+        """Give the worlds, all of which are joined, their slots in order.
+
+        Raises:
+            SettingError: One has other spaces than the first.
+        """
+        start = 0
+        for member in self.filling:
+            member.place(start, member.remote.slots)
+            start += member.lanes
+            self.check_spaces(member)
+        self._number_slots()
+
+    def _number_slots(self) -> None:
+        self.at = [member for member in self.filling for _ in range(member.lanes)]
+
+    # Their worlds
+
+    def check_spaces(self, member: Member) -> None:
+        """Raise SettingError where a world has other spaces than the first, and say what differs."""
+        different = member.remote.known_info().difference(self.world_info())
+        if different:
+            raise SettingError(
+                f"{member.remote.url} has, unlike {self.filling[0].remote.url}, {different}; one vector environment "
+                "takes worlds of equal spaces"
+            )
+
+    def world_info(self) -> WorldInfo:
+        """Return what is known of the worlds, whose spaces are equal."""
+        return self.filling[0].remote.known_info()
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self._waits_for_lanes = True
+        for remote in self.of:
+            remote.session.wait_for_all()

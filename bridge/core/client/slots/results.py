@@ -1,0 +1,365 @@
+"""The results of one `reset` or `step`, in the forms that callers want."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import VectorEnv
+
+from bridge.core.client.realtime.reader import merge_latency
+from bridge.core.client.slots.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
+from bridge.core.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots.vector_pool import VectorPool
+from bridge.core.client.world.session_states import ClientState
+from bridge.core.client.world.step_reader import Batch, StepReader
+from bridge.core.encoding import values
+from bridge.core.encoding.interventions import ACTION
+from bridge.core.encoding.spaces import Column, Layout
+from bridge.core.encoding.step_codec import StepAnswer
+from bridge.core.encoding.tensors import Array
+from bridge.errors import UNREADABLE, Code, ConnectionLostError, EnvironmentFailedError, RemoteError, TensorError
+
+__all__ = ["InfoJoiner", "Results"]
+
+# Bytes of an answer up to which reading it as a stack of one is quicker.
+_SMALL = 1024
+
+
+class InfoJoiner(VectorEnv[Any, Any, Any]):
+    """Joins infos of slots into one dict of arrays with `_key` masks, by Gymnasium's own rules.
+
+    Args:
+        num_envs: The number of slots.
+    """
+
+    closed = True  # it is an environment only for the sake of `_add_info`, and has nothing to close
+
+    def __init__(self, num_envs: int) -> None:
+        self.infos: dict[str, Any] = {}
+        self.num_envs = num_envs
+
+    def add(self, info: Mapping[str, Any], slot: int) -> None:
+        """Add what belongs to one slot. A key whose values are of several types becomes an array of objects."""
+        for key, value in info.items():
+            try:
+                self.infos = self._add_info(self.infos, {key: value}, slot)
+            # One server's info must not cost the others theirs: what fits into no array is kept as objects.
+            except UNREADABLE:
+                known = {name: self.infos[name] for name in (key, f"_{key}") if name in self.infos}
+                # As in Gymnasium's arrays of objects, where slots without the key hold None.
+                self.infos[key] = np.full(self.num_envs, None)
+                for other in range(self.num_envs):
+                    self.infos[key][other] = value if other == slot else lane_info(known, other).get(key)
+                self.infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))[slot] = True
+
+
+class Results:
+    """Hands out what has come of some members of a pool, side by side.
+
+    Args:
+        pool: Whose answers are taken.
+        layout: Of the observations.
+        reward_space: Of one environment; None: rewards are floats.
+        members: Those that are handed out; None: all. A row is a slot then.
+        tells: Whether the caller sees the flags. Else episodes that were cut count as told only by later results.
+    """
+
+    def __init__(
+        self,
+        pool: VectorPool,
+        layout: Layout,
+        reward_space: Space[Any] | None,
+        members: Sequence[Member] | None = None,
+        *,
+        tells: bool = True,
+    ) -> None:
+        self._places: list[tuple[Member, slice]] = []
+        size = 0
+        for member in pool.members.filling if members is None else members:
+            self._places.append((member, slice(size, size + member.lanes)))
+            size += member.lanes
+        self.size = size
+        """The number of rows."""
+        self.batch = Batch.empty(layout, size, reward_space)
+        """Columns and flags of all rows; the columns of rows that are not `valid` hold nothing."""
+        self.valid: Array = np.zeros(size, np.bool_)
+        """Which rows have an observation, `(size,)`."""
+        self.errors: dict[int, RemoteError] = {}
+        """Why an episode was cut off, by row."""
+        self.failures: dict[int, EnvironmentFailedError] = {}
+        """How the environment of a lane failed, which ended that lane's episode alone, by row."""
+        self._unbegun: dict[int, EnvironmentFailedError] = {}
+        """Those of `failures` which the server told with the step before."""
+        self.common: dict[str, Any] = {}
+        """Infos of all rows that do not come from the remotes: arrays `(size,)`."""
+        self.moved: Array | None = None
+        """Which rows were truncated because their world moved off a server that drains; None: none were."""
+        self.begun: Results | None = None
+        """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
+        self._infos: list[tuple[Member, int, Any]] = []  # with the first row: as they came, of lanes arrays over them
+        self._pool, self._layout, self._tells = pool, layout, tells
+        self._any_info = False
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Take the answers that have come."""
+        pool, batch, valid, infos = self._pool, self.batch, self.valid, self._infos
+        stacked = self._stack_answers()
+        pool.handing_out = True
+        for member, rows in self._places:
+            answer, start = member.answer, rows.start
+            # Its remote is away or not ready, or it was asked for nothing.
+            if answer is None:
+                if member.error is not None:
+                    self._cut_off(member, rows, member.error)
+                continue
+            stepped, mine = member.phase is SlotPhase.ANSWERED, stacked.get(start)
+            if mine is not None and mine.info == values.EMPTY_DICT:  # as nearly always
+                member.handed(ended=member.remote.session.state is ClientState.ENDED)
+                valid[start] = True
+                continue
+            try:
+                if mine is not None:
+                    info = answer.reader.read_info(mine)
+                else:
+                    info = answer.reader.read_into(answer.message, batch, start, member.remote.now())
+            except RemoteError as error:
+                # Only this remote sent what its space cannot hold: the others' answers are here, and are handed out.
+                pool.lose(member, member.remote.give_up(error))
+                self._cut_off(member, rows, error)
+                continue
+            member.handed(ended=member.remote.session.state is ClientState.ENDED)
+            self._any_info = self._any_info or bool(info)
+            realtime = member.remote.realtime
+            resetting = None if realtime is None else realtime.resetting
+            # In real time the server answers for all lanes as soon as one has an observation.
+            valid[rows] = True if resetting is None else ~resetting
+            infos.append((member, start, info))
+            if answer.reader.failed:
+                self._note_failures(member, start, info, answer.reader.failed)
+            if stepped and not member.single and pool.policy.lanes_leave:
+                self._leave(member, rows)
+
+    def _stack_answers(self) -> dict[int, StepAnswer]:
+        """Write all answers of the same template into the batch at once, but for their infos; return them by row."""
+        alike: dict[Any, tuple[StepReader, list[int], list[StepAnswer]]] = {}
+        for column in self.batch.columns:
+            # Spaces of text, graphs and sequences have lists of rows, which cannot be written at once.
+            if not isinstance(column, np.ndarray):
+                return {}
+        for member, rows in self._places:
+            answer = member.answer
+            if answer is not None and member.single and type(message := answer.message) is StepAnswer:
+                # Worlds whose tensors have equal UIDs, types and shapes share one template.
+                if message.template not in alike:
+                    alike[message.template] = answer.reader, [], []
+                _, places, answers = alike[message.template]
+                places.append(rows.start)
+                answers.append(message)
+        done: dict[int, StepAnswer] = {}
+        for template, (reader, places, answers) in alike.items():
+            if len(places) == 1 and template.size > _SMALL:
+                continue  # a large one by itself is copied once less
+            try:
+                reader.read_rows(answers, self.batch, slice(None) if len(places) == self.size else places)
+            except TensorError:
+                continue  # each by itself, so that only the remotes at fault are lost
+            done.update(zip(places, answers, strict=True))
+        return done
+
+    def _leave(self, member: Member, rows: slice) -> None:
+        """Let a world of lanes that was stepped leave a server that drains, if a replacement stands ready.
+
+        The lanes that were in an episode are truncated by it.
+        """
+        before = member.remote
+        self._pool.execute(self._pool.policy.after_step(member, time.monotonic()))
+        # No replacement stands ready yet: a later step moves it.
+        if member.remote is before:
+            return
+        cut: Array = ~self.ended[rows]
+        if before.realtime is not None and before.realtime.resetting is not None:
+            cut &= ~before.realtime.resetting  # they are in no episode
+        self.batch.truncations[rows] |= cut
+        before.record.episodes_moved += int(np.count_nonzero(cut))
+        if self.moved is None:
+            self.moved = np.zeros(self.size, np.bool_)
+        self.moved[rows] = cut
+
+    def _note_failures(self, member: Member, start: int, info: Any, lanes: Sequence[int]) -> None:
+        """Keep why lanes failed; the server has truncated their episodes."""
+        for lane in lanes:
+            told = lane_info(info, lane)
+            place = info[lane] if isinstance(info, list) else info
+            # In the mode SAME_STEP the end of the episode is there, and beside it the beginning of the next one.
+            if "error" not in told and isinstance(place.get("final_info"), dict):
+                told, place = told["final_info"], place["final_info"]
+            # Wrappers around the served lanes may have dropped it.
+            reason = str(told.get("error", "the environment failed"))
+            self.failures[start + lane] = error = EnvironmentFailedError(member.remote.url, reason, Code.INTERNAL)
+            if "error" in told:  # as of a single environment: with the server that it is of
+                holder, key = (place, "error") if isinstance(info, list) else (place["error"], lane)
+                holder[key] = str(error)
+            if self._tells:
+                member.remote.record.episodes_lost += 1
+                first = reason.partition("\n")[0]
+                self._pool.log.warning("slot %d: episode truncated: %s", member.start + lane, first)
+
+    def cut_unbegun(self, failures: dict[int, EnvironmentFailedError]) -> None:
+        """Truncate rows whose lanes were to begin their episodes in the step before this one, and could not."""
+        self.batch.truncations[list(failures)] = True
+        # Of one that failed again, the new reason counts.
+        self._unbegun, self.failures = failures, {**failures, **self.failures}
+
+    def _cut_off(self, member: Member, rows: slice, error: RemoteError) -> None:
+        """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
+        self.errors.update(dict.fromkeys(range(rows.start, rows.stop), error))
+        # Once: from then on the row is None, with the reason, until the world is back.
+        if member.phase in CUT and self._tells:
+            member.handle(SlotEvent.TOLD)
+            member.remote.record.episodes_lost += member.lanes
+            self.batch.truncations[rows] = True
+            what = "episode" if member.lanes == 1 else "episodes"
+            self._pool.log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
+
+    # Forms
+
+    @property
+    def ended(self) -> Array:
+        """Which rows' episodes ended, bools `(size,)`."""
+        return self.batch.terminations | self.batch.truncations
+
+    def merged_infos(self) -> dict[str, Any]:
+        """Return the infos by Gymnasium's rules: arrays over the rows with `_key` masks."""
+        if self.begun is None and not (self._any_info or self.errors) and self.moved is None:
+            return self.common.copy()  # as nearly always
+        infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
+        if any(info and _acted_for(info) for *_, info in self._infos):
+            space, owns = self._pool.members.world_info().action_space, self.own_infos()
+            if self.begun is not None:  # what was executed in slots that ended is told with their final observation
+                ended = self.ended
+                finals = [own if over else {} for own, over in zip(owns, ended, strict=True)]
+                if any(ACTION in own for own in finals):
+                    batch_interventions(infos["final_info"], finals, space)
+                owns = [{} if over else own for own, over in zip(owns, ended, strict=True)]
+            if any(ACTION in own for own in owns):
+                batch_interventions(infos, owns, space)
+        if self.moved is not None:
+            infos.update(moved=self.moved, _moved=self.moved.copy())
+        return infos
+
+    def _merged(self) -> dict[str, Any]:
+        # The infos of one world of lanes are batched already, by the server's vector environment.
+        if len(self._places) == 1 and self._infos and not self._infos[0][0].single:
+            info = self._infos[0][2]
+            if isinstance(info, dict):
+                return info
+        joiner = InfoJoiner(self.size)
+        for slot, error in self.errors.items():
+            joiner.add({"error": str(error)}, slot)
+        times: list[tuple[int, Any]] = []
+        only_single = all(member.single for member, *_ in self._infos)
+        for member, start, info in self._infos:
+            if not info:
+                continue
+            if member.single:
+                # Below, all of them at once: here each of these numbers would be a call of `_add_info`.
+                realtime = member.remote.realtime
+                if only_single and realtime is not None and realtime.told and realtime.told is info.get("latency"):
+                    times.append((start, info["latency"]))
+                    info = {key: value for key, value in info.items() if key != "latency"}
+                joiner.add(info, start)
+                continue
+            rows = info if isinstance(info, list) else as_rows(info, member.lanes)
+            if isinstance(rows, dict) and joins(joiner.infos, rows):
+                merge_lanes(joiner.infos, rows, start, member.lanes, self.size)
+            else:
+                for lane in range(member.lanes):
+                    joiner.add(lane_info(rows, lane), start + lane)
+        merge_latency(joiner.infos, times, self.size)
+        return joiner.infos
+
+    def own_infos(self) -> list[dict[str, Any]]:
+        """Return each row's own info."""
+        own: list[dict[str, Any]] = [{} for _ in range(self.size)]
+        for member, start, info in self._infos if self._any_info else ():
+            rows = info if member.single or isinstance(info, list) else as_rows(info, member.lanes)
+            for lane in range(member.lanes):
+                # A copy: below it may get keys that are no part of what was received.
+                own[start + lane] = dict(rows) if member.single else lane_info(rows, lane)
+        for slot, error in self.errors.items():
+            own[slot]["error"] = str(error)
+        for slot, error in self._unbegun.items():
+            own[slot].setdefault("error", str(error))
+        for slot in () if self.moved is None else np.flatnonzero(self.moved).tolist():
+            own[slot]["moved"] = True
+        return own
+
+    def _same_step_infos(self, begun: Results) -> dict[str, Any]:
+        """Return the infos of a step after which slots that ended began their next episodes at once."""
+        joiner = InfoJoiner(self.size)
+        last, first, ended = self.own_infos(), begun.own_infos(), self.ended
+        for slot in range(self.size):
+            if ended[slot]:
+                # What this step returned of the old episode; the observation that the caller gets is the new one's.
+                joiner.add({"final_obs": self.row(slot), "final_info": last[slot]}, slot)
+            # In real time a slot that did not end in this step may end while the others are reset. Only the answer of
+            # the second trip has that episode's record; the caller gets it here, or nowhere.
+            elif "episodes" in first[slot]:
+                last[slot]["episodes"] = [*last[slot].get("episodes", ()), *first[slot]["episodes"]]
+            joiner.add(first[slot] if ended[slot] else last[slot], slot)
+        return joiner.infos
+
+    def fill_last(self) -> None:
+        """Give rows without a new observation the one that they had last: those cut off, and those not asked.
+
+        Raises:
+            ConnectionLostError: A slot never had one.
+        """
+        # The reward and flags of the last answer were handed out with it: this time they are written into copies.
+        flags = self.batch.rewards.copy(), self.batch.terminations.copy(), self.batch.truncations.copy()
+        only_columns = Batch(self.batch.columns, *flags)
+        for member, rows in self._places:
+            if self.valid[rows.start]:
+                continue
+            if member.last is None:
+                raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
+            member.last.reader.read_into(member.last.message, only_columns, rows.start, member.remote.now())
+
+    def row(self, slot: int) -> Any:
+        """Return one row's observation."""
+        return self._layout.row(self.batch.columns, slot)
+
+    def rows(self) -> tuple[Any, ...]:
+        """Return each row's observation, None where it has none. Small ones may be parts of the columns."""
+        if self.valid.all():
+            return self._layout.rows(self.batch.columns, self.size)
+        return tuple(self.row(slot) if has else None for slot, has in enumerate(self.valid.tolist()))
+
+    def batched(self) -> Any:
+        """Return the observations of all rows as Gymnasium batches them; of an episode that began, its first one."""
+        columns = self.batch.columns
+        if self.begun is not None:
+            columns = [
+                _replaced(column, new, self.ended)
+                for column, new in zip(columns, self.begun.batch.columns, strict=True)
+            ]
+        return self._layout.batch(columns)
+
+
+def _acted_for(info: Any) -> bool:
+    """True if an info, or infos of lanes, say that somebody else acted."""
+    return any(ACTION in own for own in info) if isinstance(info, list) else ACTION in info
+
+
+def _replaced(column: Column, new: Column, slots: Array) -> Column:
+    """Return a column with the items of another one in some slots."""
+    if isinstance(column, np.ndarray):
+        mixed: Array = column.copy()
+        mixed[slots] = np.asarray(new)[slots]
+        return mixed
+    return [new[slot] if slots[slot] else item for slot, item in enumerate(column)]

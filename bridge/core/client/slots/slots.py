@@ -1,0 +1,278 @@
+"""The parts behind the slots of a vector environment: copies, the order of calls, and questions to all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from bridge.core.client.attributes import missing_attributes
+from bridge.core.client.conflict import ConflictDetector
+from bridge.core.client.slots.question import Question
+from bridge.core.client.slots.slot import CONNECTING, Member
+from bridge.core.client.slots.stepper import Stepper
+from bridge.core.client.slots.vector_pool import VectorPool
+from bridge.core.client.world.extensions import (
+    attribute_write,
+    call_request,
+    call_results,
+    is_method,
+    property_request,
+    property_value,
+)
+from bridge.core.forks import forget_in_child
+from bridge.errors import (
+    AlreadyPendingError,
+    BridgeError,
+    ClosedError,
+    ConnectionLostError,
+    NothingPendingError,
+    RemoteTimeoutError,
+    SettingError,
+)
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["Slots"]
+
+T = TypeVar("T")
+
+
+class Slots:
+    """The remotes of a vector environment, what steps them and calls their methods, and whose turn it is.
+
+    In a copy, and in a forked process, the remotes have no connection: they connect in the first `reset`.
+
+    Args:
+        pool: The remotes, which are joined.
+        pacer: That of `Stepper`.
+    """
+
+    def __init__(self, pool: VectorPool, pacer: Callable[[], None] | None = None) -> None:
+        self.pool = pool
+        """Waits for the remotes."""
+        self.stepper = Stepper(pool, pacer)
+        """Steps the slots."""
+        self.conflicts = ConflictDetector("vector environment", pool.turn)
+        """Each call is a block of it: two threads may not call at a time."""
+        self.pending: str | None = None
+        """The asynchronous call that is pending."""
+        self._timed_out = False
+        """True if it timed out or was interrupted, so that it may be given up."""
+        forget_in_child(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not the episodes: they are those of the original, or of the parent process.
+        return {"pool": self.pool, "pacer": self.stepper.pacer}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next `reset` makes some for this process."""
+        self.pool.after_fork()
+        self.__setstate__(self.__getstate__())
+
+    # The order of calls: one at a time, and asynchronous ones in pairs
+
+    def check_order(self, call: str) -> None:
+        """Check that a call may begin, which follows no asynchronous one; inside of `conflicts`.
+
+        Args:
+            call: The method's name, for errors.
+
+        Raises:
+            ClosedError: The environment is closed.
+            AlreadyPendingError: An asynchronous call is pending. After a timeout `reset` gives up any, and every call
+                gives up a pending `call`.
+        """
+        if self.pool.closed:
+            raise ClosedError(f"{call} on a closed vector environment; make a new one")
+        if self.pending is not None:
+            if not self._timed_out or (call != "reset" and self.pending != "call"):
+                remedy = f"call {self.pending}_wait" + (" again, or reset" if self._timed_out else " first")
+                raise AlreadyPendingError(f"{call} while a {self.pending} is pending; {remedy}", self.pending)
+            self.pending, self._timed_out = None, False
+        if self.pool.question is not None:
+            # The call is given up, or was interrupted. Its answers may still come, and must not be taken for those to
+            # the next question.
+            for member in self.pool.question.missing:
+                member.remote.session.abandon_questions()
+            self.pool.question = None
+
+    def wait(self, pending: str, gather: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return what `gather` does, the wait for an asynchronous call.
+
+        After a timeout or an interrupt it can go on, in another wait.
+
+        Args:
+            pending: The asynchronous call. A `call` is over where those that were late are lost.
+            gather: Waits.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            ConcurrentUseError: Another thread is in a call.
+            ClosedError: The environment is closed.
+            NothingPendingError: No such call is pending.
+        """
+        with self.conflicts:
+            if self.pool.closed:
+                raise ClosedError(f"{pending}_wait on a closed vector environment; make a new one")
+            if self.pending != pending:
+                raise NothingPendingError(f"expected {pending}_async before {pending}_wait", pending)
+            over, self.pool.handing_out = True, False
+            try:
+                return gather(*args, **kwargs)
+            except BaseException as error:
+                # What was interrupted, as by KeyboardInterrupt, can be waited for again too, unless results are lost.
+                if self.pool.handing_out and not isinstance(error, BridgeError):
+                    self.pool.started = False
+                elif isinstance(error, RemoteTimeoutError) or not isinstance(error, BridgeError):
+                    over = pending == "call" and self.pool.question is None
+                raise
+            finally:
+                # Also where another error is raised: a call that failed cannot be waited for again.
+                self.pending, self._timed_out = None if over else pending, not over
+
+    def close(self) -> None:
+        """Leave the worlds and disconnect; no other call may come after it."""
+        with self.conflicts:
+            self.pending = None
+            self.pool.close_all(2.0)
+
+    def cancel(self) -> None:
+        """Let a `reset` give up what is pending, without a wait for it."""
+        self._timed_out = self.pending is not None
+
+    # Attributes, methods and properties of the environments
+
+    def begin_call(
+        self,
+        slots: Sequence[int],
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        look: bool = False,
+    ) -> None:
+        """Ask for a call of a method in some slots; `call_results` waits for the results.
+
+        Args:
+            slots: Which.
+            name: The method.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            look: Call nothing: ask for an attribute's values, or whether it is a method; `looks` waits for them.
+        """
+
+        def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
+            chosen = () if len(lanes) == member.lanes else lanes
+            return call_request(name, args, kwargs, chosen, look=look, columns=member.remote.reads_columns)
+
+        self._ask(f"look at {name}" if look else f"call of {name}", write, slots)
+
+    def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for the results of `begin_call`; return one a slot, in the order in which the slots were given."""
+        found: dict[int, Any] = {}
+        with missing_attributes():
+            question = self._wait_for_replies(timeout)
+        for member, message in question.answers.items():
+            lanes = question.lanes[member]
+            results = call_results(message, member.remote.url, len(lanes))
+            found.update(zip((member.start + lane for lane in lanes), results, strict=True))
+        return tuple(found[slot] for slot in question.slots)
+
+    def looks(self) -> dict[int, Any]:
+        """Wait for what `begin_call` has looked at; return the values of an attribute by slot, none where it is a
+        method.
+        """
+        found: dict[int, Any] = {}
+        for member, message in (question := self._wait_for_replies()).answers.items():
+            lanes = question.lanes[member]
+            if not is_method(message, member.remote.url):
+                results = call_results(message, member.remote.url, len(lanes))
+                found.update(zip((member.start + lane for lane in lanes), results, strict=True))
+        return found
+
+    def set_attr(self, name: str, items: Sequence[Any], slots: Sequence[int] | None = None) -> None:
+        """Set an attribute in the worlds of some slots, or of all.
+
+        Args:
+            name: The attribute.
+            items: A value for every slot.
+            slots: Slots of the worlds to set; all lanes of a world are set together.
+        """
+        with self.conflicts, missing_attributes():
+            self.check_order(f"setting of {name}")
+
+            def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
+                return attribute_write(name, items[member.slots], columns=member.remote.reads_columns)
+
+            self._ask(f"setting of {name}", write, slots)
+            self._wait_for_replies()
+
+    def splits_worlds(self, slots: Sequence[int]) -> bool:
+        """Tell whether some slots are not all the lanes of their worlds."""
+        return any(len(lanes) < member.lanes for member, lanes in self._lanes_of(slots).items())
+
+    def read_property(self, key: str) -> list[tuple[Member, Any]]:
+        """Read a property of every world; return each world's value, in the order of their slots."""
+        with self.conflicts:
+            self.check_order(key)
+            self._ask(key, lambda member, lanes: property_request(key))
+            answers = self._wait_for_replies().answers
+            return [(each, property_value(answers[each], each.remote.url, True)) for each in self.pool.members.filling]
+
+    def _ask(
+        self,
+        purpose: str,
+        write: Callable[[Member, list[int]], pb.EnvironmentRequest],
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
+        asked = range(len(self.pool.members.at)) if slots is None else slots
+        lanes = self._lanes_of(asked)
+        # A loss that has arrived is reported before anything is sent.
+        self.pool.drain()
+        # All are checked before one is asked: else some environments would be called, and the caller would not know.
+        requests: list[tuple[Member, bytes]] = []
+        for member, chosen in lanes.items():
+            if not member.remote.connected or member.phase in CONNECTING:
+                raise ConnectionLostError(
+                    member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
+                )
+            requests.append((member, member.remote.session.write(write(member, chosen))))
+        # Before the first is sent: what is interrupted between two of them is given up by the next call.
+        self.pool.question = Question(purpose, asked, lanes, dict.fromkeys(lanes))
+        for member, request in requests:
+            member.remote.ask(request)
+
+    def _wait_for_replies(self, timeout: float | None = None) -> Question:
+        """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
+        pool, question = self.pool, self.pool.question
+        assert question is not None, "`waiting` lets nobody wait for what was not asked"
+        seconds = pool.timeout if timeout is None else timeout
+        # After a failure too: what is left over would count as answers to the next question.
+        if not pool.gather(lambda: not question.missing, time.monotonic() + seconds):
+            late, reason = list(question.missing), f"no answer to {question.purpose} within {seconds:g} s"
+            # With a timeout of the caller's own the call stays pending, and can be waited for again.
+            if timeout is None:
+                for member in late:
+                    pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
+                pool.question = None
+            raise RemoteTimeoutError(", ".join(member.remote.url for member in late), reason)
+        pool.question = None
+        if question.failure is not None:
+            raise question.failure
+        return question
+
+    def _lanes_of(self, slots: Sequence[int]) -> dict[Member, list[int]]:
+        """Return the lanes of each member that are among some slots."""
+        at = self.pool.members.at
+        lanes: dict[Member, list[int]] = {}
+        for slot in sorted(set(slots)):
+            if not 0 <= slot < len(at):
+                raise SettingError(f"expected slots from 0 to {len(at) - 1}, got {slot!r}")
+            member = at[slot]
+            lanes.setdefault(member, []).append(slot - member.start)
+        return lanes

@@ -1,0 +1,373 @@
+"""Sends Resets and Steps to the members of a pool, and gathers their answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from bridge.core.client.slots.resets import plan_resets, reset_settings
+from bridge.core.client.slots.results import Results
+from bridge.core.client.slots.slot import CUT, JOINED, SETTLED, STEPPED, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots.vector_pool import VectorPool
+from bridge.core.client.slots.waiting import OnLost, gather_all
+from bridge.core.encoding.spaces import Layout
+from bridge.core.encoding.tensors import Array, pack_tensor
+from bridge.errors import (
+    AlreadyPendingError,
+    EnvironmentFailedError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["Received", "Stepper"]
+
+# There is something to hand out: an answer, or the end of an episode that was cut; or it is coming.
+_HERE = frozenset({SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED}) | CUT
+_COMING = (frozenset(SlotPhase) - SETTLED) | _HERE
+# Seconds that `finish_step` waits where no slot has an observation: a loop over it does not spin.
+_PACE = 0.02
+Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
+"""Slots, observations, rewards, terminations, truncations and infos."""
+
+
+class Stepper:
+    """Steps the slots of a pool.
+
+    Args:
+        pool: What waits for the remotes.
+        pacer: The first value of the attribute.
+    """
+
+    def __init__(self, pool: VectorPool, pacer: Callable[[], None] | None = None) -> None:
+        self.pool = pool
+        self.pacer = pacer
+        """Called in each step between the sending of actions and the request for what came of them."""
+        world_info = pool.members.world_info()
+        self._observation_layout = Layout(world_info.observation_space, "observation")
+        self._action_layout = Layout(world_info.action_space, "action")
+        self._reward_space = world_info.reward_space
+        self._tells = True
+        """False in a reset, which returns no flags: the ends of episodes that were cut are kept for the next step."""
+        self._all_running = False
+        """True if every slot has given what was asked of it, and is in an episode."""
+        self._stepped: Results | None = None
+        self._unbegun: dict[int, EnvironmentFailedError] = {}
+        """Why lanes could not begin their next episodes in the step that ended the last ones (SAME_STEP), by slot."""
+        """The results of a step whose slots that ended begin their next episodes."""
+
+    def begin_reset(
+        self,
+        seed: int | Sequence[int | None] | None,
+        options: Mapping[str, Any] | None,
+        slot_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Check and send the Resets.
+
+        Args:
+            seed: As for `reset`.
+            options: As for `reset`; the dict stays as it is.
+            slot_options: Further options of each slot's own.
+
+        Raises:
+            SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
+        """
+        self._all_running, self._stepped, self._tells = False, None, False
+        self.pool.drain()
+        # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
+        for plan in plan_resets(self.pool.members, seed, options, slot_options, started=self.pool.started):
+            self._send_reset(*plan)
+        mask = (options or {}).get("reset_mask")
+        self._unbegun = {} if mask is None else {slot: why for slot, why in self._unbegun.items() if not mask[slot]}
+        self.pool.check_deadlines(time.monotonic())
+        self.pool.started = True
+
+    def _send_reset(
+        self, member: Member, settings: Mapping[str, pb.Tensor], seeds: Sequence[int | None] | None
+    ) -> None:
+        """Send a member's Reset, or keep it for the world that is joined next."""
+        if seeds is not None:
+            member.seeds = [old if new is None else new for old, new in zip(member.seeds or seeds, seeds, strict=True)]
+            member.episodes, member.reseeds = 0, False
+        # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
+        # to tell.
+        if member.phase in CUT and "reset_mask" not in settings:
+            member.handle(SlotEvent.TOLD)
+        member.refusal = None
+        if member.phase not in CUT:
+            member.error = None
+        if member.phase not in JOINED or member.phase in CUT:
+            # It is kept for the world that is joined next.
+            member.settings = settings
+            # The user asks now: the pause after earlier failures is over.
+            member.retry_at = 0.0
+        else:
+            try:
+                self.pool.begin(member, settings)
+            except BaseException:  # KeyboardInterrupt, as in `send_steps`
+                self.pool.lose_interrupted(member, "its reset was sent")
+                raise
+
+    def begin_step(self, actions: Any) -> None:
+        """Check and send the Steps."""
+        if not self.pool.started:
+            raise ResetNeededError("expected reset() before the first step(), and after one that was interrupted")
+        self._stepped, self._tells = None, True
+        # After `send`, and after an interrupt between two Steps.
+        if not self._all_running and any(member.phase in STEPPED for member in self.pool.members.filling):
+            raise AlreadyPendingError(
+                "step while answers to send are outstanding; take them by recv first, or reset", "recv"
+            )
+        # It checks every action, before anything is sent: one that is wrong changes nothing.
+        columns = self._action_layout.split(actions, len(self.pool.members.at))
+        # Where all slots run, nothing is outstanding: a look at the sockets would cost each step a system call.
+        if not self._all_running or time.monotonic() - self.pool.polled_at > 1.0:
+            self.pool.drain()
+        if self.pacer is not None:
+            # The action leaves at once, and `pacer` waits for the frame's end, so that the observation is new.
+            self._act(columns)
+            self.pacer()
+            self.pool.drain()
+        self.send_steps(self.pool.members.filling, None, columns)
+
+    def send_steps(self, members: list[Member], positions: list[int] | None, columns: list[Any]) -> None:
+        """Send the Steps of members; finished ones begin anew.
+
+        Args:
+            members: Which.
+            positions: The first row of each one's actions in `columns`; None: its first slot.
+            columns: The actions.
+        """
+        now, pool = time.monotonic(), self.pool
+        running: list[tuple[Member, int]] = []
+        ended: list[Member] = []
+        for index, member in enumerate(members):
+            if member.phase is SlotPhase.RUNNING:
+                running.append((member, member.start if positions is None else positions[index]))
+            elif member.phase is SlotPhase.ENDED:
+                ended.append(member)
+        # All are written before anything is sent or changed: one that is too large to be sent raises here.
+        written = self._write_steps(running, columns) if len(running) > 1 else [None] * len(running)
+        requests: list[bytes] = []
+        for (member, position), request in zip(running, written, strict=True):
+            if request is None:
+                world = member.remote.session.world or member.remote.world  # as the property, a call less
+                acted = self.pacer is not None and world.realtime is not None
+                # `_act` has sent the action: the Step asks what came of it, and has none.
+                request = world.first_step if acted else world.write_columns(columns, position)
+            requests.append(request)
+        self._all_running = False
+        deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
+        # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
+        with pool.poller.corked() if pool.members.shared else nullcontext():
+            try:
+                for member in ended:
+                    # The Step after the end begins the next episode (D-9), without a Reset.
+                    pool.begin(member, None, reset=False)
+                for (member, _), request in zip(running, requests, strict=True):
+                    member.step(request, deadline)
+            except BaseException:  # KeyboardInterrupt: a Step that was not sent would be waited for until the timeout
+                pool.lose_interrupted(member, "its action was sent")
+                raise
+        # Whoever neither runs nor has just begun an episode may be due for something.
+        if len(running) + len(ended) < len(pool.members.filling) or pool.has_errors or now >= pool.policy.look_at:
+            pool.check_deadlines(now)
+
+    def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
+        """Write the Steps of single environments, those of the same form at once; None: one to be written by itself."""
+        worlds = [member.remote.session.world for member, _ in plan]
+        forms = [None if world is None else world.form for world in worlds]
+        found: list[bytes | None] = [None] * len(plan)
+        for form in set(forms) - {None}:
+            places = [place for place, other in enumerate(forms) if other == form]
+            if len(places) > 1:
+                requests = plan[places[0]][0].remote.world.write_steps(columns, [plan[place][1] for place in places])
+                for place, request in zip(places, requests or (), strict=False):
+                    found[place] = request
+        return found
+
+    def _act(self, columns: list[Any]) -> None:
+        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
+        running = (member for member in self.pool.members.filling if member.phase is SlotPhase.RUNNING)
+        remotes = [(member.remote, member.start) for member in running if member.remote.realtime is not None]
+        # All are written before one is sent, which checks their sizes.
+        requests = [remote.world.write_columns(columns, start) for remote, start in remotes]
+        for (remote, _), request in zip(remotes, requests, strict=True):
+            remote.act(request)
+
+    def finish_step(self) -> Results:
+        """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
+        members = self.pool.members.filling
+        first = 0
+
+        def answered() -> bool:
+            nonlocal first
+            while first < len(members) and members[first].phase is not SlotPhase.STEPPING:
+                first += 1  # who is not stepping now will not be in this step
+            return first == len(members)
+
+        # Late slots are lost at their deadlines, which a person's pace extends by a second at most.
+        self.pool.gather(answered, time.monotonic() + self.pool.timeout + 2.0)
+        # A loop over a fleet that is lost or resets would otherwise step thousands of times a second, and get nothing.
+        if not any(member.answer is not None for member in members):
+            self.pool.gather(lambda: any(member.answer is not None for member in members), time.monotonic() + _PACE)
+        return self.take_results()
+
+    def _begin_next(self, ended: Array) -> None:
+        """Begin the next episode of slots that ended, in this very step."""
+        for member in self.pool.members.filling:
+            chosen = ended[member.slots]
+            if not chosen.any() or member.phase not in (SlotPhase.RUNNING, SlotPhase.ENDED):
+                continue  # one that was cut begins anew once its remote is back
+            if member.single:
+                self.pool.begin(member, None, reset=False)
+            else:
+                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+                if member.remote.realtime is not None:
+                    settings["restart"] = pack_tensor(False)  # their next episodes run already
+                self.pool.begin(member, settings)
+
+    def wait_for_all(self, timeout: float, *, same_step: bool = False, on_lost: OnLost = "wait") -> Results:
+        """Wait until every slot has an observation; one that was cut off in this very step gives its last one.
+
+        Args:
+            timeout: Seconds.
+            same_step: Whether slots whose episodes ended begin the next ones now, and are waited for:
+                `Results.begun` holds what they begin with.
+            on_lost: What becomes of a slot whose remote was lost: `wait` for it, `raise`, or `continue` with its last
+                observation.
+
+        Raises:
+            RemoteTimeoutError: Some have none after `timeout` seconds; it names their URLs. What has come is kept.
+            EnvironmentFailedError: A remote environment fails in every attempt to reset it.
+            RemoteError: With `raise`, why a remote was lost for which no spare stands by.
+        """
+        results = self._stepped
+        if results is None:
+            gather_all(self.pool, timeout, on_lost)
+            results = self.take_results()
+            if not self._all_running:
+                results.fill_last()
+            if self._unbegun:
+                # The server has begun their next episodes in this step. From the last observation of an episode to
+                # the first one of another there is no transition: it is told as an episode of its own, which was cut.
+                results.cut_unbegun(self._unbegun)
+                self._unbegun = {}
+            # For worlds that do not reset in the ending step, SAME_STEP is made of two round trips: the Step, then a
+            # begin or a Reset of the slots that ended (in real time only the entry into the episode that runs by then).
+            # Gymnasium returns both at once: the new episode's observation, with the reward and flags of the old one's
+            # end, whose last observation and info are in `final_obs` and `final_info`. So both results are kept:
+            # `results` says how the step went, `results.begun` what the slots that ended begin with. Nobody sets
+            # `same_step` for a world that is SAME_STEP by itself: its answer holds both already.
+            if not same_step or not results.ended.any():
+                return results
+            self._begin_next(results.ended)
+            self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
+        self.pool.handing_out = False
+        gather_all(self.pool, timeout, on_lost)
+        begun = self.take_results()
+        self._stepped = None
+        # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
+        # too, or the slot would seem to go on; one that terminated in the step stays terminated, and nothing else.
+        if not begun.valid.all():
+            begun.fill_last()
+            results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
+        results.begun, self._unbegun = begun, begun.failures
+        return results
+
+    def take_results(self) -> Results:
+        """Hand out what has come."""
+        results = Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells)
+        self._all_running = not results.errors and bool(results.valid.all())
+        return results
+
+    # send and recv
+
+    def send(self, actions: Any, slots: Any) -> None:
+        """Do what `RemoteVectorEnv.send` says."""
+        if not self.pool.started:
+            raise ResetNeededError("expected reset() before the first send(), and after a call that was interrupted")
+        order = _checked_slots(slots, len(self.pool.members.at))
+        members, positions = self._plan(order)
+        columns = self._action_layout.split(actions, len(order))
+        self.pool.drain()
+        for member in members:
+            if member.phase in STEPPED:
+                raise AlreadyPendingError(
+                    f"an action of {member.title} was sent already, whose answer was not taken; call recv first", "recv"
+                )
+        self.send_steps(members, positions, columns)  # of a slot that has no episode, the next one begins by itself
+
+    def _plan(self, order: list[int]) -> tuple[list[Member], list[int]]:
+        """Return the members that `order` names, and the position in it of each one's first slot."""
+        members: list[Member] = []
+        positions: list[int] = []
+        member_at, position = self.pool.members.at, 0
+        while position < len(order):
+            member = member_at[order[position]]
+            stop = position + member.lanes
+            if member.lanes > 1 and order[position:stop] != list(range(member.start, member.start + member.lanes)):
+                raise SettingError(
+                    f"{member.title} are lanes of one world, which one message steps: name all of them, in order and "
+                    "side by side, as recv returns them; or give make_vec_remote lanes=False"
+                )
+            members.append(member)
+            positions.append(position)
+            position = stop
+        return members, positions
+
+    def recv(self, at_least: int) -> Received:
+        """Do what `RemoteVectorEnv.recv` says."""
+        if not self.pool.started:
+            raise ResetNeededError("expected reset() before recv(), and after one that was interrupted")
+        if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
+            raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
+        pool, filling = self.pool, self.pool.members.filling
+        pool.drain()
+        coming = sum(member.lanes for member in filling if member.phase in _COMING)
+        if coming < at_least:
+            raise SettingError(
+                f"expected at_least to be at most the {coming} slots that an answer is coming for, got {at_least}; "
+                "call send for more slots first"
+            )
+
+        def ready() -> int:
+            return sum(member.lanes for member in filling if member.phase in _HERE)
+
+        def enough() -> bool:
+            if pool.has_errors:
+                pool.raise_permanent_error()
+            return ready() >= at_least
+
+        # A second more than a step has: a late slot is cut first, and its end is one of the answers.
+        if not pool.gather(enough, time.monotonic() + pool.timeout + 1.0):
+            raise RemoteTimeoutError(
+                ", ".join(dict.fromkeys(member.remote.url for member in filling if member.phase not in SETTLED)),
+                f"{ready()} slots answered within {pool.timeout:g} s, where recv(at_least={at_least}) waits for more",
+            )
+        members = [member for member in filling if member.phase in _HERE]
+        pool.started = False  # as in `Slots.wait`, for what an interrupt would lose of the results
+        results = Results(pool, self._observation_layout, self._reward_space, members)
+        # A slot that was cut has no new observation, and its row in the batch is not initialized.
+        if not results.valid.all():
+            results.fill_last()
+        slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
+        batch, infos = results.batch, results.merged_infos()
+        received = slots, results.batched(), batch.rewards, batch.terminations, batch.truncations, infos
+        pool.started = True
+        return received
+
+
+def _checked_slots(slots: Any, num_envs: int) -> list[int]:
+    array = np.arange(num_envs) if slots is None else np.asarray(slots)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise SettingError(f"expected slots to be a list of slot numbers, with at least one, got {slots!r:.80}")
+    order: list[int] = array.tolist()
+    if len(set(order)) != len(order) or min(order) < 0 or max(order) >= num_envs:
+        raise SettingError(f"expected different slots from 0 to {num_envs - 1}, got {order}")
+    return order

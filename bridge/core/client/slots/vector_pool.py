@@ -1,0 +1,414 @@
+"""The pool of a vector environment: it waits for answers, and executes what the slots' policy decides.
+
+A pool has members, each a remote and the slots that it fills. The caller's thread drives the sockets inside calls; the
+keepalive thread that all pools of the process share drives them in between, and connects again what was lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bridge.core.client.slots import policy
+from bridge.core.client.slots.endpoint import EndpointEvent
+from bridge.core.client.slots.members import SlotMembers
+from bridge.core.client.slots.pool import Pool
+from bridge.core.client.slots.question import Question
+from bridge.core.client.slots.resets import further_seeds
+from bridge.core.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.core.client.world.remote import Delivery
+from bridge.core.client.world.world_request import WorldRequest
+from bridge.core.encoding.seeds import pack_seed
+from bridge.core.logs import LimitedLog, SafeLog
+from bridge.core.transport import keepalive
+from bridge.errors import ConnectionLostError, PeerError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["VectorPool"]
+
+# If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
+_POLL_GAP = 1.0
+# Seconds between two looks at what was lost, between calls.
+_AWAY_PERIOD = 0.1
+# Lanes outside of a reset's mask go on with episodes that the user knows of.
+_IN_EPISODES = frozenset({SlotPhase.RUNNING, SlotPhase.RENEWING, SlotPhase.RENEWED})
+
+_log = SafeLog(__name__)
+
+
+class VectorPool(Pool):
+    """The remotes of a vector environment, which come, go and answer by themselves.
+
+    Args:
+        timeout: Seconds to wait for any answer.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(timeout)
+        self.members = SlotMembers(self.poller)
+        """Who fills which slots, and who stands by."""
+        self.policy = policy.SlotPolicy(self.members.filling, self.members.spares, timeout)
+        """Decides where worlds are, and when what failed is tried again."""
+        self.has_errors = False
+        """True if a member may have an error."""
+        self.step_timeout: float | None = None
+        """Seconds after which a world that has not answered a Step is cut; None: as any answer."""
+        self.stalled = 0.0
+        """Seconds for which calls waited for slots whose remotes were lost."""
+        self.handing_out = False
+        """True while results are handed out. Each is handed out once: after an interrupt some of them are lost."""
+        self.started = False
+        """True if there was a first reset, since which lost members come back and begin episodes by themselves."""
+        self.polled_at = time.monotonic()
+        """The time when events were handled last, monotonic seconds."""
+        self.log = LimitedLog(__name__, burst=10, rate=1 / 30)
+        """Limits the lines on losses: one server may take hundreds of slots along, and nobody reads a line for each."""
+        self.closed = False
+        """True if the environment is closed."""
+        self.question: Question | None = None
+        """The question whose answers were not taken yet; None: there is none."""
+
+    # Copies and forked processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy: its remotes connect anew."""
+        places = self.policy.placement, self.policy.connect_timeout, self.policy.moves
+        kept = {"step_timeout": self.step_timeout, "closed": self.closed}
+        return {"timeout": self.timeout, "kept": kept, "policy": places, "members": self.members.kept()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["timeout"])  # type: ignore[misc]
+        self.__dict__.update(state["kept"])
+        self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
+        if moves:
+            self.enable_moves()
+        self.members.restore(state["members"])
+
+    def after_fork(self) -> None:
+        """Leave the connections to the parent process; the next `check_deadlines` makes some."""
+        state = self.__getstate__()
+        for remote in self.members.of:
+            # Before they are replaced: an end of one of these connections would end it for the parent process.
+            remote.disown()
+        self.__setstate__(state)
+
+    def enable_moves(self) -> None:
+        """Look for servers that drain from now on; called before the first one is connected."""
+        self.policy.look_at = 0.0
+        self.poller.watches_health = True
+
+    # Connecting
+
+    def connect(self, member: Member, request: WorldRequest | None = None, endpoint: str | None = None) -> Member:
+        """Start to connect a member, without waiting for it; return it.
+
+        Args:
+            member: Who; a connection that it has, or is making, is given up.
+            request: The world to connect to instead of its own; None: the same again.
+            endpoint: The key of that world's endpoint in a directory.
+        """
+        if member.phase not in OFFLINE:
+            self._leave(member)
+            member.remote.close(0.0)
+            member.handle(SlotEvent.LOST)
+        if request is not None:
+            self.members.replace_remote(member, request)
+            member.endpoint = endpoint
+        # Here and not in `__init__`: a copy, and a forked process, have connections only from now on.
+        keepalive.add(self)
+        now = time.monotonic()
+        # With a short `timeout`, who is silent until then is passed over as well: others may have room.
+        member.deadline = now + self.timeout
+        member.silent_until = now + min(self.policy.connect_timeout, self.timeout)
+        member.handle(SlotEvent.CONNECT)
+        try:
+            member.remote.open()
+        except BaseException:  # KeyboardInterrupt: nothing would come, and it would be waited for until the timeout
+            self.lose_interrupted(member, "it connected")
+            raise
+        return member
+
+    # Decisions of the policy
+
+    def check_deadlines(self, now: float) -> None:
+        """Try again what is due, and give up what is late."""
+        if not self.closed:
+            self.execute(self.policy.check(now))
+
+    def execute(self, decisions: Iterable[policy.Decision]) -> None:
+        """Execute decisions of the policy, one after the other."""
+        for decision in decisions:
+            match decision:
+                case policy.Connect(member, request, endpoint):
+                    self.connect(member, request, endpoint)
+                case policy.AddSpare(request, lanes, endpoint):
+                    self.connect(self.members.add(request, spare=True, lanes=lanes, endpoint=endpoint))
+                case policy.DropSpare(spare):
+                    self.members.drop(spare)
+                # It is not dropped: the user named it, and it is connected again later.
+                case policy.Disconnect(spare):
+                    spare.remote.close(0.0)
+                    spare.handle(SlotEvent.LOST)
+                case policy.TakeOver(member, spare):
+                    self._take_over(member, spare)
+                case policy.Begin(member):
+                    self.begin(member, member.settings)
+                case policy.GiveUp(member):
+                    self.give_up(member)
+
+    def _take_over(self, member: Member, spare: Member) -> None:
+        """Swap the remotes of a member and a spare; the one that was left goes, unless it stands by from then on."""
+        self._leave(member)
+        member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
+        self.members.swap_remotes(member, spare)
+        member.deadline = spare.deadline
+        member.reseeds = True
+        # What a directory or the policy gave is left for good. A user's spare and the slots swap places: the lost
+        # remote stands by once it is back, as `spares=` says.
+        if self.policy.placement is not None or spare.relieves is not None:
+            member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
+            self.members.drop(spare)
+        # A remote that drains still has its connection: `Disconnect` follows, and ends it.
+        elif not spare.remote.connected:
+            spare.handle(SlotEvent.LOST)
+
+    def _leave(self, member: Member) -> None:
+        """Forget what was refused, and what was asked, where a member leaves."""
+        member.refusal = None
+        if self.question is not None:
+            error = ConnectionLostError(member.remote.url, f"its {member.title} moved to another server; call again")
+            self.question.take(member, Lost(error, established=True))
+
+    def give_up(self, member: Member) -> None:
+        """End a connection whose answer is late."""
+        purpose, waited = "a reset", self.timeout
+        if member.phase in CONNECTING:
+            purpose = "join a world"
+            if member.remote.silent:
+                waited = min(waited, self.policy.connect_timeout)
+        elif member.phase is SlotPhase.STEPPING:
+            purpose, waited = "a step", min(waited, self.step_timeout or waited)
+        self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
+
+    def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
+        """Ask for a member's next episode, or for those of the lanes of a mask; on another server if its own drains."""
+        now, remote = time.monotonic(), member.remote
+        if settings is not None and "reset_mask" in settings:
+            if member.phase in _IN_EPISODES:
+                member.settings, member.deadline = settings, now + self.timeout
+                member.handle(SlotEvent.RENEW)
+                remote.begin(settings)
+                return
+            # It is new, or the episodes of all its lanes were cut: there is none that goes on, whatever a mask says.
+            if member.phase is SlotPhase.IDLE:
+                settings = {key: value for key, value in settings.items() if key != "reset_mask"}
+        member.settings = settings
+        if self.policy.moves:
+            self.execute(self.policy.before_episode(member, now))
+            # It has moved. The episode has begun there, or begins once that world is joined.
+            if member.remote is not remote:
+                return
+        member.deadline = now + self.timeout
+        member.episodes += 1
+        if settings is not None and "seed" in settings:
+            member.reseeds = False
+        elif member.reseeds:
+            # Its world is not the one that got the user's seed: what it draws would be another with each run.
+            seeds = further_seeds(member.seeds, member.start, member.episodes)
+            if seeds is not None and remote.realtime is None:
+                seed = seeds[0] if member.single and seeds[0] is not None else seeds
+                settings, reset = {**(settings or {}), "seed": pack_seed(seed)}, True
+        member.handle(SlotEvent.BEGIN)
+        remote.begin(settings, reset=reset)
+
+    # Answers
+
+    def _handle_all(self, items: deque[Delivery]) -> None:
+        """Handle all deliveries that are here."""
+        member_of, remote = self.members.of, None
+        try:
+            while items:
+                remote = items[0][0]  # before it is taken, for an interrupt right after that
+                _, number, what, arrived = items.popleft()
+                member = member_of.get(remote)
+                event = remote.receive(number, what, arrived)
+                if event is None or member is None:
+                    continue  # it means nothing, or its remote was moved away from
+                if type(event) is StepAnswered and member.phase is SlotPhase.STEPPING:  # as nearly always
+                    member.take(event)
+                else:
+                    self.handle(event, member)
+        # KeyboardInterrupt: an answer that was taken and not handled would be waited for until the timeout.
+        except BaseException:
+            if remote in member_of:
+                self.lose_interrupted(member_of[remote], "its answer was read")
+            raise
+
+    def lose_interrupted(self, member: Member, what: str) -> None:
+        """Give up a connection of which nobody knows whether a request was sent, or an answer was taken."""
+        error = ConnectionLostError(member.remote.url, f"a call was interrupted while {what}")
+        self.lose(member, member.remote.give_up(error))
+
+    def handle(self, event: Event, member: Member) -> None:
+        """Let an event change the member that it came for."""
+        now = time.monotonic()
+        if isinstance(event, StepAnswered):
+            member.take(event)
+            if member.phase in (SlotPhase.BEGUN, SlotPhase.RENEWED):
+                self._begun(member, now)
+        elif isinstance(event, Joined):
+            self._joined(member, now)
+        elif isinstance(event, Refused):
+            self.has_errors = True
+            member.error = member.refusal = event.error
+            member.handle(SlotEvent.REFUSED)
+            # At the server the episode goes on after a refused Step (D-2). Here it ends: the user is told that it was
+            # truncated, so what else was asked of it is dropped.
+            member.remote.session.abandon_episode()
+            self.policy.refused(member, event.error, now)
+        elif isinstance(event, Replied):
+            # Between calls too: it may be the answer to `call_async`.
+            if self.question is not None:
+                self.question.take(member, event)
+        elif isinstance(event, Lost):
+            self.lose(member, event)
+
+    def _begun(self, member: Member, now: float) -> None:
+        """Take note of the first observation of an episode."""
+        member.failures, member.settings, member.refusal = 0, None, None
+        # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
+        member.reseeds = member.reseeds and member.single
+        self.policy.saw(member, EndpointEvent.OBSERVED, now)
+        member.remote.record.back(now)
+        if member.away_since is not None:
+            self.log.warning("%s: back after %.0f s", member.title, now - member.away_since)
+            member.away_since = None
+
+    def _joined(self, member: Member, now: float) -> None:
+        """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
+        self.policy.saw(member, EndpointEvent.JOINED, now)
+        member.handle(SlotEvent.JOINED)
+        member.single, member.refusal = member.remote.known_info().lanes is None, None
+        if member.start == SPARE:
+            # A user's spare says itself how many slots it can fill. Any other one was made for certain slots.
+            if member.endpoint is None and member.relieves is None:
+                member.place(SPARE, member.remote.slots)
+            if self._fits(member, "it is no spare"):
+                member.failures = 0
+                member.remote.record.back(now)
+        elif not self.started:
+            return  # the first reset asks for the episodes
+        elif self._fits(member, "it came back as another environment"):
+            member.reseeds = True
+            # One whose cut was not told yet waits: its next episode begins after the step that tells it.
+            if member.phase is SlotPhase.IDLE:
+                self.begin(member, member.settings)
+
+    def _fits(self, member: Member, complaint: str) -> bool:
+        """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
+        try:
+            self.members.check_spaces(member)
+            # Another program may have got the port of a server that was killed.
+            if self.members.at and member.remote.slots != member.lanes:
+                raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
+        except SettingError as error:
+            text = f"{complaint}: {error}"
+            if self.policy.placement is None and text != member.complaint:  # else a change of the endpoint's state
+                member.complaint = text
+                _log.warning("%s: %s", member.title, text)
+            # No loss: it counts as an attempt that failed, and does not open the circuit breaker.
+            lost = member.remote.give_up(PeerError(member.remote.url, text))
+            self.lose(member, Lost(lost.error, established=False))
+            return False
+        return True
+
+    def lose(self, member: Member, event: Lost) -> None:
+        """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
+        self.has_errors = True
+        if self.question is not None:
+            self.question.take(member, event)
+        now = time.monotonic()
+        member.refusal = None
+        if member.phase not in CUT:  # else an episode's end is still to be told, with what it was lost by
+            member.error = event.error
+        member.handle(SlotEvent.LOST)
+        # A slot that moves is not away: it has left one server by itself, and the next did not answer.
+        if member.start != SPARE and event.established and member.away_since is None and member.last is not None:
+            member.away_since = now
+        self.policy.lost(member, event.error, now, established=event.established)
+
+    def _extend_deadlines(self, now: float) -> float:
+        """If we did not poll for a while, extend the deadlines by the gap; return it."""
+        # A process that stood still finds all deadlines over, though the answers may be here already.
+        missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
+        if missed:
+            for member in self.policy.everybody():
+                member.deadline += missed
+        return missed
+
+    def drain(self) -> None:
+        """Handle what has come, without waiting."""
+        self._extend_deadlines(time.monotonic())
+        while items := self.poller.ready(0.0):
+            self._handle_all(items)
+
+    def _work_between_calls(self) -> None:
+        """Take what has come, and connect what was lost."""
+        self.drain()
+        # Nobody has asked for episodes before the first reset, which connects what was lost until then.
+        if self.started:
+            self.check_deadlines(time.monotonic())
+        if self.closed:  # meanwhile, by the garbage collector
+            self.close_all(0.0)
+
+    def poll_nowait(self) -> float:
+        """Do what is due between calls, as `Pool` does; look again soon while worlds are away."""
+        wait = super().poll_nowait()
+        away = any(member.phase not in JOINED for member in self.policy.everybody())
+        return min(_AWAY_PERIOD, wait) if away else wait
+
+    # Gathering
+
+    def gather(self, enough: Callable[[], bool], deadline: float) -> bool:
+        """Handle deliveries until `enough`, or until the deadline; return whether it is enough."""
+        now = time.monotonic()
+        done = enough()
+        # Nobody waits then, but what has come is handled: it may be a loss, or the first observation of another slot.
+        if done or now >= deadline:
+            self.drain()
+            done = enough()
+        # The check goes through all slots: after each answer, a step of n slots would make n checks of n slots.
+        check_at = now + 0.02
+        while not done:
+            now = time.monotonic()
+            if now - self.polled_at > _POLL_GAP:
+                deadline += self._extend_deadlines(now)
+            self.polled_at = now
+            if now >= check_at or now >= deadline:
+                self.check_deadlines(now)
+                check_at = now + 0.02
+            if now >= deadline:
+                # The deadlines of slots are those of whoever gathers, so a hung server has just been given up above:
+                # its slots have an end to tell, and nothing is missing any more.
+                return enough()
+            # Wakes for what is due in between: a retry, or an answer that is late.
+            self._handle_all(self.poller.ready(min(deadline - now, 0.1)))
+            done = enough()
+        return True
+
+    def raise_permanent_error(self) -> None:
+        """Raise what no waiting mends."""
+        error = self.policy.permanent_error()
+        if error is not None:
+            raise error
+        self.has_errors = any(member.error is not None for member in self.members.filling)
+
+    def close_all(self, timeout: float) -> None:
+        """Leave all worlds and disconnect, within `timeout` seconds in all."""
+        # First, so that the keepalive thread connects nothing again.
+        self.closed = True
+        keepalive.remove(self)
+        self.close([member.remote for member in self.policy.everybody()], timeout)

@@ -1,0 +1,75 @@
+"""Servers that have dialed in: their sockets wait for a connection to take them (`bridge.dial`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bridge.core.client.wire.poller import Poller, PollerTimer
+from bridge.core.transport.address import Address
+from bridge.core.transport.tls import Tls
+
+__all__ = ["Dialed", "DialedIn", "listeners", "take"]
+
+# Seconds that a server which dials has for its next connection.
+_NEXT = 2.0
+
+
+class Dialed(NamedTuple):
+    """A connection that a server has made."""
+
+    sock: socket.socket
+    """Its socket."""
+    tls: Tls | None
+    """TLS between the socket and what is spoken, its handshake done; None: there is none."""
+    server_version: str | None = None
+    """Of a WebSocket: the version of a server of this package; None: another server, or gRPC, which tells by itself."""
+
+
+listeners: dict[int, Callable[[str], Dialed | None]] = {}
+"""Functions that give the socket of a server, by the number of the listener that it has dialed."""
+
+
+def take(address: Address) -> Dialed | None:
+    """Return a connection that the server has made, which is then the caller's; None: there is none."""
+    give = listeners.get(address.port)
+    return None if give is None else give(address.host)
+
+
+@dataclasses.dataclass(eq=False)
+class DialedIn:
+    """Takes one connection that a server has made, without waiting: what a `Dialer` does where the client connects."""
+
+    address: Address
+    """Of the server."""
+    poller: Poller[Any]
+    """Calls back when a timer is ready."""
+    connected: Callable[[Dialed], None]
+    """Called once with the connection, which is then the callee's, unless `failed` or `cancel` is."""
+    failed: Callable[[str, bool], None]
+    """Called once with the reason, and whether the server may only not be up yet."""
+    _until: float = 0.0
+    _timer: PollerTimer | None = None
+
+    def start(self) -> None:
+        """Begin. May call `connected` or `failed` before it returns."""
+        self._until = time.monotonic() + _NEXT
+        self._look()
+
+    def cancel(self) -> None:
+        """Give up, and call nothing back."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        found = take(self.address)
+        if found is not None:
+            self.connected(found)
+        elif time.monotonic() < self._until:
+            # The server dials again when its connection has ended, and by WebSocket when it sees that one is used.
+            self._timer = self.poller.call_later(_NEXT / 40, self._look)
+        else:
+            self.failed(f"the server {self.address.host!r} has not dialed in, or serves another connection", True)

@@ -1,0 +1,170 @@
+"""Opens a socket: looks the host up, and connects to whichever of its addresses answers first (RFC 8305)."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from bridge.core.client.wire.directory import Target, known_targets, look_up
+from bridge.core.client.wire.poller import Poller, PollerTimer
+from bridge.core.transport.address import Address, is_loopback
+from bridge.core.transport.sockets import prepare
+
+__all__ = ["ATTEMPT_DELAY", "Dialer"]
+
+ATTEMPT_DELAY = 0.25
+"""Seconds after which the next address is tried too, while those before have neither connected nor failed; and after
+which a Unix socket is tried again whose server has no room for a further connection."""
+
+
+@dataclasses.dataclass(eq=False)
+class Dialer:
+    """Opens one socket, without waiting. Used with the lock held."""
+
+    address: Address
+    """Where to."""
+    poller: Poller[Any]
+    """Calls back when a socket or a timer is ready."""
+    connected: Callable[[socket.socket], None]
+    """Called once with the connected socket, unless `failed` or `cancel` is."""
+    failed: Callable[[str, bool], None]
+    """Called once with the reason, and whether the server may only not be up yet."""
+    _resolving: bool = False
+    _targets: deque[Target] = dataclasses.field(default_factory=deque)
+    """Not tried yet."""
+    _attempts: set[socket.socket] = dataclasses.field(default_factory=set)
+    """Connecting."""
+    _timer: PollerTimer | None = None
+
+    def start(self) -> None:
+        """Begin. May call `connected` or `failed` before it returns.
+
+        Raises:
+            SettingError: This platform has no such sockets.
+        """
+        targets = known_targets(self.address)
+        if targets is not None:
+            self._targets = deque(targets)
+            self._try_next()
+            return
+        self._resolving = True
+        try:
+            self.poller.add_poster()
+        except OSError as error:  # this process has no file left: it is tried again, as where nobody listens
+            self._try_next(error)
+            return
+        # It is called in the resolver's thread.
+        done = self.poller.call_soon_threadsafe
+        look_up(self.address.host, self.address.port, lambda found: done(partial(self._resolved, found)))
+
+    def cancel(self) -> None:
+        """Give up: close what is connecting, and call nothing back."""
+        # `getaddrinfo` cannot be cancelled: its thread goes on, and `_resolved` finds that nobody waits.
+        if self._resolving:
+            self._resolving = False
+            self.poller.remove_poster()
+        if self._timer is not None:
+            self._timer.cancel()
+        for sock in list(self._attempts):
+            self._close(sock)
+        self._targets.clear()
+
+    def _resolved(self, found: tuple[Target, ...] | OSError) -> None:
+        if not self._resolving:
+            return
+        self._resolving = False
+        self.poller.remove_poster()
+        if isinstance(found, OSError):
+            self.failed(f"the host {self.address.host!r} is not known: {found}", True)
+        else:
+            self._targets = deque(found)
+            self._try_next()
+
+    def _try_next(self, error: OSError | None = None) -> None:
+        """Try the next address beside those that are connecting already.
+
+        Args:
+            error: Why the last attempt failed; None: it is still under way.
+        """
+        # After an attempt that failed, the next one does not wait for the timer.
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._targets:
+            family, target = self._targets.popleft()
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as problem:  # a family that this system does not have
+                error = problem
+                continue
+            self._attempts.add(sock)
+            try:
+                prepare(sock)
+                number = sock.connect_ex(target)
+                self.poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
+            except OSError as problem:  # a path that no socket takes, or no file is left for the selector
+                number, error = -1, problem
+            # A Unix socket is connected at once.
+            if number in (0, errno.EISCONN):
+                self._finish(sock)
+                return
+            # Linux: the Unix socket's backlog is full. Nothing is under way, though a selector would call this socket
+            # ready, without an error. Windows has another number for EWOULDBLOCK.
+            if number == errno.EAGAIN:
+                self._close(sock)
+                self._targets.append((family, target))
+                self._timer = self.poller.call_later(ATTEMPT_DELAY, self._try_next)
+                return
+            # The latter is Windows' word for the former.
+            if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
+                # A black hole never answers: the next address is tried while this one still may (RFC 8305, section 5).
+                if self._targets:
+                    self._timer = self.poller.call_later(ATTEMPT_DELAY, self._try_next)
+                return
+            self._close(sock)
+            if number > 0:
+                error = OSError(number, os.strerror(number))
+        # Otherwise one that was tried before may still connect.
+        if not self._attempts:
+            self.cancel()
+            detail = f"{error.strerror or error}" if error else "the name has no address"
+            hint = " Is the server running there?"
+            if error is not None and error.errno == errno.EMFILE:
+                hint = " `ulimit -n` says how many this process may have, and raises it."
+            # Servers listen on loopback unless told: the machine is there, and nobody at this address of it.
+            if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self.address.host):
+                hint += " It takes connections of other machines only with --host 0.0.0.0, or :: for IPv6 too (host=)."
+            # Of a Unix socket the file may not be there yet.
+            absent = error is not None and error.errno in (errno.ECONNREFUSED, errno.ENOENT)
+            self.failed(f"no connection: {detail}.{hint}", absent)
+
+    def _on_ready(self, sock: socket.socket, events: int) -> None:
+        # Another attempt has won in the same round of the selector, and this one is closed. One that has won is called
+        # again where an interrupt came before it was handed over.
+        if sock.fileno() < 0:
+            return
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number == 0:
+            self._finish(sock)
+        else:
+            self._close(sock)
+            self._try_next(OSError(number, os.strerror(number)))
+
+    def _finish(self, sock: socket.socket) -> None:
+        # Taken out first: `cancel` closes the attempts that are left. The poller goes on watching this one for its new
+        # owner.
+        self._attempts.discard(sock)
+        self.cancel()
+        self.connected(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        self._attempts.discard(sock)
+        self.poller.forget(sock)
+        sock.close()

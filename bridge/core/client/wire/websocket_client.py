@@ -1,0 +1,227 @@
+"""The client's end of a WebSocket, without a socket: one call of dm_env_rpc, a binary message for each of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus, PayloadTooBig
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.protocol import OPEN, Protocol, Side
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from bridge.core.client.wire.grpc_client import Received, call_error
+from bridge.core.transport import keepalive
+from bridge.core.transport.address import Address, shown_token
+from bridge.core.transport.remedies import remedy
+from bridge.core.transport.service import HELLO, code_of_status
+from bridge.core.transport.websocket import (
+    DRAINING,
+    LOGGER,
+    PATH,
+    SUBPROTOCOL,
+    MessageJoiner,
+    WrongKindError,
+    code_of_close,
+    token_subprotocol,
+)
+from bridge.errors import Code, ConnectError, PeerError, RefusedError, RemoteError
+from bridge.version import __version__
+
+if TYPE_CHECKING:
+    from bridge.core.client.wire.connection import ClientCall
+
+__all__ = ["WebSocketClient"]
+
+_MAX_BODY = 200
+
+
+class WebSocketClient:
+    """Turns requests into bytes, and bytes into answers, for the one call of a connection.
+
+    Args:
+        address: The server.
+        max_message_bytes: The largest answer.
+    """
+
+    ALPN = "http/1.1"
+    http = None
+
+    def __init__(self, address: Address, max_message_bytes: int) -> None:
+        self._address = address
+        self._max_message_bytes = max_message_bytes
+        token = shown_token(address)
+        names = [SUBPROTOCOL] if token is None else [SUBPROTOCOL, token_subprotocol(token)]
+        self._websocket: Protocol
+        if address.dialed:  # the handshake is done, in which the other end was the client
+            # Whoever was the client in it masks its frames.
+            self._websocket = Protocol(Side.SERVER, state=OPEN, max_size=max_message_bytes, logger=LOGGER)
+        else:
+            self._websocket = ClientProtocol(
+                parse_uri(f"{address.scheme}://{address.target}{PATH}"),
+                subprotocols=[Subprotocol(name) for name in names],
+                max_size=max_message_bytes,
+                logger=LOGGER,
+            )
+        self._joiner = MessageJoiner()
+        self._call: ClientCall | None = None
+        self.outgoing: list[bytes | memoryview] = []
+        """Bytes to send."""
+        self.answered = False
+        """True if the server is known to speak WebSocket."""
+        self.replies = 0
+        """How many frames were sent only because the server sent some."""
+        self.draining = False
+        """True if the server has said that it takes no further calls."""
+        self.server_version: str | None = None
+        """The version of a server of this package; None: not known, or another server."""
+
+    foreign = False
+    """Never asked for: a WebSocket carries one call, whoever answers."""
+
+    @property
+    def accepts_calls(self) -> bool:
+        """True if a further call may be opened: a WebSocket carries one."""
+        return self._call is None
+
+    @property
+    def keepalive_interval(self) -> float:
+        """Seconds without a byte from the server after which it is sent a ping."""
+        return keepalive.KEEPALIVE
+
+    def open(self, call: ClientCall) -> None:
+        """Begin the one call; requests are sent once the server has agreed."""
+        self._call = call
+        # A server that dialed has asked already, and was answered by the listener.
+        if not isinstance(self._websocket, ClientProtocol):
+            return
+        request = self._websocket.connect()
+        request.headers["User-Agent"] = f"gymnasium-bridge/{__version__}"
+        request.headers.update(self._address.hello)  # U-12
+        self._websocket.send_request(request)
+        self._flush()
+
+    def begin(self, server_version: str | None) -> None:
+        """Send what waited for the server's agreement.
+
+        Args:
+            server_version: The version of a server of this package; None: it is another one.
+        """
+        call = self._call
+        if call is None:
+            return
+        self.server_version = server_version
+        # From here on `pack` sends, and `ClientCall.send` keeps no copies.
+        self.answered = True
+        waiting, call.unconfirmed = call.unconfirmed, None
+        for request in waiting or ():
+            self.pack(call, request)
+        if call.finished:
+            self.finish(call)
+
+    def pack(self, call: ClientCall, request: bytes) -> None:
+        """Send a request; before the server has agreed it is sent by `begin`."""
+        if self.answered and self._websocket.state is OPEN:
+            self._websocket.send_binary(request)
+            self._flush()
+
+    def finish(self, call: ClientCall) -> None:
+        """Say that no request follows. The server serves those before, and sends no more answers."""
+        # WebSocket has no half-closed streams: a Close frame has to stand for HTTP/2's END_STREAM.
+        if self.answered and self._websocket.state is OPEN:
+            self._websocket.send_close(1000)
+            self._flush()
+
+    def cancel(self, call: ClientCall) -> None:
+        """Do nothing: the socket is closed with its only call."""
+
+    def ping(self) -> None:
+        """Send a ping."""
+        if self.answered and self._websocket.state is OPEN:
+            self._websocket.send_ping(b"")
+            self._flush()
+
+    def _flush(self) -> None:
+        self.outgoing.extend(data for data in self._websocket.data_to_send() if data)
+
+    def buffer_updated(self, count: int) -> list[Received]:
+        """Refuse: this connection has no buffer of its own to read into."""
+        raise NotImplementedError
+
+    def receive_data(self, data: bytes) -> list[Received]:
+        """Take bytes; return what they complete. Raises RemoteError where they are no WebSocket."""
+        websocket, call = self._websocket, self._call
+        # The library raises EOFError for bytes after the end.
+        if call is None or websocket.reader.eof:
+            return []
+        websocket.receive_data(data)
+        came: list[Received] = []
+        for event in websocket.events_received():
+            if isinstance(event, Frame):
+                came += self._receive_frame(call, event)
+            # The answer that refuses a handshake is an event too.
+            elif isinstance(event, Response) and websocket.handshake_exc is None:
+                self.begin(event.headers.get(HELLO))
+        self._flush()
+        if websocket.handshake_exc is not None:
+            raise self._refusal(websocket.handshake_exc)
+        # Not the server's fault: refused with the status that gRPC has for it, whose remedy is a larger
+        # `max_message_bytes`.
+        if isinstance(websocket.parser_exc, PayloadTooBig):
+            text = f"an answer is larger than max_message_bytes={self._max_message_bytes}"
+            came.append((call, RefusedError(call.url, f"the stream was ended: {text}", int(Code.RESOURCE_EXHAUSTED))))
+        elif websocket.parser_exc is not None:
+            raise PeerError(
+                self._address.url, f"it speaks no WebSocket: {websocket.parser_exc}"
+            ) from websocket.parser_exc
+        return came
+
+    def _receive_frame(self, call: ClientCall, frame: Frame) -> list[Received]:
+        if frame.opcode is Opcode.PING or frame.opcode is Opcode.PONG:
+            self.replies += frame.opcode is Opcode.PING
+            # WebSocket has no GOAWAY. A server of ours says it by a Pong that nobody asked for, which any other client
+            # ignores.
+            self.draining = self.draining or (frame.opcode is Opcode.PONG and bytes(frame.data) == DRAINING)
+            return []
+        if frame.opcode is Opcode.CLOSE:
+            return [(call, self._closed(call))]
+        try:
+            message = self._joiner.add(frame)
+        except WrongKindError as error:
+            raise PeerError(self._address.url, str(error)) from error
+        return [] if message is None else [(call, message)]
+
+    def _closed(self, call: ClientCall) -> RemoteError:
+        """Return the error that the server's close frame stands for."""
+        close: Any = self._websocket.close_rcvd
+        details = close.reason or f"the server closed the WebSocket with the code {close.code}"
+        return call_error(call.url, self._address, code_of_close(close.code), details, answered=True)
+
+    def _refusal(self, problem: Exception) -> RemoteError:
+        """Return the error that a failed handshake stands for."""
+        if isinstance(problem, InvalidStatus):
+            status = problem.response.status_code
+            body = bytes(problem.response.body or b"").decode(errors="replace").strip()
+            # The body may be a page of any length.
+            details = f"the answer has the HTTP status {status}{f': {body}' if body else ''}"[:_MAX_BODY]
+            return call_error(self._address.url, self._address, code_of_status(status), details, answered=False)
+        details = f"no WebSocket server: {problem}"
+        return ConnectError(self._address.url, f"{details}. {remedy(self._address.scheme, details)}")
+
+    def cut_off(self) -> str:
+        """Say what the end of the socket's stream means now."""
+        if self.answered:
+            return "the server ended the stream"
+        websocket = self._websocket
+        # Looked at first: the end makes the library drop what it could not read.
+        said_something = bool(websocket.reader.buffer)
+        if not websocket.reader.eof:
+            websocket.receive_eof()
+        # A page without a length is complete only with the end.
+        if isinstance(websocket.handshake_exc, InvalidStatus):
+            return f"the answer has the HTTP status {websocket.handshake_exc.response.status_code}"
+        if said_something:
+            return "no WebSocket server: what it said is no answer of HTTP/1.1"
+        return "it closed the connection without replying"

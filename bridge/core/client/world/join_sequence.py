@@ -1,0 +1,219 @@
+"""The requests by which a client gets into a world, each made of the answer to the one before.
+
+CreateWorld, JoinWorld and, at a server of this package, one request for each property of the world. Before them, where
+the client would rather have lanes, the questions of `LanesQuestion`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeAlias
+
+from bridge.core.client.realtime.answer_buffer import pays
+from bridge.core.client.world.extensions import property_request, property_value, property_write, reads_columns
+from bridge.core.client.world.lanes_choice import LanesQuestion
+from bridge.core.client.world.session_states import ClientState, Trigger
+from bridge.core.client.world.world_request import WorldRequest
+from bridge.core.encoding.names import NAMES
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.errors import Code, RefusedError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["WORLD_PROPERTIES", "JoinSequence"]
+
+WORLD_PROPERTIES = (
+    "observation_space",
+    "action_space",
+    "reward_space",
+    "num_envs",
+    "env_id",
+    "metadata",
+    "render_mode",
+    "spec",
+)
+"""The properties below `world` that a client reads of a world that it has joined."""
+# Those that are of the values codec.
+_ENCODED = ("metadata", "spec", "fps")
+# Of a world whose Steps are to be in flight.
+_FAR = ("seat", "wait")
+_NAMES = NAMES.removeprefix("world.")
+
+_Next: TypeAlias = tuple[Trigger, pb.EnvironmentRequest]
+"""A request, and the change of state that it makes."""
+
+
+class JoinSequence:
+    """The requests of one stream, until the world is joined and known.
+
+    Args:
+        request: The world wanted.
+    """
+
+    def __init__(self, request: WorldRequest) -> None:
+        self.request = request
+        """The world wanted, as it stands: it begins as the argument, and says of lanes what was found out."""
+        lanes = request.lanes_if_alike
+        self._question = None if lanes is None else LanesQuestion(lanes)
+        self.agreed_on_lanes = False
+        """True if the server has said that the lanes wanted are as good as worlds."""
+        self._instead: WorldRequest | None = None
+        """What is asked for if the world of lanes that was asked for cannot be had; None: nothing."""
+        self.world_name: str | None = None
+        """The name of the world that was asked for; empty for the server's default world; None: none was."""
+        self.specs = pb.ActionObservationSpecs()
+        """That world's."""
+        self.properties: dict[str, Any] = {}
+        """Those that have been read, and whether the server `reads_columns`; with `round_trip`, in seconds, where it
+        holds Steps."""
+        self._not_created: RefusedError | None = None
+        """Why the server made no world, where the default one was asked for in its place."""
+        self._unread: list[str] = []
+        self._round_trip = math.inf
+
+    @property
+    def made_world(self) -> bool:
+        """True if the world was made for this stream, which then destroys it: others may be in any other one."""
+        return self.request.address.world is None and bool(self.world_name)
+
+    def first(self) -> _Next:
+        """Return the request that creates the world, or joins the one that exists.
+
+        Raises:
+            SettingError: A setting cannot be sent.
+        """
+        name = self.request.address.world
+        if name is not None:
+            return self._join(name)
+        return self._create() if self._question is None else (Trigger.ASK, self._question.first())
+
+    @property
+    def asking(self) -> bool:
+        """True until the server has said which form of world to make."""
+        return self._question is not None
+
+    def _create(self) -> _Next:
+        create = pb.CreateWorldRequest(settings=self.request.settings())
+        return Trigger.CREATE, pb.EnvironmentRequest(create_world=create)
+
+    def _decide(self, agreed: bool) -> _Next:
+        """Create a world of lanes if the server agreed to these, or else one for a slot."""
+        count = self.request.lanes_if_alike
+        self.request = alone = dataclasses.replace(self.request, lanes_if_alike=None)
+        if agreed and count is not None:
+            self.agreed_on_lanes, self._instead = True, alone
+            self.request = alone.as_lanes(count)
+        self._question = None
+        return self._create()
+
+    def _without_lanes(self, instead: WorldRequest) -> _Next:
+        """Go on without the world of lanes: an environment of it could not be made, or lanes do not suit it."""
+        self.request, self._instead = instead, None
+        # One that was made, and cannot be joined, would hold its environments for as long as the connection stands.
+        if self.world_name:
+            destroy = pb.DestroyWorldRequest(world_name=self.world_name)
+            return Trigger.ASK, pb.EnvironmentRequest(destroy_world=destroy)
+        return self._create()
+
+    def _join(self, name: str) -> _Next:
+        self.world_name = name
+        texts = dict(self.request.join_settings)
+        if self.request.agent is not None:
+            texts["agent"] = self.request.agent
+        join = pb.JoinWorldRequest(world_name=name, settings={key: pack_tensor(text) for key, text in texts.items()})
+        return Trigger.JOIN, pb.EnvironmentRequest(join_world=join)
+
+    def following(
+        self,
+        state: ClientState,
+        message: pb.EnvironmentResponse,
+        error: RefusedError | None,
+        took: float,
+        version: str | None,
+    ) -> _Next | None:
+        """Return the request that follows an answer; None: all of the world is known.
+
+        Args:
+            state: The state in which the answer came.
+            message: The answer.
+            error: Its text, if it is a refusal.
+            took: How long it took, seconds.
+            version: The version of a server of this package; None: another server.
+
+        Raises:
+            RefusedError: The world cannot be joined, or not be used without what was refused.
+            PeerError: A property cannot be read.
+        """
+        if state is ClientState.ASKING:
+            return self._after_question(message, error, version)
+        if error is not None and self._instead is not None and state is not ClientState.DESCRIBING:
+            return self._without_lanes(self._instead)
+        if state is ClientState.CREATING:
+            # The user asked for a certain environment: the default world may be any.
+            if error is not None and self.request.settings():
+                raise error
+            # D-4: a server may have but one world, and refuse to make others
+            self._not_created = error
+            return self._join("" if error is not None else message.create_world.world_name)
+        if state is ClientState.JOINING:
+            if error is not None:
+                raise self._no_world(error)
+            self.specs = message.join_world.specs
+            # Other servers are asked for no property: they may not bear an extension. Their specs are enough (D-24).
+            if version is not None:
+                self._unread += WORLD_PROPERTIES
+                if self.request.names:
+                    self._unread.append(_NAMES)
+                if any(spec.name == "frames" for spec in self.specs.observations.values()):
+                    self._unread.append("fps")
+        else:
+            self._read_property(message, error, took)
+        if not self._unread:
+            return None
+        key = f"world.{self._unread[0]}"
+        # The last question asks that each Step is held until there is a new frame.
+        write = key == "world.wait"
+        return Trigger.DESCRIBE, property_write(key, pack_tensor("new_frame")) if write else property_request(key)
+
+    def _after_question(
+        self, message: pb.EnvironmentResponse, error: RefusedError | None, version: str | None
+    ) -> _Next:
+        """Return what follows the answer to a question, or to the end of a world of lanes."""
+        if self._question is None:
+            return self._create()
+        further = self._question.following(message, error, version, self.request.address.url)
+        return self._decide(self._question.agreed) if further is None else (Trigger.ASK, further)
+
+    def _no_world(self, error: RefusedError) -> RefusedError:
+        """Return what to tell of a refused JoinWorld: of a server that has no room for a world of the user's, that."""
+        full = self._not_created
+        # The user asked for no default world, so that this one is full is not the reason.
+        if full is None or {full.code, error.code} != {Code.RESOURCE_EXHAUSTED} or full.reason == error.reason:
+            return error
+        return RefusedError(
+            full.url, f"{full.reason}. Nor is there room in its default world: {error.reason}", full.code
+        )
+
+    def _read_property(self, message: pb.EnvironmentResponse, error: RefusedError | None, took: float) -> None:
+        key = self._unread.pop(0)
+        # The shortest: a longer one may be the work of a busy server, which Steps in flight would not hide.
+        self._round_trip = min(took, self._round_trip)
+        if error is not None:
+            # Older servers of ours lack the properties of Steps in flight: the world works without.
+            if key in _FAR:
+                self._unread.clear()
+            # They lack the names of attributes too, which viewers are not told.
+            elif key != _NAMES:
+                raise error
+        elif key == "wait":
+            self.properties["round_trip"] = self._round_trip
+        else:
+            url = self.request.address.url
+            self.properties[key] = property_value(message, url, key in _ENCODED)
+            if key == "metadata":  # each property of the values codec says so
+                self.properties["reads_columns"] = reads_columns(message, url)
+        # `fps` comes after the others: by now several round trips were measured. The server may hold Steps unless the
+        # user has said what they wait for.
+        may_wait = "wait" not in self.request.join_settings
+        if key == "fps" and may_wait and pays(self._round_trip, self.properties["fps"]):
+            self._unread += _FAR

@@ -1,0 +1,250 @@
+"""A joined world, from its specs and properties: its spaces, and how its Steps are written and read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+from bridge.core.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
+from bridge.core.client.realtime.reader import RealtimeReader
+from bridge.core.client.world.step_reader import SIGNALS, StepMessage, StepReader
+from bridge.core.client.world.world_request import WorldInfo, WorldRequest
+from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.encoding.space_json import plain_space_from_json, space_from_json
+from bridge.core.encoding.space_specs import space_from_specs
+from bridge.core.encoding.spaces import Column, Layout
+from bridge.core.encoding.step_codec import StepCodec
+from bridge.core.encoding.tensors import Array, Spec, fill_tensor
+from bridge.errors import UNREADABLE, PeerError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["JoinedWorld", "changes_of"]
+
+_INTEGERS = (int, np.int64, np.int32)
+# Integer actions whose Steps are remembered.
+_MOST_KNOWN = 1024
+_MOST_LANES, _MOST_FPS = 1 << 20, 10_000
+
+
+class JoinedWorld:
+    """A world that was joined; writes and reads its Steps.
+
+    Args:
+        request: What was asked for.
+        specs: The world's.
+        properties: What a server of this package says of it, by `WORLD_PROPERTIES` and further ones.
+        version: The version of a server of this package; None: another server.
+
+    Raises:
+        PeerError: Specs and spaces contradict each other.
+        TensorError: A spec cannot be read, or has no space.
+    """
+
+    def __init__(
+        self,
+        request: WorldRequest,
+        specs: pb.ActionObservationSpecs,
+        properties: Mapping[str, Any],
+        version: str | None,
+    ) -> None:
+        self._request = request
+        url, foreign = request.address.url, version is None
+        self.specs = specs
+        observations, actions = _read_specs(specs.observations), _read_specs(specs.actions)
+        # At another server an observation named `info` or `frames` is an ordinary one.
+        signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
+        self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
+        if version is None:
+            # A map has no order on the wire: by their UIDs, it is the same at each join.
+            parts = [spec for _, spec in sorted(observations.items()) if spec.name not in signals]
+            acts = [spec for _, spec in sorted(actions.items())]
+            self.info = WorldInfo(space_from_specs(parts, "observation"), space_from_specs(acts, "action"))
+        else:
+            self.info = _describe(request, version, properties)
+        lanes = self.info.lanes
+        layout = Layout(self.info.observation_space, "observation", lanes, foreign=foreign)
+        self._action_layout = Layout(self.info.action_space, "action", lanes, foreign=foreign)
+        by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
+        action_by_name = {spec.name: uid for uid, spec in actions.items()}
+        try:
+            leaves = [by_name[leaf.name] for leaf in layout.leaves]
+            self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
+        # The specs come with the join, the spaces as properties: a broken server may contradict itself.
+        except KeyError as error:
+            raise PeerError(url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
+        self.realtime: RealtimeReader | None = None
+        """Reads what only a real-time world answers; None: this is none."""
+        self.answers: AnswerBuffer | None = None
+        """The results of Steps in flight; None: each Step waits for its own answer."""
+        if "frames" in self._uids:
+            single = Layout(self.info.observation_space, "observation")
+            self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
+            tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]
+            if "round_trip" in properties:  # the server holds Steps until there is a new frame
+                self.realtime.in_flight = True
+                fps, round_trip = float(properties["fps"]), float(properties["round_trip"])
+                self.answers = AnswerBuffer(self._uids, tensors, lanes, fps, round_trip, self.realtime.latency)
+        self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
+        if "names" in properties:
+            self.reader.names = KnownNames(str(properties["names"]))
+        self.codec: StepCodec | None = None
+        """Writes and reads Steps without protobuf; None: protobuf does."""
+        if not foreign and self.realtime is None and all(name in self._uids for name in SIGNALS):
+            # Other servers write their messages in another way.
+            order = [(uid, observations[uid]) for uid in self.reader.wanted]
+            self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
+        self.form = None if self.codec is None or lanes is not None else self.codec.form
+        """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
+        self.reads_columns = bool(properties.get("reads_columns"))
+        """Whether the server takes long lists of what is alike as columns."""
+        self.seat: str | None = properties.get("seat")
+        """The key of a stream for its actions; None: there is none."""
+        self._known: dict[Any, bytes] = {}
+        self.first_step = self._write_first_step()
+        """The Step without an action, by which an episode begins."""
+
+    def _write_first_step(self) -> bytes:
+        self._wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
+        return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=self._wanted)).SerializeToString()
+
+    def wait_for_all(self) -> None:
+        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
+        if self.realtime is not None:
+            self.realtime.wait_for_all()
+            if self.answers is not None:
+                self.answers.waits_for_all = True
+            self.first_step = self._write_first_step()
+            # Remembered Steps ask for what was wanted before.
+            self._known.clear()
+
+    def dropped(self) -> None:
+        """Count an answer that a later `reset` made meaningless."""
+        if self.realtime is not None:
+            self.realtime.stale += 1
+
+    def salvage(self, message: StepMessage | None) -> None:
+        """Keep what is told only once out of a Step's answer that nobody will read."""
+        if isinstance(message, pb.EnvironmentResponse) and message.WhichOneof("payload") != "step":
+            return
+        if message is not None:
+            # Nobody waits for it, and its server may be given up just now.
+            with contextlib.suppress(PeerError, *UNREADABLE):
+                self.reader.take_remarks(message)
+        # The codec reads no real-time worlds, so a message of its own holds no records.
+        if isinstance(message, pb.EnvironmentResponse) and self.realtime is not None:
+            self.dropped()
+            self.realtime.salvage(message)
+
+    # Writing Steps
+
+    def write_action(self, action: Any) -> bytes:
+        """Return the Step with an action of a single environment. That of an integer is remembered.
+
+        Raises:
+            InvalidActionError: It is not in the action space.
+            SettingError: The Step is too large to be sent.
+        """
+        # By exact type: True and 1.0 are the same key as 1, but not the same action.
+        key = action if type(action) in _INTEGERS else None
+        if key is not None and (known := self._known.get(key)) is not None:
+            return known
+        return self._write_step(self._action_layout.pack_action(action), key)
+
+    def _write_step(self, arrays: Sequence[Array], key: int | None) -> bytes:
+        """Return the Step with the arrays of an action's tensors; remember it under a key, where there is one.
+
+        Raises:
+            SettingError: It is too large.
+        """
+        data = self.codec.write_request(arrays) if self.codec is not None else None
+        # The codec writes tensors of one form alone; what else is an action, protobuf writes.
+        if data is None:
+            request = pb.EnvironmentRequest()
+            for uid, array in zip(self._action_uids, arrays, strict=True):
+                fill_tensor(request.step.actions[uid], array)
+            request.step.requested_observations.extend(self._wanted)
+            data = request.SerializeToString()
+        # Here, before anything is sent or changed: a Step that is not sent gets no answer.
+        if len(data) > self._request.max_message_bytes:
+            raise self._request.too_large(len(data))
+        if key is not None and len(self._known) < _MOST_KNOWN:
+            self._known[key] = data
+        return data
+
+    def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
+        """Return the Step with the actions of this world's slots, from `slot` on. That of an integer is remembered."""
+        key, column = None, columns[0] if len(columns) == 1 and self.form is not None else None
+        # Discrete actions: few differ, and each is a hashable number.
+        if type(column) is np.ndarray and column.ndim == 1 and column.dtype.kind == "i":
+            key = column.item(slot)
+            if (known := self._known.get(key)) is not None:
+                return known
+        return self._write_step(self._action_layout.pack_columns(columns, slot), key)
+
+    def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
+        """Return the Steps with the actions of some slots; None: `write_columns` is to do it."""
+        arrays = [column for column in columns if isinstance(column, np.ndarray)]
+        if self.codec is None or len(arrays) < len(columns):
+            return None
+        whole = len(slots) == len(arrays[0])
+        found = self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+        # All have the same size.
+        if found and len(found[0]) > self._request.max_message_bytes:
+            raise self._request.too_large(len(found[0]))
+        return found
+
+    def as_act(self, request: bytes) -> pb.EnvironmentRequest:
+        """Return a Step with actions that asks for nothing but times."""
+        message = pb.EnvironmentRequest.FromString(request)
+        message.step.requested_observations[:] = [self._uids["timing"]]
+        return message
+
+
+def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:
+    return {uid: Spec.from_proto(spec) for uid, spec in specs.items()}
+
+
+def _describe(request: WorldRequest, version: str, properties: Mapping[str, Any]) -> WorldInfo:
+    """Return what the properties of a server of ours say of a world."""
+    read = plain_space_from_json if request.plain_spaces else space_from_json
+    rewards, lanes, fps = properties.get("reward_space"), int(properties["num_envs"]), properties.get("fps")
+    # Of each lane memory is taken, and each frame may cost a look at the socket.
+    if not 0 <= lanes <= _MOST_LANES or (fps is not None and not 0 < fps <= _MOST_FPS):
+        raise TensorError(
+            f"expected at most {_MOST_LANES} lanes and {_MOST_FPS} frames a second, got {lanes} and {fps}"
+        )
+    return WorldInfo(
+        read(str(properties["observation_space"])),
+        read(str(properties["action_space"])),
+        lanes or None,
+        properties.get("env_id") or None,
+        dict(properties.get("metadata") or {}),
+        properties.get("render_mode") or None,
+        dict(properties.get("spec") or {}),
+        version,
+        space_from_json(rewards) if rewards else None,
+        fps,
+    )
+
+
+def changes_of(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:
+    """Say what differs between specs, their UIDs apart; "" where nothing does."""
+    found = []
+    for what, old, new in (
+        ("action", before.actions, after.actions),
+        ("observation", before.observations, after.observations),
+    ):
+        olds, news = ({spec.name: spec for spec in specs.values()} for specs in (old, new))
+        for name in (*olds, *(name for name in news if name not in olds)):
+            if name not in news:
+                found.append(f"the {what} {name!r} is gone")
+            elif name not in olds:
+                found.append(f"the {what} {name!r} is new")
+            elif olds[name] != news[name]:
+                was, now = (Spec.from_proto(specs[name]).describe() for specs in (olds, news))
+                found.append(f"the {what} {name!r} was {was}, and is {now}")
+    return "; ".join(found)

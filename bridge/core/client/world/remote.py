@@ -1,0 +1,364 @@
+"""One place in a world, over one stream: joins a `ClientSession` to the call that carries it.
+
+`Remote` never blocks and never waits, and so a hundred of them connect at once without a thread of ours. Waiting is
+the business of its owner, who takes from the one poller that all its remotes deliver to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from bridge.core.client.realtime.acting import ActingStream
+from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+from bridge.core.client.realtime.reader import RealtimeReader
+from bridge.core.client.slots.remote_record import RemoteRecord
+from bridge.core.client.wire.connect import AnyCall, connect
+from bridge.core.client.wire.connection import Deliver
+from bridge.core.client.wire.poller import Poller
+from bridge.core.client.world.events import Event, Joined, Lost, StepAnswered
+from bridge.core.client.world.joined_world import JoinedWorld
+from bridge.core.client.world.session import ClientSession
+from bridge.core.client.world.session_states import CONNECTING, ONLINE, ClientState
+from bridge.core.client.world.step_reader import StepMessage
+from bridge.core.client.world.world_request import WorldInfo, WorldRequest
+from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.forks import leak
+from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["Delivery", "Remote"]
+
+
+Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError, float]"
+"""An event in a poller: for whom, the number of the connection, the data, and when it came."""
+# In place of a connection's number: something is due by the clock.
+_DUE = 0
+_SILENT = "nothing has come from there at all: are host and port right, and does a firewall stand between?"
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Remote:
+    """A place in a world: of one environment, of one agent, or of all lanes."""
+
+    request: WorldRequest
+    """The world wanted."""
+    poller: Poller[Delivery]
+    """Gets this remote, its connection's number, and what came."""
+    known: dataclasses.InitVar[WorldInfo | None] = None
+    """The description of the world where it is known already, as of a copy."""
+    shared: bool = False
+    """True if there are other remotes to the same place."""
+    together: bool = False
+    """True if they have to reach the same server, and so share a connection."""
+    now: Callable[[], float] = time.monotonic
+    """The clock."""
+    record: RemoteRecord = dataclasses.field(default_factory=RemoteRecord)
+    """Its failures, and what they cost."""
+    _call: AnyCall | None = None
+    _number: int = 0
+    _acting: ActingStream | None = None
+
+    def __post_init__(self, known: WorldInfo | None) -> None:
+        self.url = self.request.address.url
+        self.session = ClientSession(self.request, known)
+        """The protocol state."""
+
+    def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
+        return options if options or not self.session.foreign else None
+
+    # State
+
+    @property
+    def info(self) -> WorldInfo | None:
+        """The description of the world; None: nothing is known yet."""
+        return self.session.info
+
+    def known_info(self) -> WorldInfo:
+        """Return the description of the world; raises ClosedError where none was ever joined."""
+        if self.session.info is None:
+            raise ClosedError("this environment never joined a world")
+        return self.session.info
+
+    @property
+    def world(self) -> JoinedWorld:
+        """The world that it is in, or was in last.
+
+        Raises:
+            PeerError: It never was in one.
+        """
+        world = self.session.world
+        if world is None:
+            raise PeerError(self.url, "there is no connection")
+        return world
+
+    @property
+    def names(self) -> KnownNames | None:
+        """The names of the environment's attributes and methods; None: they are not known."""
+        return None if self.session.world is None else self.session.world.reader.names
+
+    @property
+    def reads_columns(self) -> bool:
+        """True if the server that it is at, or was at last, takes long lists of what is alike as columns."""
+        return self.session.world is not None and self.session.world.reads_columns
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
+        return 0.0 if self.session.world is None else self.session.world.reader.allowance
+
+    @property
+    def realtime(self) -> RealtimeReader | None:
+        """Reads what only a real-time world answers; None: this is none."""
+        return None if self.session.world is None else self.session.world.realtime
+
+    @property
+    def answers(self) -> AnswerBuffer | None:
+        """The results of Steps in flight in a far real-time world; None: each Step waits for its own answer."""
+        return self.session.answers
+
+    @property
+    def slots(self) -> int:
+        """The number of slots that this remote fills."""
+        return 1 if self.info is None else self.info.lanes or 1
+
+    @property
+    def connected(self) -> bool:
+        """True if there is a connection, joined or not."""
+        return self._call is not None
+
+    @property
+    def silent(self) -> bool:
+        """True if not a byte has come over its connection yet."""
+        return self._call is not None and self._call.silent
+
+    @property
+    def draining(self) -> bool:
+        """True if the server has said that it is stopping; what there is goes on until then."""
+        return self._call is not None and self._call.draining
+
+    def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:
+        """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
+        hint = _SILENT if self.silent else "is the environment stuck, or timeout= too short?"
+        return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
+
+    # Requests
+
+    def open(self) -> None:
+        """Start to connect; `receive` returns `Joined` when the world is joined."""
+        # Deliveries wait in the poller: by the number, those of an earlier connection are told from this one's. The
+        # stream for actions has the negative number.
+        self._number += 1
+        self._call = self._connect(self._deliver(self._number), shared=self.shared, together=self.together)
+        # Before anything has come: the transport sends the requests as soon as it has a connection.
+        self.session.connect(self.now())
+        self._flush()
+
+    def _deliver(self, number: int) -> Deliver:
+        """Return what puts into the poller what comes over a connection."""
+        # The time is taken on arrival: a loop that computes takes the delivery later, which is no latency.
+        now, put = self.now, self.poller.items.append
+        return lambda what: put((self, number, what, now()))
+
+    def _connect(self, deliver: Deliver, *, shared: bool = False, together: bool = False) -> AnyCall:
+        address, most, transport = self.request.address, self.request.max_message_bytes, self.request.transport
+        return connect(address, self.poller, deliver, most, transport, shared=shared, together=together)
+
+    def _flush(self) -> None:
+        """Send what the session has to send."""
+        for data in self.session.data_to_send():
+            # Without a connection they are dropped: nobody is there to answer.
+            if self._call is not None:
+                self._call.send(data)
+
+    def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
+        """Ask for the first Step of the next episode, as `ClientSession.begin`."""
+        self.session.begin(settings, self.now(), reset=reset)
+        self._flush()
+        self._expect()
+
+    def step(self, action: Any) -> None:
+        """Ask a single environment for a Step with an action.
+
+        Raises:
+            InvalidActionError: It is not in the action space; nothing was sent.
+        """
+        world = self.session.world
+        self.send_step((self.world if world is None else world).write_action(action))
+
+    def send_step(self, request: bytes) -> None:
+        """Ask for a Step that `JoinedWorld` wrote."""
+        if self._acting is not None:
+            self._step_ahead(request)
+            return
+        session = self.session
+        session.step(request, self.now())
+        out = session.out
+        while out:  # as `_flush`, in each step two calls less
+            data = out.pop(0)
+            if self._call is not None:
+                self._call.send(data)
+
+    def act(self, request: bytes) -> None:
+        """Leave the actions of a Step in a real-time world; what comes of them is asked for by a later Step.
+
+        They have a stream of their own; where there is none, they are sent behind the Steps in flight.
+        """
+        message = self.world.as_act(request)
+        # A stream of its own, because one stream is answered in order: behind Steps that the server holds, an action
+        # would wait for frames.
+        if self._acting is None or not self._acting.act(message.step):
+            self.session.act(message.SerializeToString(), self.now())
+            self._flush()
+
+    def _step_ahead(self, request: bytes) -> None:
+        """Act, and ask for what Steps in flight bring."""
+        # The server refuses Steps in flight after the end of an episode until a Reset comes, which `begin` sends.
+        if self.session.state is ClientState.ENDED:
+            self.begin(reset=False)
+            return
+        self.session.ask_ahead(self.now())
+        # Without an action there is nothing to apply: the last one stays in force.
+        if request != self.world.first_step:
+            self.act(request)
+        self._flush()
+        self._expect()
+
+    def _expect(self) -> None:
+        """Have `receive` called when a call has something to return, whatever arrives. For Steps in flight."""
+        answers = self.answers
+        if answers is None:
+            return
+        # Nothing need arrive for a call to be due: an answer may be here already, or the last observation is to be
+        # repeated.
+        put, due = self.poller.items.append, (self, _DUE, b"", 0.0)
+        wait = answers.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
+        if wait <= 0.0:
+            put(due)
+        elif wait < math.inf:
+            # The keepalive thread runs the same timers.
+            with self.poller.lock:
+                self.poller.call_later(wait, lambda: put(due))
+
+    def ask(self, request: pb.EnvironmentRequest | bytes) -> None:
+        """Ask for a property or a method call, by a request of `bridge.core.client.world.extensions`."""
+        self.session.ask(request, self.now())
+        self._flush()
+
+    def salvage(self, message: StepMessage | None) -> None:
+        """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        if self.session.world is not None:
+            self.session.world.salvage(message)
+
+    # Answers
+
+    def receive(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
+        """Take what was delivered; return what it means, or None where it means nothing any more."""
+        call = self._call
+        if number != self._number or call is None:
+            return self._receive_other(number, what, arrived)
+        if isinstance(what, RemoteError):
+            lost = self.session.connection_lost(what)
+            # The stream has ended: nothing more would come.
+            self.finish(0.0)
+            return lost
+        if self.session.state in CONNECTING:
+            # The metadata that has it comes before the first answer, and decides what the join asks for.
+            self.session.server_version = call.server_version
+        event = self.session.receive(what, arrived)
+        # As in nearly every step: then the session has nothing to send.
+        if isinstance(event, StepAnswered) and self._acting is None:
+            return event
+        self._flush()
+        if isinstance(event, Joined):
+            self.request = self.session.request
+            self._open_acting()
+        if isinstance(event, Lost):
+            self.finish(0.0)
+        return event
+
+    def _receive_other(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
+        """Take what came of another connection than the stream's."""
+        if number == -self._number and self._acting is not None:
+            self._acting.receive(what, arrived)
+            return None
+        if number != _DUE or self._call is None or self.answers is None or self.session.state not in ONLINE:
+            return None
+        event = self.session.due(self.now())
+        if isinstance(event, Lost):
+            self.finish(0.0)
+        elif self.answers.asked:
+            self._expect()
+        return event
+
+    def _open_acting(self) -> None:
+        """Open the stream for actions, where Steps are to be in flight."""
+        world, answers = self.world, self.answers
+        # Where each Step waits for its own answer, it carries its action itself.
+        if answers is None or world.seat is None or self.session.world_name is None:
+            return
+        settings = {"seat": pack_tensor(world.seat)}
+        join = pb.JoinWorldRequest(world_name=self.session.world_name, settings=settings)
+        self._acting = ActingStream(
+            self._connect,
+            pb.EnvironmentRequest(join_world=join).SerializeToString(),
+            self._deliver(-self._number),
+            self.now,
+            answers,
+        )
+        self._acting.open()
+        # Between calls too, the session sends a Step for each answer: else the frames of a long pause would not arrive.
+        self.poller.look_every(answers.frame / 2)
+
+    # The end
+
+    def give_up(self, error: RemoteError) -> Lost:
+        """End the connection without waiting, because of `error`; return the event that says so."""
+        # A server that is late may still be well: it is told that nobody is in the world any more.
+        self.session.leave(self.now())
+        event = self.session.connection_lost(error)
+        self._flush()
+        self.finish(0.0)
+        return event
+
+    def disown(self) -> None:
+        """In a forked process: leave the connection to the parent process, untouched. Another remote replaces it."""
+        if self._call is not None:
+            # The garbage collector would close it, and with it the parent's connection.
+            leak(self._call)
+            leak(self.poller)
+        self._call = None
+        if self._acting is not None:
+            self._acting.disown()
+            self._acting = None
+
+    def leave(self) -> None:
+        """Leave the world, destroy it where it was made for this remote, and send no more; `finish` then waits."""
+        if self._call is None:
+            return
+        self.session.leave(self.now())
+        self._flush()
+        # Here, not in `finish`: so all remotes of a pool leave before the first of them is waited for.
+        self._call.finish()
+
+    def close(self, timeout: float) -> None:
+        """Leave the world and end the connection, within `timeout` seconds."""
+        self.leave()
+        self.finish(timeout)
+
+    def finish(self, timeout: float) -> None:
+        """End the connection, if there is one, within `timeout` seconds."""
+        # Before it is closed: what is delivered meanwhile finds no connection, and is dropped.
+        call, self._call = self._call, None
+        acting, self._acting = self._acting, None
+        if acting is not None:
+            acting.close()
+        if self.session.state not in (ClientState.OFFLINE, ClientState.LOST):
+            self.session.connection_lost(ConnectionLostError(self.url, "the connection was closed"))
+        if call is not None:
+            call.close(timeout)

@@ -1,0 +1,277 @@
+"""Reads the answer to a Step: observation, reward, terminated, truncated and info."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import Space
+
+from bridge.core.client.realtime.reader import RealtimeReader
+from bridge.core.client.warn import warn
+from bridge.core.encoding import values
+from bridge.core.encoding.attribute_names import AttributeNames, KnownNames
+from bridge.core.encoding.interventions import PACE
+from bridge.core.encoding.spaces import Column, Layout
+from bridge.core.encoding.step_codec import StepAnswer
+from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.errors import UNREADABLE, PeerError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["SIGNALS", "Batch", "StepMessage", "StepReader", "Transition"]
+
+SIGNALS = ("reward", "terminated", "truncated", "info")
+"""The observations that are asked for after those of the observation space, in this order."""
+StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer
+"""The answer to a Step: read by protobuf, or matched without it."""
+Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated and info of a single environment; the reward is of any type."""
+
+_MOST_NOTES = 100
+# Quicker than a loop in Python: it is called in each step of many slots.
+_STATE = operator.attrgetter("state")
+
+
+@dataclasses.dataclass
+class Batch:
+    """One step's results over all slots, while they come in."""
+
+    columns: list[Column]
+    rewards: Array
+    terminations: Array
+    truncations: Array
+
+    @classmethod
+    def empty(cls, layout: Layout, size: int, reward_space: Space[Any] | None = None) -> Batch:
+        """Make one of `size` slots: rewards 0.0, flags False, and observations that are not initialized."""
+        if reward_space is None:
+            rewards: Array = np.zeros(size)
+        else:
+            rewards = np.zeros((size, *(reward_space.shape or ())), reward_space.dtype)
+        return cls(layout.columns(size), rewards, np.zeros(size, np.bool_), np.zeros(size, np.bool_))
+
+
+@dataclasses.dataclass(eq=False)
+class StepReader:
+    """Reads the answers of one remote."""
+
+    url: str
+    """For errors."""
+    layout: Layout
+    """Of the observations."""
+    leaves: Sequence[tuple[int, Spec]]
+    """The UID and spec of each of the layout's leaves."""
+    uids: Mapping[str, int]
+    """The UIDs of the observations that carry signals, by name."""
+    realtime: RealtimeReader | None
+    """Reads what only a real-time world answers; None: this is none."""
+    allowance: float = 0.0
+    """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
+    failed: Sequence[int] = ()
+    """The lanes whose environments failed in the last answer, each alone; `error` of their infos says why."""
+    names: KnownNames | None = None
+    """The names of the environment's attributes and methods, by the join and later infos; None: they are not known."""
+    _form: Any = None
+    _rewards_as: Any = None
+    """The last reward that an info told, whose type those after it have; None: they are floats, or arrays."""
+    _told_reward: Any = values.UNCHANGED
+    """The reward that the answer at hand tells in its info."""
+    agents: Sequence[str] = ()
+    """Of several agents, those that the answer that was read last says to be alive; none: it says nothing."""
+    missing: Sequence[str] = ()
+    """What that answer holds that the environment did not return, as `StepInfo` says."""
+    _notes: int = 0
+
+    def __post_init__(self) -> None:
+        # Whether an observation is the very array of its tensor.
+        self._is_array = self.layout.is_array
+        self.lanes = self.layout.lanes
+        self.wanted = [uid for uid, _ in self.leaves] + [self.uids[name] for name in SIGNALS if name in self.uids]
+        """The UIDs to ask for, but for those of a real-time world."""
+
+    def read(self, message: StepMessage, now: float) -> Transition:
+        """Return what a single environment answered; the arrays belong to the caller.
+
+        Args:
+            message: Its answer.
+            now: The client's time, seconds.
+
+        Raises:
+            PeerError: An observation is missing, or not of its spec.
+        """
+        try:
+            if isinstance(message, StepAnswer):
+                # The info may say how the observation is built.
+                info = {} if message.info == values.EMPTY_DICT else self.read_info(message)
+                *arrays, reward, _, truncated = message.template.values(message.data, message.start)
+                # They may share memory with the message; protobuf's are the caller's already.
+                if self._is_array:
+                    observation = np.array(arrays[0])
+                else:
+                    observation = self.layout.unpack([np.array(array) for array in arrays], form=self._form)
+                # A copy, for the same reason.
+                if type(reward) is not float:
+                    reward = np.array(reward)
+                if self._rewards_as is not None:
+                    reward = self._typed(reward)
+                return observation, reward, message.state == pb.TERMINATED, truncated, info
+            tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
+            reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
+            if self._rewards_as is not None:
+                reward = self._typed(reward)
+            observation = self.layout.unpack(tensors, form=self._form)
+            return observation, reward, bool(terminated), bool(truncated), info
+        except UNREADABLE as error:
+            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
+
+    def _typed(self, number: Any) -> Any:
+        """Return a reward in the environment's own type."""
+        told, self._told_reward = self._told_reward, values.UNCHANGED
+        if told is not values.UNCHANGED:
+            # Floats come as they are from here on.
+            if type(told) is float:
+                self._rewards_as = None
+            return told
+        if isinstance(self._rewards_as, np.ndarray):
+            return np.full(self._rewards_as.shape, number, self._rewards_as.dtype)
+        return type(self._rewards_as)(number)
+
+    def take_joint(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Return `agents` and `missing` of the answer that was read, once."""
+        found = self.agents, self.missing
+        self.agents = self.missing = ()
+        return found
+
+    def take_remarks(self, answer: StepMessage) -> None:
+        """Take from an answer that nobody reads what holds for those after it.
+
+        Raises:
+            PeerError: It cannot be read.
+        """
+        if isinstance(answer, StepAnswer):
+            self.read_info(answer)
+        elif "info" in self.uids and self.uids["info"] in answer.step.observations:
+            self._decode_info(answer.step.observations[self.uids["info"]].uint8s.array)
+        self._told_reward = values.UNCHANGED
+
+    def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
+        """Write an answer into a batch, from `slot` on.
+
+        Returns:
+            The info: a dict of one environment, or of arrays over the lanes.
+
+        Raises:
+            PeerError: An observation is missing, or not of its spec.
+        """
+        try:
+            if isinstance(message, StepAnswer):
+                *tensors, reward, terminated, truncated = message.arrays()
+                if self.lanes is None:
+                    terminated = np.asarray(message.state == pb.TERMINATED)
+                info: Any = self.read_info(message)
+            else:
+                tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
+            for index, array in enumerate(tensors):
+                self.layout.write(batch.columns, index, slot, array)
+            stop = slot + (self.lanes or 1)
+            batch.rewards[slot:stop] = reward
+            batch.terminations[slot:stop] = terminated
+            batch.truncations[slot:stop] = truncated
+        except UNREADABLE as error:
+            raise PeerError(self.url, f"its observations cannot be read: {error}") from error
+        return info
+
+    def read_rows(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
+        """Write what single environments answered by the same template into a batch, but for the infos.
+
+        Args:
+            answers: Of this remote and others like it.
+            batch: Where to; its columns are arrays.
+            slots: The answers' slots: a slice, or their numbers.
+
+        Raises:
+            TensorError: An observation of one of them is not of its space.
+        """
+        *arrays, rewards, _, truncations = StepAnswer.stack(answers)
+        for index, array in enumerate(arrays):
+            self.layout.write_rows(batch.columns, index, slots, array)
+        batch.rewards[slots] = rewards
+        batch.terminations[slots] = np.array(list(map(_STATE, answers))) == pb.TERMINATED
+        batch.truncations[slots] = truncations
+
+    def read_info(self, answer: StepAnswer) -> Any:
+        """Return the info that came with an answer.
+
+        Raises:
+            PeerError: It cannot be read.
+        """
+        try:
+            return {} if answer.info is None else self._decode_info(answer.info)
+        except TensorError as error:
+            raise PeerError(self.url, f"its info cannot be read: {error}") from error
+
+    def _decode_info(self, data: bytes) -> Any:
+        """Return an info; take how observations are built from here on, and tell the user what did not travel."""
+        told = values.decode_step_info(data)
+        info, notes, form, reward = told[:4]
+        self.agents, self.missing, failed = told[4:]
+        self.failed = [lane for lane in failed if 0 <= lane < (self.lanes or 0)] if failed else ()
+        # Else it would be found where the infos of all slots are joined, and cost those of other servers too.
+        if not isinstance(info, dict) and not (
+            isinstance(info, list) and len(info) == self.lanes and all(isinstance(own, dict) for own in info)
+        ):
+            raise TensorError(f"expected a dict, or a list of one for each lane, got {info!r:.80}")
+        # Told only where it changes: it holds for the answers that follow.
+        if form is not values.UNCHANGED:
+            self._form = form
+        if reward is not values.UNCHANGED:
+            if not isinstance(reward, (bool, int, float, np.bool_, np.number, np.ndarray)) or np.size(reward) != 1:
+                raise TensorError(f"expected a number as the reward in an info, got {reward!r:.80}")
+            self._rewards_as = self._told_reward = reward
+        if info:
+            # It stays when the person has left: a server that is late then gets a second more, at most.
+            self.allowance = _allowance(info) or self.allowance
+        # Told only where a reset has changed them.
+        if notes and isinstance(notes[-1], AttributeNames):
+            self.names, notes = KnownNames(notes[-1]), notes[:-1]
+        # As many as our servers send. What warned is remembered by Python, for as long as the process runs.
+        for note in notes[: _MOST_NOTES - self._notes]:
+            warn(f"{self.url}: {note:.1000}")
+        self._notes = min(_MOST_NOTES, self._notes + len(notes))
+        return info
+
+    def _read_tensors(self, message: pb.EnvironmentResponse, now: float) -> tuple[list[Array], Any, Any, Any, Any]:
+        """Return the observation's tensors, and reward, terminated, truncated and info."""
+        observations, state = message.step.observations, message.step.state
+        for uid, spec in self.leaves:
+            # Looked for first: a map of protobuf makes an empty tensor of a key that is missing.
+            if uid not in observations:
+                raise PeerError(self.url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
+        tensors = [spec.read(observations[uid]) for uid, spec in self.leaves]
+        signals = {name: observations[uid] for name, uid in self.uids.items() if uid in observations}
+        # Another server may have no reward (D-24).
+        reward = unpack_tensor(signals["reward"], "reward") if "reward" in signals else 0.0
+        truncated: Any = state == pb.INTERRUPTED
+        terminated: Any = state == pb.TERMINATED
+        if self.lanes is not None:
+            terminated = unpack_tensor(signals["terminated"], "terminated")
+            truncated = unpack_tensor(signals["truncated"], "truncated")
+        elif "truncated" in signals:  # an episode can end in both ways at once, of which the state tells one
+            truncated |= bool(unpack_tensor(signals["truncated"], "truncated"))
+        info = self._decode_info(signals["info"].uint8s.array) if "info" in signals else {}
+        if self.realtime is not None:
+            info = self.realtime.extend(info, observations, now)
+        return tensors, reward, terminated, truncated, info
+
+
+def _allowance(info: Any) -> float:
+    """Return the seconds between two steps at the pace that an info tells, one at most; 0: it tells none."""
+    # One pace holds for all lanes of a world.
+    first = info[0] if isinstance(info, list) else info
+    pace = first.get(PACE) if isinstance(first, Mapping) else None
+    if isinstance(pace, np.ndarray):
+        pace = pace.reshape(-1)[0].item() if pace.size else None
+    return 1 / max(1.0, pace) if isinstance(pace, float) else 0.0

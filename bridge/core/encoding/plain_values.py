@@ -1,0 +1,106 @@
+"""Samples of spaces that no plain tensor holds (Graph, OneOf, a Sequence of composites) as values of the codec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.spaces import GraphInstance
+
+from bridge.core.encoding.tensors import cast
+
+__all__ = ["from_plain", "is_text", "to_plain"]
+
+_ARRAYS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
+
+
+def is_text(space: Space[Any]) -> bool:
+    """True if samples are strings: a Text, or a registered space of one's own."""
+    return space.dtype is not None and space.dtype.kind == "U"
+
+
+def to_plain(space: Space[Any], sample: Any) -> Any:
+    """Return a sample as a value that the values codec can encode."""
+    if isinstance(space, spaces.Dict):
+        # Leave out the keys: both ends know them from the space, and the codec may not carry their types.
+        return [to_plain(item, sample[key]) for key, item in space.spaces.items()]
+    if isinstance(space, spaces.Tuple):
+        return [to_plain(item, part) for item, part in zip(space.spaces, sample, strict=True)]
+    if isinstance(space, spaces.OneOf):
+        index, part = sample
+        return [int(index), to_plain(space.spaces[int(index)], part)]
+    if isinstance(space, spaces.Graph):
+        edges = None if sample.edges is None else to_plain_batch(_required(space.edge_space), sample.edges)
+        links = None if sample.edge_links is None else np.asarray(sample.edge_links)
+        return [to_plain_batch(space.node_space, sample.nodes), edges, links]
+    if isinstance(space, spaces.Sequence):
+        if space.stack:
+            return to_plain_batch(space.feature_space, sample)
+        return [to_plain(space.feature_space, part) for part in sample]
+    if is_text(space):
+        return sample
+    if isinstance(space, spaces.Discrete):
+        return cast(sample, space.dtype)[()]
+    return cast(sample, space.dtype, rounding=True)
+
+
+def from_plain(space: Space[Any], plain: Any) -> Any:
+    """Return the sample that `to_plain` gave a value of."""
+    if isinstance(space, spaces.Dict):
+        return {key: from_plain(item, part) for (key, item), part in zip(space.spaces.items(), plain, strict=True)}
+    if isinstance(space, spaces.Tuple):
+        return tuple(from_plain(item, part) for item, part in zip(space.spaces, plain, strict=True))
+    if isinstance(space, spaces.OneOf):
+        # The index is a NumPy integer, as in Gymnasium's samples.
+        return np.int64(plain[0]), from_plain(space.spaces[plain[0]], plain[1])
+    if isinstance(space, spaces.Graph):
+        nodes, edges, links = plain
+        return GraphInstance(
+            from_plain_batch(space.node_space, nodes),
+            None if edges is None else from_plain_batch(_required(space.edge_space), edges),
+            links,
+        )
+    if isinstance(space, spaces.Sequence):
+        if space.stack:
+            return from_plain_batch(space.feature_space, plain)
+        return tuple(from_plain(space.feature_space, part) for part in plain)
+    return plain
+
+
+def _required(space: Space[Any] | None) -> Space[Any]:
+    if space is None:
+        raise TypeError("expected no edges, for there is no edge space")
+    return space
+
+
+def to_plain_batch(space: Space[Any], batch: Any) -> Any:
+    """A batch as `gymnasium.vector.utils.batch_space` describes it."""
+    if isinstance(space, spaces.Dict):
+        return [to_plain_batch(item, batch[key]) for key, item in space.spaces.items()]
+    if isinstance(space, spaces.Tuple):
+        return [to_plain_batch(item, part) for item, part in zip(space.spaces, batch, strict=True)]
+    if isinstance(space, (*_ARRAYS, spaces.Discrete)):
+        return np.asarray(batch)
+    return [to_plain(space, part) for part in batch]
+
+
+def from_plain_batch(space: Space[Any], plain: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        batch = {
+            key: from_plain_batch(item, part) for (key, item), part in zip(space.spaces.items(), plain, strict=True)
+        }
+        return {key: batch[key] for key in batch_keys(space)}
+    if isinstance(space, spaces.Tuple):
+        return tuple(from_plain_batch(item, part) for item, part in zip(space.spaces, plain, strict=True))
+    if isinstance(space, (*_ARRAYS, spaces.Discrete)):
+        return plain
+    return tuple(from_plain(space, part) for part in plain)
+
+
+def batch_keys(space: spaces.Dict) -> list[Any]:
+    """The keys in the order of `gymnasium.vector.utils.batch_space`."""
+    try:
+        return sorted(space.spaces) if getattr(space, "sort_keys", True) else list(space.spaces)
+    except TypeError:  # keys that cannot be compared
+        return list(space.spaces)

@@ -1,0 +1,203 @@
+"""Who may come in: what every transport asks of a client before it serves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import ssl
+
+from bridge.core.logs import LimitedLog
+from bridge.core.transport.address import is_loopback
+from bridge.core.transport.credentials import TLS, Token, TokenLike, checked_tls, read_pem, read_token, warn_of_readers
+from bridge.core.transport.tls import server_context
+from bridge.errors import Code, RequestError, SettingError
+
+__all__ = ["Auth", "Gate", "Security"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Auth:
+    """Who may come in: `auth=` of `serve_gym` and `serve_parallel`, beside `token`, `token_file` and `tls`.
+
+    Those three are the keywords of clients, too; a server alone has these.
+
+    Examples:
+        >>> from bridge import Auth, serve_gym
+        >>> with serve_gym("CartPole-v1", token="of-trainers", auth=Auth(watch_token="of-viewers")) as server:
+        ...     pass
+
+    Args:
+        watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
+        watch_token_file: A file that contains the watch token.
+        insecure: Ask for no token beyond loopback either: whoever reaches the port is let in, with a warning.
+        shared_control: Let everybody in a world call methods of its environment and set its attributes: spectators,
+            viewers, and agents that share the world with those of other clients. False: these only read attributes.
+    """
+
+    watch_token: TokenLike | None = dataclasses.field(default=None, repr=False)
+    watch_token_file: str | os.PathLike[str] | None = None
+    insecure: bool = False
+    shared_control: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Security:
+    """How a server is protected."""
+
+    token: Token | None = None
+    """The secret that each client must send; None: anyone who reaches the port is let in."""
+    watch_token: Token | None = dataclasses.field(default=None, kw_only=True)
+    """The secret of clients that may watch, and do nothing else; None: there are none."""
+    tls_certificate: bytes | None = dataclasses.field(default=None, repr=False)
+    """PEM: the server's certificate and those between it and its authority; None: no TLS."""
+    tls_key: bytes | None = dataclasses.field(default=None, repr=False)
+    """PEM: the certificate's key."""
+    tls_client_ca: bytes | None = dataclasses.field(default=None, repr=False)
+    """PEM: the CA that must have signed each client's certificate; None: clients need none."""
+    generated: bool = False
+    """True if the server has made the token."""
+    shared_control: bool = dataclasses.field(default=False, kw_only=True)
+    """True if also who watches, or shares a world, may call methods and set attributes of environments."""
+
+    @classmethod
+    def of(
+        cls,
+        token: TokenLike | None,
+        token_file: str | os.PathLike[str] | None,
+        tls: TLS | None,
+        auth: Auth | None = None,
+        stacklevel: int = 4,
+    ) -> Security:
+        """Read what the keywords of `serve_gym` say; `stacklevel`, as for `warnings.warn`, leads to its caller.
+
+        Raises:
+            SettingError: Something cannot be read, is of no use without what is missing, or is for clients.
+
+        Warns:
+            RuntimeWarning: Other users of this machine can read the token's file.
+        """
+        if not isinstance(auth, (Auth, type(None))):
+            raise SettingError(f"expected auth to be bridge.Auth(…), got a {type(auth).__name__}")
+        given, tls, auth = tls is not None, checked_tls(tls), auth or Auth()
+        if tls.ca is not None or tls.server_name is not None:
+            raise SettingError(
+                "tls=TLS(ca=…) and server_name are for clients, which check the server's certificate; the CA that "
+                "must have signed the clients' certificates is tls=TLS(client_ca=…)"
+            )
+        if given and tls.certificate is None:
+            raise SettingError(
+                "a server speaks TLS with a certificate of its own, and none is given: expected "
+                "tls=TLS(certificate=…, key=…); `bridge cert` makes them"
+            )
+        security = cls(
+            read_token(token, token_file),
+            read_pem("certificate", tls.certificate),
+            read_pem("key", tls.key),
+            read_pem("client_ca", tls.client_ca),
+            watch_token=None
+            if auth.watch_token is None and auth.watch_token_file is None
+            else read_token(auth.watch_token, auth.watch_token_file, name="watch_token"),
+            shared_control=auth.shared_control,
+        )
+        if token_file is not None:
+            warn_of_readers(token_file, stacklevel)
+        return security
+
+    @property
+    def tls(self) -> bool:
+        """True if what travels is encrypted, and the server proves who it is."""
+        return self.tls_certificate is not None
+
+    def context(self, *alpn: str) -> ssl.SSLContext | None:
+        """Return what a socket speaks TLS with; None: it speaks none.
+
+        Args:
+            alpn: The names of what is spoken within, the preferred one first.
+
+        Raises:
+            SettingError: The certificate and its key cannot be used.
+        """
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, *alpn)
+
+    def for_host(self, host: str, *, insecure: bool) -> Security:
+        """Return how a server that listens there is protected: with a token of its own, where it has none.
+
+        Args:
+            host: The address that it listens on.
+            insecure: Whether it goes without a token though others reach it.
+
+        Raises:
+            SettingError: There is a token for watching, and no other one.
+        """
+        if insecure or is_loopback(host) or self.authenticates:
+            if self.watch_token is not None and self.token in (None, self.watch_token):
+                raise SettingError(
+                    "watch_token lets clients in that may only watch: expected another token for the others, got "
+                    f"{'none' if self.token is None else 'the same'}; give token or token_file"
+                )
+            return self
+        return dataclasses.replace(self, token=Token(secrets.token_hex(32)), generated=True)
+
+    @property
+    def query(self) -> str:
+        """The text to append to the server's URL: the token, if the server has made it."""
+        return f"?token={self.token.reveal()}" if self.token is not None and self.generated else ""
+
+    @property
+    def authenticates(self) -> bool:
+        """True if a stranger is refused."""
+        return self.token is not None or self.tls_client_ca is not None
+
+    def missing(self) -> str:
+        """Say what a server that others can reach lacks; empty: nothing."""
+        lacks = [] if self.tls else ["TLS"]
+        lacks += [] if self.authenticates else ["token"]
+        return " and ".join(lacks)
+
+
+class Gate:
+    """Asks each client for the token. A transport calls `check` before it touches any world.
+
+    Args:
+        token: What clients have to show; None: they are let in without.
+        watch_token: What clients show that may only watch; None: there are none.
+    """
+
+    def __init__(self, token: Token | None, watch_token: Token | None = None) -> None:
+        self._token = token
+        self._watch_token = watch_token
+        self.asks = token is not None
+        """True if clients have to show a token."""
+        self._log = LimitedLog(__name__)
+
+    def check(self, shown: str | None, peer: str) -> bool:
+        """Let a client in, or log and raise; return whether it may do more than watch.
+
+        Args:
+            shown: The token that it showed; None: none.
+            peer: Where it is, for the log.
+
+        Raises:
+            RequestError: UNAUTHENTICATED: it showed no token, or another one.
+        """
+        if self._token is None or self._token.matches(shown):
+            return True
+        if self._watch_token is not None and self._watch_token.matches(shown):
+            return False
+        problem = "the token is wrong" if shown else "a token is required, and none was sent"
+        self._log.warning("refused %s: %s", peer, problem)
+        raise RequestError(
+            Code.UNAUTHENTICATED,
+            f"{problem}; pass token=… or token_file=…, or set the environment variable BRIDGE_TOKEN",
+        )
+
+    @staticmethod
+    def bearer(header: str | bytes | None) -> str | None:
+        """Return the token of an `authorization` header, `Bearer TOKEN`; None: it holds none."""
+        text = header.decode("ascii", errors="replace") if isinstance(header, bytes) else header or ""
+        # HTTP compares names of schemes without regard to case.
+        scheme, _, token = text.partition(" ")
+        return token.strip() or None if scheme.lower() == "bearer" else None

@@ -1,0 +1,523 @@
+"""The calls of a server, one session each: requests are served in their order, one of a call at a time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from bridge.core.encoding.names import PROPERTY_REQUEST_URL
+from bridge.core.logs import SafeLog
+from bridge.core.server.admission import Admission
+from bridge.core.server.failure_log import FailureLog
+from bridge.core.server.limits import ConnectionCount, Limits
+from bridge.core.server.metrics import Metrics
+from bridge.core.server.registry import Registry
+from bridge.core.server.serving import MOMENT
+from bridge.core.server.session import Session, error_response
+from bridge.core.transport.messages import PREFIX, RefusedMessage
+from bridge.core.worlds.base import Agent, World
+from bridge.core.worlds.scheduling import Scheduler
+from bridge.errors import Code, RequestError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["Call", "Calls", "Client", "Request", "ServedSession"]
+
+_log = SafeLog(__name__)
+Request = bytes | bytearray
+# Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
+# first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole.
+_TOGETHER = 16
+_SOON = 0.001
+# Requests of a call that may wait, and what each of them takes beside its bytes: empty ones would else wait for free.
+_MAX_WAITING = 1000
+_OVERHEAD = 100
+# Calls of a server that has `max_connections` already which may read properties, and do nothing else.
+_OPERATORS = 8
+
+
+class Client(Protocol):
+    """The connection of a call, as calls see it."""
+
+    peer: str
+    calls: set[Call]
+    blocked_calls: set[Call]
+    unserved: int
+    joins_answers: bool
+
+    outgoing: Any
+    """Bytes that wait for `flush`."""
+    unsent: Any
+    """Bytes that were flushed, and that the client did not take yet."""
+
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        """Send an answer with the next flush; return whether the client has room for all of it."""
+
+    def flush(self) -> None:
+        """Send what waits in `outgoing`."""
+        return None
+
+    def is_blocked(self, call: Call) -> bool:
+        """True if the client does not take the answers of a call for now."""
+        return False
+
+    def defer(self, call: Call, size: int) -> None:
+        """Let the client send `size` bytes less, for a request that waits, until `resume`."""
+        return None
+
+    def resume(self, call: Call, size: int) -> None:
+        """Take back a `defer`."""
+        return None
+
+    def finish(self, call: Call, error: RequestError | None) -> None:
+        """End a call: as it should, or for a reason."""
+
+    def hold(self, size: int) -> None:
+        """Count bytes that wait."""
+        return None
+
+    def drop(self, request: Request | None) -> None:
+        """Give back what a request counts that has been received."""
+        return None
+
+
+class ServedSession(Protocol):
+    """Answers the requests of a call: `Session`, or a class that takes its place."""
+
+    last_step: tuple[World, Agent, int] | None
+    last_error: int
+    last_failure: str | None
+
+    @property
+    def world_name(self) -> str | None:
+        """The world that it is in; None: none."""
+
+    def handle(self, data: Request) -> Coroutine[Any, Any, list[bytes | memoryview]]:
+        """Answer a request, one at a time."""
+
+    def answer_lost(self) -> None:
+        """Take note that an error is sent in place of the last answer."""
+
+    def hang_up(self) -> None:
+        """End what the request at hand waits for: the client is gone."""
+
+    def close(self) -> None:
+        """Take note that the stream ended. Again: nothing."""
+
+
+class Call:
+    """One stream of requests: a session.
+
+    Args:
+        client: The connection that it came over.
+        session: What answers.
+        name: For the log.
+    """
+
+    def __init__(self, client: Client, session: ServedSession, name: str) -> None:
+        self.client = client
+        self.session = session
+        self.handle = session.handle
+        """Answers a request; another protocol's messages are translated in its place."""
+        self.refuse = error_response
+        """Makes the answer to a request that was refused before, or at which the server failed."""
+        self.name = name
+        self.stream: Any = None
+        """The number or object by which the client's protocol knows it."""
+        self.requests: deque[Request | None] = deque()
+        """Those that wait for an earlier one, or for the client to take answers; None: no more follow."""
+        self.released = False
+        """True if one that waited is to be served next."""
+        self.busy = False
+        """True if a request of it is being served."""
+        self.over = False
+        """True if nothing more is said."""
+        self.concluded = False
+        """True if its session is closed."""
+        self.places: ConnectionCount | None = None
+        """The account that has counted it."""
+        self.limited = False
+        """True if its requests are at the expense of its connection: those of a viewer, or of an operator."""
+        self.refusal: RequestError | None = None
+        """The error for a client that asks for more than properties, if there is no place for it; None: there is one.
+        """
+        self.compression: str | None = None
+        """The compression of its answers; None: they are not compressed."""
+        self.compressing = False
+        """True if an answer is being compressed, and sent after that."""
+        self.blocked = False
+        """True if the client has no room for the last answer."""
+        self.unsent = 0
+        """Bytes of that answer, which count until it has."""
+
+
+class Calls:
+    """Serves a session for each call.
+
+    Args:
+        hub: The worlds.
+        limits: `max_message_bytes`.
+        count: Admits calls.
+        viewers: Admits calls of clients that may only watch: they take no places of those that act.
+        admission: Admits requests.
+        scheduler: Goes on with requests that wait.
+        cut: Closes the connection of a client after a fault of this server.
+        charge: Counts the processor time of a request of a viewer or an operator, or of one that is invalid.
+        open_session: Makes what answers a call; None: a `Session`.
+    """
+
+    def __init__(
+        self,
+        hub: Registry,
+        limits: Limits,
+        *,
+        count: ConnectionCount,
+        viewers: ConnectionCount,
+        admission: Admission,
+        scheduler: Scheduler,
+        cut: Callable[[Any], None],
+        charge: Callable[[Any, float], None],
+        open_session: Callable[[Registry, str, bool], ServedSession] | None = None,
+    ) -> None:
+        self._open_session = open_session or Session
+        self._hub = hub
+        self._limits = limits
+        self._count, self._viewers = count, viewers
+        self._operators = ConnectionCount(_OPERATORS, "operators")
+        self._admission = admission
+        self._scheduler = scheduler
+        self.failures = FailureLog(scheduler)
+        """The log of the errors of environments."""
+        self._cut = cut
+        self._charge = charge
+        self.metrics: Metrics | None = None
+        """Where to count; None: nowhere."""
+        self.freed: Callable[[], None] = lambda: None
+        """Called where memory was freed that may be much, and not in an ordinary step."""
+        self._numbers = itertools.count(1)
+        self.ready: deque[tuple[Call, Request | None]] = deque()
+        """Requests that have come, in their order."""
+        self._unflushed: dict[Client, None] = {}
+        self._served: Client | None = None
+
+    # Clients that join and leave
+
+    def open(self, client: Client, version: str, *, may_act: bool = True) -> Call:
+        """Admit a call, of a client that says it has this version, and that may act or only watch.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
+        """
+        # Before a place is taken: a server that drains is to say so, also where it is full.
+        self._hub.check_open()
+        places, refusal = self._count if may_act else self._viewers, None
+        try:
+            places.enter()
+        except RequestError as error:
+            if not may_act or self._operators.full:
+                raise
+            # An operator's tools (`bridge top`) only read properties. A full server lets a few in: whoever could not
+            # see what it does would take it for dead.
+            places, refusal = self._operators, error
+            places.enter()
+        session = self._open_session(self._hub, version, may_act)
+        if isinstance(session, Session):
+            # Older clients of this package do not say that the agents of one connection are theirs.
+            session.connection = client
+        call = Call(client, session, str(next(self._numbers)))
+        call.places, call.refusal = places, refusal
+        call.limited = not may_act or refusal is not None
+        client.calls.add(call)
+        _log.info("connection=%s peer=%s opened", call.name, client.peer)
+        return call
+
+    def receive(self, call: Call, request: Request | None) -> None:
+        """Queue a request behind those that came before; None: the client sends no more."""
+        call.client.unserved += 1
+        self.ready.append((call, request))
+
+    def abandon(self, call: Call, error: RequestError | None = None) -> None:
+        """End a call; send `error` as its status if there is one. A request that is being served goes on."""
+        if call.over:
+            return
+        if error is not None:
+            call.client.finish(call, error)
+        call.over = True
+        # What waits is dropped now. With a request that is served, `_finish` does so once that ends.
+        if not call.busy:
+            self._release(call)
+        # Not closed yet: its request may be in a call of the environment. The None, which closes it, waits for that.
+        call.session.hang_up()
+        self.receive(call, None)
+
+    def unblock(self, call: Call) -> None:
+        """Go on with a call whose client may take answers again."""
+        client = call.client
+        # Its `_finish` calls this again.
+        if call.busy:
+            return
+        if not call.over and client.is_blocked(call):
+            client.blocked_calls.add(call)
+            return
+        self._unblocked(call)
+        self._release(call)
+
+    def _unblocked(self, call: Call) -> None:
+        call.blocked = False
+        call.client.blocked_calls.discard(call)
+        call.client.hold(-call.unsent)
+        call.unsent = 0
+        self.freed()
+
+    def _release(self, call: Call) -> None:
+        """Queue the first of a call's waiting requests. Of a call that is over, drop all of them."""
+        if call.over:
+            while call.requests:
+                call.client.drop(self._take_waiting(call))
+            self.receive(call, None)
+        elif call.requests and not call.released:
+            call.released = True
+            call.client.unserved += 1
+            # Ahead of the requests that came together with the client's new window, which are younger.
+            self.ready.appendleft((call, self._take_waiting(call)))
+
+    def _take_waiting(self, call: Call) -> Request | None:
+        if (request := call.requests.popleft()) is not None:
+            # Only now may the client send as many bytes again: so what waits is bounded.
+            call.client.resume(call, len(request) + PREFIX)
+            if type(request) is bytes:
+                # A bytearray was counted when its memory was taken, and is given back by `drop`.
+                call.client.hold(-len(request) - _OVERHEAD)
+        return request
+
+    # Serving
+
+    def serve_ready(self) -> None:
+        """Serve the requests that have come, or some where they take long."""
+        ready = self.ready
+        together, since = 0, time.monotonic()
+        until = since + MOMENT
+        while ready:
+            call, request = ready.popleft()
+            client = self._served = call.client
+            try:
+                if call.limited:
+                    self._serve_limited(call, request)
+                else:
+                    self._serve(call, request)
+            except Exception:  # none is known; the other connections are not to pay for it
+                _log.exception("peer=%s cut: a fault of this server", client.peer)
+                self._cut(client)
+            together += 1
+            # The request waits, was dropped, or its answer is compressed first.
+            if not client.outgoing:
+                continue
+            now = time.monotonic()
+            # An answer waits only for others of its own connection: that to a single request is sent at once.
+            full = together >= _TOGETHER or now - since > _SOON or not client.joins_answers
+            if full or not ready or ready[0][0].client is not client:
+                client.flush()
+                # A client that sends Steps without end would else keep the loop from the sockets of all others.
+                if now > until:
+                    break
+                together, since = 0, now
+        self._served = None
+
+    def _flush_later(self, client: Client) -> None:
+        """Send what waits for a client, together with what is answered until then."""
+        if not self._unflushed:
+            self._scheduler.call_soon(self._flush_all)
+        self._unflushed[client] = None
+
+    def _flush_all(self) -> None:
+        while self._unflushed:
+            self._unflushed.popitem()[0].flush()
+
+    def flush_served(self) -> None:
+        """Send the answers that wait for one that takes long."""
+        if self._served is not None:
+            self._served.flush()
+
+    def _serve_limited(self, call: Call, request: Request | None) -> None:
+        """Serve a request at the expense of its connection.
+
+        Training is what a server is for. What a viewer asks for is not charged less than the frames of a stranger:
+        else four of them that step without end would take nearly all of a trainer's time.
+        """
+        began = time.thread_time()
+        try:
+            if call.refusal is not None and request is not None and not _asks_for_property(request):
+                # `_serve`, which drops the request, counts it as served.
+                self.abandon(call, call.refusal)
+            self._serve(call, request)
+        finally:
+            self._charge(call.client, time.thread_time() - began)
+
+    def _serve(self, call: Call, request: Request | None) -> None:
+        """Serve one request, or have it wait for its turn."""
+        client = call.client
+        client.unserved -= 1
+        # One that waited has been taken out of `call.requests`, in which those behind it still are.
+        first, call.released = call.released or not call.requests, False
+        if request is not None and call.over:  # its client is gone
+            client.drop(request)
+        # A session handles one request at a time (D-1). Nothing is served for a client that does not take its answers:
+        # they would be kept without end.
+        elif call.busy or not first or (not call.over and (call.blocked or client.unsent)):
+            self._defer(call, request, first=first)
+        # Behind all requests: those that came before a half-close are served.
+        elif request is None:
+            self._conclude(call)
+        else:
+            if type(request) is not bytes:
+                client.drop(request)  # it counts as one that is served from now on
+            try:
+                if isinstance(request, RefusedMessage):
+                    raise request.error
+                # Compared here, and not by `check`: that would be a call more in every step.
+                size, admission = len(request), self._admission
+                if admission.requests >= admission.max_requests or admission.bytes + size > admission.max_bytes:
+                    admission.check(size)
+            except RequestError as error:
+                # An answer like any other, in its turn: the stream goes on (D-2).
+                self._finish(call, None, [call.refuse(error)])
+                return
+            admission.requests += 1
+            admission.bytes += size
+            admitted = size, time.perf_counter()
+            coroutine = call.handle(request)
+            # Before `send`: while that is in an environment's call, the deputy may receive more requests.
+            call.busy = True
+            try:
+                # Nearly every request is served here. Only one that waits for a result goes through the scheduler.
+                pending = coroutine.send(None)
+            except StopIteration as stop:
+                if call.session.last_error == Code.INVALID_ARGUMENT:
+                    # An invalid request serves nobody, and checking it can take long, for example reset options with
+                    # thousands of values. Without a charge, a client that repeats it takes all the server's time.
+                    self._charge(client, time.perf_counter() - admitted[1])
+                self._finish(call, admitted, stop.value)
+            except Exception as error:
+                self._finish(call, admitted, _fault(call, error))
+            else:
+                self._go_on_later(call, admitted, coroutine, pending)
+
+    def _defer(self, call: Call, request: Request | None, *, first: bool) -> None:
+        """Keep a request until those before it are answered, and the client has taken the answers."""
+        # To a call that is over only the None comes, which ends it.
+        if len(call.requests) >= _MAX_WAITING and not call.over:
+            call.client.drop(request)
+            text = f"{_MAX_WAITING} requests of this call wait already; take the answers before you send more"
+            self.abandon(call, RequestError(Code.RESOURCE_EXHAUSTED, text))
+            return
+        if first:
+            # It has waited before, and goes back in front of those behind it.
+            call.requests.appendleft(request)
+        else:
+            call.requests.append(request)
+        if request is not None:
+            call.client.defer(call, len(request) + PREFIX)
+            if type(request) is bytes:
+                call.client.hold(len(request) + _OVERHEAD)
+        if not call.busy:
+            # It waits for the client alone, so `unblock` is to be called once that takes its answers.
+            call.client.blocked_calls.add(call)
+
+    def _go_on_later(self, call: Call, admitted: tuple[int, float], coroutine: Any, pending: Any) -> None:
+        """Finish a request that waits for a result once the result is there."""
+
+        def done(parts: list[bytes | memoryview] | None, error: BaseException | None) -> None:
+            self._finish(call, admitted, parts if error is None else _fault(call, error))
+            # Not flushed at once: one joint step ends the requests of many agents, often on one connection.
+            self._flush_later(call.client)
+
+        self._scheduler.start_after(pending, coroutine, done)
+
+    def _finish(self, call: Call, admitted: tuple[int, float] | None, parts: Any) -> None:
+        """Answer a request; with whatever goes with it, the answer is sent by the next flush.
+
+        Args:
+            call: Its call.
+            admitted: Its size, and when it began to be served; None: it was refused before.
+            parts: The answer.
+        """
+        if admitted is not None:
+            size, began = admitted
+            self._admission.requests -= 1
+            self._admission.bytes -= size
+            call.busy = False
+            # Asked here, so that a step without metrics costs no call.
+            if call.session.last_error or self.metrics is not None:
+                self._record(call, time.perf_counter() - began)
+        if not call.over:
+            client, limit = call.client, self._limits.max_message_bytes
+            size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+            # An error takes its place, so that the stream goes on.
+            if size > limit:
+                text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
+                parts = [call.refuse(RequestError(Code.RESOURCE_EXHAUSTED, text))]
+                call.session.answer_lost()
+                size = len(parts[0])
+            if not client.answer(call, parts, size):
+                # The answer's memory counts until the client has a window for it.
+                call.blocked, call.unsent = True, size
+                client.hold(size)
+                client.blocked_calls.add(call)
+        if call.requests:
+            self.unblock(call)
+
+    def _record(self, call: Call, seconds: float) -> None:
+        """Count a request, and log one that was refused."""
+        session = call.session
+        if session.last_error:
+            name, code = session.world_name, session.last_error
+            _log.info("connection=%s world=%s refused code=%s", call.name, name, Code.named(code))
+            if session.last_failure is not None:
+                self.failures.add(name, session.last_failure)
+                session.last_failure = None
+            if self.metrics is not None:
+                self.metrics.refused(code)
+        elif self.metrics is not None and session.last_step is not None:
+            self.metrics.stepped(seconds)
+
+    def _conclude(self, call: Call) -> None:
+        """Close the session of a call, and end the call."""
+        if call.concluded:
+            return
+        call.concluded = True
+        client = call.client
+        try:
+            call.session.close()
+        except (Exception, KeyboardInterrupt, SystemExit):
+            _log.exception("connection=%s was not closed as it should", call.name)
+        _log.info("connection=%s peer=%s closed", call.name, client.peer)
+        # Also where the session failed to close: else each such call would take a place for ever.
+        if call.places is not None:
+            call.places.leave()
+        self.freed()
+        client.calls.discard(call)
+        self._unblocked(call)
+        while call.requests:
+            client.drop(self._take_waiting(call))
+        if not call.over:
+            call.over = True
+            client.finish(call, None)
+        self._flush_later(client)
+
+
+def _asks_for_property(request: Request) -> bool:
+    try:
+        extension = pb.EnvironmentRequest.FromString(bytes(request)).extension
+    except DecodeError:
+        return False
+    return extension.type_url == PROPERTY_REQUEST_URL
+
+
+def _fault(call: Call, error: BaseException) -> list[bytes | memoryview]:
+    """Answer a request at which a session failed: none is known; the other calls are not to pay for it."""
+    _log.error("a request was not served", exc_info=error)
+    return [call.refuse(RequestError(Code.INTERNAL, f"the server failed: {error!r}"))]

@@ -1,0 +1,210 @@
+"""The calls of a server over the grpcio library, `transport="grpcio"`: the same sessions, with threads of grpcio's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from bridge.core.server.auth import Gate, Security
+from bridge.core.server.calls import Call, Calls, Client
+from bridge.core.server.helper_thread import HelperThread
+from bridge.core.server.limits import Limits
+from bridge.core.server.listeners import listen_unix
+from bridge.core.transport.service import HELLO, METHOD, ROOM, SERVICE
+from bridge.core.worlds.scheduling import Scheduler
+from bridge.errors import Code, RequestError, SettingError
+from bridge.version import __version__
+
+__all__ = ["GrpcioTransport"]
+
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+_FAULT = RequestError(Code.INTERNAL, "the server failed")
+_LAST_WORDS = 1.0  # seconds after a drain in which `close_all` says why calls end, before grpcio cancels them
+_SPARE_THREADS = 8  # for health checks, and calls that are to be refused
+
+
+class _Client(Client):
+    """The client of one call, which sends a request once the last one is answered."""
+
+    joins_answers = False
+    outgoing = unsent = ()
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.calls: set[Call] = set()
+        self.blocked_calls: set[Call] = set()
+        self.unserved = 0
+        self.answers: queue.SimpleQueue[bytes | RequestError | None] = queue.SimpleQueue()
+
+    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        self.answers.put(b"".join(parts))
+        return True
+
+    def finish(self, call: Call, error: RequestError | None) -> None:
+        self.answers.put(error)
+
+
+class GrpcioTransport:
+    """All calls of a server.
+
+    Raises:
+        SettingError: It cannot listen as `bridge.core.server.server.Server` is told to.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        limits: Limits,
+        security: Security,
+        unix_path: str | None,
+        has_room: Callable[[], bool],
+    ) -> None:
+        self._post = scheduler.call_soon_threadsafe
+        self._gate, self._security = Gate(security.token, security.watch_token), security
+        self.calls: Calls
+        self.helper = HelperThread(scheduler)
+        """The thread for work that takes processor time, such as compression."""
+        self.all: set[_Client] = set()
+        """The clients of the calls that are open."""
+        # grpcio holds a thread for each open stream. With fewer, the next client would hang and not be refused.
+        self._threads = ThreadPoolExecutor(limits.max_connections + limits.max_viewers + _SPARE_THREADS, "grpcio")
+        size = limits.max_message_bytes
+        # gRPC's own limit of 4 MiB breaks large observations.
+        options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+        # Without SO_REUSEPORT, which grpcio sets on Linux: two servers at one port would share the clients.
+        self._server = grpc.server(self._threads, options=[*options, ("grpc.so_reuseport", 0)])
+        methods = {METHOD: grpc.stream_stream_rpc_method_handler(self._process)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        self._health: Any = None
+        with contextlib.suppress(ImportError):  # the extra `ops`
+            from grpc_health.v1 import health, health_pb2_grpc
+
+            self._health = health.HealthServicer()
+            for name in (SERVICE, ROOM):
+                self._health.set(name, 1)  # SERVING; "" is from the start
+            check = self._health.Check
+
+            def check_room(request: Any, context: Any) -> Any:
+                self._health.set(ROOM, 1 if has_room() else 2)  # 2: NOT_SERVING
+                return check(request, context)
+
+            self._health.Check = check_room
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if unix_path is not None:
+            # grpcio would take the path away from a server that listens there.
+            sock, remove = listen_unix(unix_path)
+            remove()
+            sock.close()
+            self._listen(f"unix:{unix_path}", "unix_path", None)
+            os.chmod(unix_path, 0o600)
+
+    def listen(self, host: str, port: int) -> int:
+        """Listen on a TCP port, and begin to serve; return the port."""
+        credentials = None
+        if self._security.tls_certificate is not None:
+            pairs = [(self._security.tls_key or b"", self._security.tls_certificate)]
+            ca = self._security.tls_client_ca
+            credentials = grpc.ssl_server_credentials(pairs, ca, require_client_auth=ca is not None)
+        host = host or "::"
+        try:
+            return self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "port", credentials)
+        finally:
+            self._server.start()  # also where it failed: a `stop` before it leaves the Unix socket open
+
+    def _listen(self, address: str, setting: str, credentials: grpc.ServerCredentials | None) -> int:
+        add = self._server.add_insecure_port
+        try:
+            return int(add(address) if credentials is None else self._server.add_secure_port(address, credentials))
+        except RuntimeError as error:
+            raise SettingError(f"cannot listen on {address} ({setting}): {error}. Is it in use?") from error
+
+    def charge_request(self, client: Any, seconds: float) -> None:
+        """Do nothing: grpcio reads its connections by itself, and reads none of them later."""
+
+    def _process(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Serve a call, in a thread of grpcio's."""
+        client, headers = _Client(context.peer()), dict(context.invocation_metadata())
+        opened: Future[Call] = Future()
+
+        def over() -> None:
+            # Not in the event loop, which may have ended: a thread that waits would keep the process from ending.
+            opened.cancel()
+            client.answers.put(None)
+            self._post(lambda: self._close(client))
+
+        # It returns False where the call is over already, and is never called then.
+        if not context.add_callback(over):
+            return
+        try:
+            may_act = self._gate.check(Gate.bearer(headers.get("authorization")), client.peer)
+            self._post(lambda: self._open(client, str(headers.get(HELLO, "")), opened, may_act))
+            call = opened.result()
+        except RequestError as error:
+            context.abort(_STATUS[int(error.code)], error.message)
+        except CancelledError:
+            return
+        context.send_initial_metadata(((HELLO, __version__),))
+        receive: Callable[[bytes | None], None] = lambda data: self._post(lambda: self.calls.receive(call, data))  # noqa: E731
+        for request in requests:
+            receive(request)
+            # Each request is answered before grpcio is asked for the next one: what is sent ahead waits in its windows.
+            answer = client.answers.get()
+            if not isinstance(answer, bytes):
+                if answer is not None:
+                    context.abort(_STATUS[int(answer.code)], answer.message)
+                return
+            yield answer
+        receive(None)
+
+    def _open(self, client: _Client, version: str, opened: Future[Call], may_act: bool) -> None:
+        if not opened.set_running_or_notify_cancel():
+            return
+        try:
+            call = self.calls.open(client, version, may_act=may_act)
+        except RequestError as error:
+            opened.set_exception(error)
+        else:
+            self.all.add(client)
+            opened.set_result(call)
+
+    def _close(self, client: _Client) -> None:
+        self.all.discard(client)
+        self.close(client, None)
+
+    def counts(self) -> dict[str, float]:
+        """Return what `Server.status` says of connections: grpcio shows no sockets, so those of open calls count."""
+        return {"sockets": len({client.peer for client in tuple(self.all)}), "throttled": 0}
+
+    @property
+    def busy(self) -> bool:
+        """True if a call is open."""
+        return bool(self.all)
+
+    def close(self, client: Any, error: RequestError | None = _FAULT) -> None:
+        """End the call of a client: after a fault of this server, or for another reason."""
+        for call in list(client.calls):
+            self.calls.abandon(call, error)
+
+    def drain(self, grace: float) -> None:
+        """Say that no more calls are taken; the open ones go on. grpcio closes the ports then, and so health's too."""
+        if self._health is not None:
+            self._health.enter_graceful_shutdown()
+        self._server.stop(grace + _LAST_WORDS)
+
+    def close_all(self, error: RequestError) -> None:
+        """End every call with an error."""
+        for client in list(self.all):
+            self.close(client, error)
+        self.all.clear()
+        self.helper.close()
+
+    def stop_listening(self) -> None:
+        """Close the ports; by the thread that stops the server."""
+        self._server.stop(0.2).wait(5.0)
+        self._threads.shutdown(wait=False, cancel_futures=True)

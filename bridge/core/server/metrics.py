@@ -1,0 +1,129 @@
+"""The counters of a server, for Prometheus: `GET http://HOST:METRICS_PORT/metrics`."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bridge.core.callers import Callers
+from bridge.core.extras import needed
+from bridge.core.server.limits import Limits
+from bridge.errors import Code, SettingError
+from bridge.version import __version__
+
+__all__ = ["Metrics"]
+
+_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+
+# Numbers of `Server.status` that go up and down.
+_GAUGES = {
+    "connections": "Open connections",
+    "viewer_connections": "Open connections of clients that the watch token let in",
+    "worlds": "Worlds",
+    "slots": "Lanes of the worlds that an agent is in",
+    "viewers": "Spectators that see pictures",
+    "sockets": "Open sockets, each with any number of connections",
+    "requests": "Requests being served",
+    "queued_bytes": "Bytes of requests and answers that are held",
+    "throttled": "Sockets that are read later, for the processor time that they cost",
+    "draining": "Whether the server takes no further worlds: 1 or 0",
+}
+# Those that only go up.
+_COUNTERS = {
+    "steps": "Steps of environments, a lane each",
+    "episodes": "Episodes that ended, a lane each",
+    "failures": "How often an environment raised",
+}
+ROLES = ("client", "viewer", "stranger")
+_CHARGED = "Processor time charged to connections: what is not requests of clients"
+
+
+class _Status:
+    """Makes metrics of a server's status, each time that Prometheus asks.
+
+    Args:
+        status: Gives the status, see `Server.status`.
+        limits: How many worlds and connections there may be.
+    """
+
+    def __init__(self, status: Callable[[], dict[str, Any]], limits: Limits) -> None:
+        from prometheus_client import metrics_core
+
+        self._families = metrics_core
+        self._status = status
+        self._limits = limits
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics (the interface of Prometheus' collectors)."""
+        gauge, counter = self._families.GaugeMetricFamily, self._families.CounterMetricFamily
+        status = self._status()
+        for name, what in _GAUGES.items():
+            yield gauge(f"bridge_{name}", what, value=float(status[name]))
+        for name in ("max_worlds", "max_connections", "max_viewers"):
+            yield gauge(f"bridge_{name}", f"The limit {name}", value=float(getattr(self._limits, name)))
+        for name, what in _COUNTERS.items():
+            yield counter(f"bridge_{name}", what, value=float(status[name]))
+        charged = counter("bridge_charged_seconds", _CHARGED, labels=["role"])
+        for role in ROLES:
+            charged.add_metric([role], status.get(f"charged_{role}", 0.0))
+        yield charged
+        build = gauge("bridge_build_info", "What serves; always 1", labels=["version", "python"])
+        build.add_metric([__version__, platform.python_version()], 1.0)
+        yield build
+
+
+class Metrics:
+    """Counters of one server, and the HTTP port that shows them.
+
+    No metric has a label for worlds. Worlds come and go: their labels would grow without end, or the counts of those
+    that went would be missing in every sum.
+
+    Args:
+        host: The address to listen on.
+        port: The port; 0: any free one.
+        status: Gives the server's status, see `Server.status`.
+        limits: The server's limits.
+
+    Raises:
+        SettingError: The package `prometheus-client` is not installed, or the port is in use.
+    """
+
+    def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: Limits) -> None:
+        with needed("metrics_port needs the package prometheus-client", "ops"):
+            from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
+        registry = CollectorRegistry()
+        registry.register(_Status(status, limits))
+        ProcessCollector(registry=registry)
+        self._errors = Counter("bridge_errors", "Requests answered by an error", ["code"], registry=registry)
+        self._latency = Histogram(
+            "bridge_step_seconds", "Seconds from a Step's arrival to its answer", registry=registry, buckets=_BUCKETS
+        )
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except (OSError, OverflowError) as error:
+            raise SettingError(
+                f"cannot listen on {host}:{port} for metrics_port: {error}. port 0 takes any free one"
+            ) from error
+        self.port: int = self._server.server_port
+        # None is ever let in: a scrape takes a moment, so of many at a time the oldest is one that says nothing.
+        self._server.verify_request = Callers(32).add  # type: ignore[method-assign,assignment]
+
+    def stepped(self, seconds: float) -> None:
+        """Note how long a Step took."""
+        self._latency.observe(seconds)
+
+    def refused(self, code: int) -> None:
+        """Count a request that was answered by an error."""
+        self._errors.labels(Code.named(code)).inc()
+
+    def close(self) -> None:
+        """Stop listening."""
+        server: Any = self._server
+        server.shutdown()
+        with contextlib.suppress(OSError):
+            server.socket.shutdown(socket.SHUT_RDWR)  # of a forked process, too
+        server.server_close()
+        self._thread.join(5.0)

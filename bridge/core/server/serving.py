@@ -1,0 +1,244 @@
+"""The threads of a server: one that serves, and its deputy.
+
+The serving thread runs the event loop, and calls the environments in its midst: an environment is made, reset,
+stepped, rendered and closed by this one thread, as OpenGL contexts, SQLite connections and GUI toolkits need it. While
+such a call lasts longer than a moment, the deputy runs the loop in its place: it answers what needs no environment,
+and queues the calls of environments, which the serving thread makes when it is back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from bridge.core.logs import SafeLog
+from bridge.core.server.event_loop import EventLoop
+from bridge.core.server.helper_thread import WorldThread
+from bridge.core.worlds.scheduling import Executor, PendingResult
+
+__all__ = ["ServerRuntime", "ServingThread", "environments_lock", "forget_lock_in_child"]
+
+T = TypeVar("T")
+_log = SafeLog(__name__)
+MOMENT = 0.04
+"""Seconds that an environment's call may hold up the event loop."""
+_FORKED = (
+    b"expected a process that an environment forks to end by os._exit() in the environment's call, got one that "
+    b"returned from it: it is ended, for the connections are its parent's\n"
+)
+environments_lock = threading.RLock()
+"""Held around every call of an environment of this process, whichever of its servers publishes it."""
+
+
+def forget_lock_in_child() -> None:
+    """In a forked process: make the lock anew, which the parent's thread may hold."""
+    global environments_lock
+    environments_lock = threading.RLock()
+
+
+class ServingThread:
+    """Runs an event loop and, as its `Executor`, the calls of environments.
+
+    Args:
+        loop: The event loop.
+        taken_over: Called by the deputy when it begins to run the loop.
+    """
+
+    def __init__(self, loop: EventLoop, taken_over: Callable[[], None] = lambda: None) -> None:
+        self._loop = loop
+        self._taken_over = taken_over
+        self._owner: Any = threading.Lock()
+        """Held by the thread that runs the loop."""
+        self._serving: int | None = None
+        self._deputy: threading.Thread | None = None
+        self._deputy_runs = False
+        self._deputy_ran = False
+        """True if the deputy has run the loop during the call at hand."""
+        self._jobs: deque[tuple[PendingResult[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._runs_job = False
+        """True if the next call is one that the deputy has queued, which those behind it do not stop."""
+        self._calls = 0
+        self.in_call = False
+        """True if a thread is in a call of an environment."""
+        self._wanted_back = False
+        """True while the thread that was in a call waits for the loop."""
+        self._dozing = False
+        self._call_began = threading.Event()
+        self._over = threading.Event()
+        self.begun = threading.Event()
+        """Set once the loop runs, and the deputy stands by."""
+        self.finished = threading.Event()
+        """Set when the loop has ended; the serving thread may still be in a call then."""
+        self._threads: weakref.WeakSet[WorldThread] = weakref.WeakSet()
+
+    @property
+    def is_current(self) -> bool:
+        """True if the calling thread is the serving thread."""
+        return threading.get_ident() == self._serving
+
+    # The serving thread
+
+    def serve(self) -> None:
+        """Run the loop in the calling thread until `finish`."""
+        self._serving = threading.get_ident()
+        self._deputy = threading.Thread(target=self._stand_by, name="bridge-deputy", daemon=True)
+        try:
+            self._deputy.start()
+        except RuntimeError:  # the system has no thread left
+            self._deputy = None
+            # The server works without one, as long as no call takes long.
+            _log.exception("no deputy: a slow call of an environment holds up everybody from now on")
+        self.begun.set()
+        try:
+            with self._owner:
+                while not self._over.is_set():
+                    self._run_jobs()
+                    if not self._over.is_set():
+                        self._loop.run()
+        finally:
+            self.finish()
+            if self._deputy is not None:
+                self._deputy.join()
+
+    def finish(self) -> None:
+        """End the loop; by the thread that runs it."""
+        self._over.set()
+        self._loop.interrupt()
+        self._call_began.set()
+        for thread in tuple(self._threads):
+            thread.close()
+        self.finished.set()
+
+    def _run_jobs(self) -> None:
+        """Make the calls that the deputy could not make."""
+        while self._jobs and not self._over.is_set():
+            pending, function, args = self._jobs.popleft()
+            # Else `run` would queue it again, behind those that wait.
+            self._runs_job = True
+            self._loop.scheduler.start(self.run(function, *args), pending.finish)
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function of an environment in the serving thread, and let the deputy run the loop if it takes long."""
+        # The deputy makes no call: environments belong to the serving thread. What comes after calls that it has queued
+        # is queued behind them, so that all are made in their order.
+        if (self._jobs and not self._runs_job) or self._deputy_runs:
+            pending: PendingResult[T] = PendingResult()
+            self._jobs.append((pending, function, args))
+            if not self._deputy_runs:
+                self._loop.interrupt()  # for `_run_jobs`
+            return await pending
+        self._runs_job = False
+        # By this number the deputy tells a long call from many quick ones. To wake it in each call was measured to cost
+        # 3 % of the steps of one environment, and 5 % of those of 64 lanes.
+        self._calls += 1
+        self.in_call = True
+        # After `in_call` is set: see `_doze`.
+        if self._dozing:
+            self._call_began.set()
+        # From here on the deputy may run the loop, which it does once the call has lasted.
+        self._owner.release()
+        try:
+            with environments_lock:
+                return function(*args)
+        finally:
+            # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
+            if not self._owner.acquire(blocking=False):
+                # The interrupt alone is not enough: a deputy that is just leaving the loop clears it. On a busy machine
+                # it could then run the loop again before this thread gets the lock, and would not leave it.
+                self._wanted_back = True
+                self._loop.interrupt()
+                self._owner.acquire()
+                self._wanted_back = False
+            self.in_call = False
+            if self._deputy_ran:
+                self._deputy_ran = False
+                self._loop.interrupt()  # there may be jobs, or the loop is over
+
+    def after_fork(self) -> None:
+        """In a process that an environment's call has forked: end it where it returns from that call.
+
+        It would else go on with the server's sockets, and take the requests of the parent's clients.
+        """
+        # By the lock, which is taken there: a check of its own would cost each call time.
+        if self.in_call:
+            self._owner = SimpleNamespace(acquire=lambda **_: (os.write(2, _FORKED), os._exit(1)))
+
+    def close(self) -> None:
+        """Do nothing: an environment that is closed leaves the thread to the others."""
+
+    # The deputy
+
+    def _stand_by(self) -> None:
+        """Run the loop whenever a call lasts longer than a moment; sleep while there are no calls for a moment."""
+        while not self._over.is_set():
+            # The same number before and after the wait, and in a call: that call has lasted for at least `MOMENT`.
+            seen = self._calls
+            if self._over.wait(MOMENT):
+                return
+            if self._calls != seen:  # it looks again later: to be woken in each quick call would slow all of them
+                continue
+            if not self.in_call:
+                self._doze()
+            elif self._owner.acquire(blocking=False):
+                try:
+                    # Again, with the lock held: the call may have ended since, and its thread wait for the lock.
+                    if self.in_call and self._calls == seen:
+                        self._run_loop()
+                finally:
+                    self._owner.release()
+
+    def _doze(self) -> None:
+        """Sleep until an environment is called."""
+        self._call_began.clear()
+        # Set before `in_call` is read, while `run` sets `in_call` before it reads this: one of both sees the other, so
+        # no call begins unseen.
+        self._dozing = True
+        if not self.in_call and not self._over.is_set():
+            self._call_began.wait()
+        self._dozing = False
+
+    def _run_loop(self) -> None:
+        self._deputy_runs = self._deputy_ran = True
+        try:
+            self._taken_over()
+            # The answers of before were flushed first; meanwhile the call may have ended.
+            if not self._wanted_back and not self._over.is_set():
+                self._loop.run()
+        # A deputy that ended here would leave the next long call to hold up everybody.
+        except BaseException:
+            _log.exception("the deputy failed: requests wait for the environment's call to end")
+        finally:
+            self._deputy_runs = False
+
+    # Worlds with threads of their own
+
+    def start_thread(self, name: str) -> Executor:
+        """Return an executor with a thread of its own, which ends with it or with the server."""
+        thread = WorldThread(self._loop.scheduler, name)
+        self._threads.add(thread)
+        return thread
+
+
+class ServerRuntime:
+    """Runs the worlds of a server (`bridge.core.worlds.scheduling.Runtime`).
+
+    Args:
+        loop: Watches files, and has the scheduler.
+        serving: Calls the environments.
+    """
+
+    def __init__(self, loop: EventLoop, serving: ServingThread) -> None:
+        self.scheduler = loop.scheduler
+        self.scheduler.is_inside = lambda: serving.is_current
+        self.executor: Executor = serving
+        self.processes: set[Any] = set()
+        self.start_thread = serving.start_thread
+        self.add_reader = loop.add_reader
+        self.add_writer = loop.add_writer
+        self.remove_reader = loop.unregister
+        self.remove_writer = loop.remove_writer

@@ -1,0 +1,667 @@
+"""One connection's protocol state, without input or output: a request goes in, its one response comes out (D-1).
+
+Everything that affects the state lives in `TRANSITIONS`. A request whose events are all missing from the table in the
+present state is refused with FAILED_PRECONDITION; a request that fails for any other reason changes nothing either
+(D-2).
+"""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from bridge.core.encoding import values
+from bridge.core.encoding.names import (
+    CALL_REQUEST_URL,
+    CALL_RESPONSE_URL,
+    CLIENT_KEY,
+    NAMES,
+    PROPERTY_REQUEST_URL,
+    PROPERTY_RESPONSE_URL,
+)
+from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encoded
+from bridge.core.encoding.step_codec import StepCodec
+from bridge.core.encoding.tensors import Array
+from bridge.core.encoding.values import check_count
+from bridge.core.server.rights import as_look, attribute_in, no_right, refuse_acting, refuse_method, refuse_requests
+from bridge.core.worlds.base import Agent, World, fill_observations
+from bridge.core.worlds.resets import ResetOrder
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.server.registry import Registry
+
+__all__ = ["TRANSITIONS", "Session", "SessionEvent", "SessionState", "error_response"]
+
+
+class SessionState(enum.Enum):
+    """Where a connection is."""
+
+    UNJOINED = "unjoined"
+    JOINED = "joined"
+    """In a world; no sequence has begun."""
+    RUNNING = "running"
+    """In a sequence."""
+    TERMINATED = "terminated"
+    """The sequence ended; the next Step begins another."""
+    INTERRUPTED = "interrupted"
+    """The sequence was cut off; the next Step begins another."""
+    CLOSED = "closed"
+    """The stream ended."""
+
+
+class SessionEvent(enum.Enum):
+    """An event of a connection; a Step is one of four events by its outcome."""
+
+    CREATE_WORLD = "CreateWorld"
+    JOIN_WORLD = "JoinWorld"
+    STEP_BEGAN = "Step, first of a sequence"
+    STEP_RAN = "Step, running on"
+    STEP_TERMINATED = "Step, terminated"
+    STEP_INTERRUPTED = "Step, interrupted"
+    RESET = "Reset"
+    RESET_WORLD = "ResetWorld"
+    LEAVE_WORLD = "LeaveWorld"
+    DESTROY_WORLD = "DestroyWorld"
+    EXTENSION = "extension"
+    END = "end of stream"
+
+
+_U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
+
+# A state says two things: whether the connection is in a world, and where it is in a sequence there. Requests move it,
+# and so does what the environment answers: a Step is one of four events, of which the last three are told apart only
+# once the environment has stepped.
+#
+# - A Step outside RUNNING is always STEP_BEGAN, whatever its actions (D-9), and leads to RUNNING. So no two answers in
+#   a row say that a sequence is over (D-13), and a client may send Steps ahead, across ends (D-25).
+# - UNJOINED has no row for Step and Reset (D-8), and it alone has one for JoinWorld: nobody is in two worlds (D-6).
+# - ResetWorld and DestroyWorld name a world, and so are possible while unjoined.
+# - Reset, and a ResetWorld of its own world, lead from RUNNING to INTERRUPTED although no Step has told the client so:
+#   it asked for the end itself. A ResetWorld of another connection is no event here. This one hears of it by its next
+#   Step, as STEP_INTERRUPTED (D-15).
+# - A Step that ends a sequence leads out of RUNNING also where its answer cannot be sent. The next Step then tells the
+#   end and moves nothing (`answer_lost`).
+# - CreateWorld, DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses
+#   them.
+TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
+    (_U, SessionEvent.CREATE_WORLD): _U,
+    (_U, SessionEvent.JOIN_WORLD): _J,
+    (_U, SessionEvent.RESET_WORLD): _U,
+    (_U, SessionEvent.LEAVE_WORLD): _U,  # D-16: a no-op
+    (_U, SessionEvent.DESTROY_WORLD): _U,
+    (_U, SessionEvent.EXTENSION): _U,
+    (_U, SessionEvent.END): _C,
+    (_J, SessionEvent.CREATE_WORLD): _J,
+    (_J, SessionEvent.STEP_BEGAN): _R,
+    (_J, SessionEvent.RESET): _J,
+    (_J, SessionEvent.RESET_WORLD): _J,
+    (_J, SessionEvent.LEAVE_WORLD): _U,
+    (_J, SessionEvent.DESTROY_WORLD): _J,
+    (_J, SessionEvent.EXTENSION): _J,
+    (_J, SessionEvent.END): _C,
+    (_R, SessionEvent.CREATE_WORLD): _R,
+    (_R, SessionEvent.STEP_RAN): _R,
+    (_R, SessionEvent.STEP_TERMINATED): _T,
+    (_R, SessionEvent.STEP_INTERRUPTED): _I,
+    (_R, SessionEvent.RESET): _I,
+    (_R, SessionEvent.RESET_WORLD): _I,
+    (_R, SessionEvent.LEAVE_WORLD): _U,
+    (_R, SessionEvent.DESTROY_WORLD): _R,
+    (_R, SessionEvent.EXTENSION): _R,
+    (_R, SessionEvent.END): _C,
+    (_T, SessionEvent.CREATE_WORLD): _T,
+    (_T, SessionEvent.STEP_BEGAN): _R,  # D-13: never two non-running states in a row
+    (_T, SessionEvent.RESET): _T,
+    (_T, SessionEvent.RESET_WORLD): _T,
+    (_T, SessionEvent.LEAVE_WORLD): _U,
+    (_T, SessionEvent.DESTROY_WORLD): _T,
+    (_T, SessionEvent.EXTENSION): _T,
+    (_T, SessionEvent.END): _C,
+    (_I, SessionEvent.CREATE_WORLD): _I,
+    (_I, SessionEvent.STEP_BEGAN): _R,
+    (_I, SessionEvent.RESET): _I,
+    (_I, SessionEvent.RESET_WORLD): _I,
+    (_I, SessionEvent.LEAVE_WORLD): _U,
+    (_I, SessionEvent.DESTROY_WORLD): _I,
+    (_I, SessionEvent.EXTENSION): _I,
+    (_I, SessionEvent.END): _C,
+}
+
+_REMEDY: Mapping[SessionEvent, str] = {
+    SessionEvent.JOIN_WORLD: "this connection is in a world already; send LeaveWorld first, or use another connection",
+    SessionEvent.STEP_BEGAN: "this connection is in no world; send JoinWorld first",
+    SessionEvent.RESET: "this connection is in no world; send JoinWorld first",
+}
+_STEP_EVENTS: Mapping[int, SessionEvent] = {
+    pb.RUNNING: SessionEvent.STEP_RAN,
+    pb.TERMINATED: SessionEvent.STEP_TERMINATED,
+    pb.INTERRUPTED: SessionEvent.STEP_INTERRUPTED,
+}
+
+
+# Requests of a connection whose actions are remembered: a space may have any number of actions.
+_MOST_KNOWN = 256
+
+
+class Session:
+    """Serves one connection. One request is handled at a time.
+
+    Args:
+        hub: The server's worlds.
+        client_version: The version that a client of this package says it has; "" for others.
+        may_act: Whether the client may do more than watch.
+    """
+
+    def __init__(self, hub: Registry, client_version: str = "", may_act: bool = True) -> None:
+        self._hub = hub
+        self._may_act = may_act
+        self._client_version = client_version
+        self.connection: object = self
+        """The same for all sessions of one connection."""
+        self._client_key = ""
+        self._state = SessionState.UNJOINED
+        self._world: World | None = None
+        self._agent: Agent | None = None
+        self._codec: StepCodec | None = None
+        self._wanted: tuple[int, ...] | None = None
+        self._known: dict[bytes, Any] = {}
+        self._gone = False
+        self._untold = 0  # the state of an end that no answer has told; 0: there is none
+        self._waits_for: ResetOrder | None = None
+        self.last_step: tuple[World, Agent, int] | None = None
+        """World, agent and resulting state of the last request, if it was a Step with actions; else None."""
+        self.last_error = 0
+        """The code with which a request was refused; 0: it was not."""
+        self.last_failure: str | None = None
+        """The answer to a request at which the environment failed; None: it did not fail."""
+
+    @property
+    def state(self) -> SessionState:
+        """Where the connection is."""
+        return self._state
+
+    @property
+    def world_name(self) -> str | None:
+        """The world that the connection is in; None: none."""
+        return None if self._world is None else self._world.name
+
+    async def handle(self, data: bytes | bytearray) -> list[bytes | memoryview]:
+        """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are.
+
+        Returns:
+            The response in parts, which are to be sent before the next request is handled.
+        """
+        # A fast path for what our own client sends: without protobuf, and without a call more than needed. Whatever it
+        # does not recognize to the byte goes to `_handle_message`, which serves every client.
+        codec, agent, world = self._codec, self._agent, self._world
+        action: Any = None
+        arrays: list[Array] | None = None
+        begins = False
+        if codec is not None:
+            if self._state is not SessionState.RUNNING:
+                # Our client sends the Step that begins a sequence without actions, so its bytes are always the same.
+                # Others may send actions along, to be ignored (D-9): protobuf reads those.
+                begins = data == codec.first
+            else:
+                # A bytearray, which large requests come in, has no hash.
+                action = self._known.get(data) if type(data) is bytes else None
+                arrays = codec.read_request(data) if action is None else None
+        if codec is None or agent is None or world is None or (action is None and arrays is None and not begins):
+            return await self._handle_message(data)
+        # What `_step` does, for a request that was read without protobuf.
+        wanted = self._wanted or ()
+        self.last_step, self.last_error = None, 0
+        try:
+            if begins:
+                state = await self._begin_sequence(agent, world)
+            else:
+                if action is None:
+                    action = self._decode(agent, data, arrays or [])
+                # For the observations of the Step before. Each call that is left out here is left out of every step.
+                cut = (world.resets.orders or world.resets.closed) and self._is_cut_off(agent, world)
+                state = pb.INTERRUPTED if cut else await agent.apply(action)
+                self.last_step = world, agent, state
+                if state != pb.RUNNING:
+                    self._end_sequence(agent, world, state)
+            values = agent.values(wanted)
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # D-1
+            return [self._refused("step", error).SerializeToString()]
+        # The codec's constant bytes hold no info, whose size varies: it is written last, by itself.
+        info: Any = values.pop() if codec.has_info else None
+        parts = codec.write_response(state, values, info)
+        if parts is not None:
+            return parts
+        # An integer beyond 127, for example, takes more bytes than the codec has left for it. The agent is not asked
+        # again: it has told the notes and the form that are in the info, which it does once.
+        if codec.has_info:
+            values.append(info)
+        message = pb.EnvironmentResponse()
+        message.step.state = state  # type: ignore[assignment]
+        specs = agent.observations
+        fill_observations(
+            message.step,
+            {
+                uid: np.frombuffer(value, np.uint8) if isinstance(value, bytes) else np.asarray(value, specs[uid].dtype)
+                for uid, value in zip(wanted, values, strict=True)
+            },
+        )
+        return [message.SerializeToString()]
+
+    async def _handle_message(self, data: bytes | bytearray) -> list[bytes | memoryview]:
+        """Answer a request that protobuf reads."""
+        self.last_step = None
+        try:
+            request = pb.EnvironmentRequest.FromString(bytes(data))
+        except (DecodeError, ValueError) as error:
+            problem = RequestError(
+                Code.INVALID_ARGUMENT, f"expected an EnvironmentRequest, got {len(data)} bytes that are none: {error}"
+            )
+            return [self._refused("request", problem).SerializeToString()]
+        return [(await self.answer(request)).SerializeToString()]
+
+    def _decode(self, agent: Agent, data: bytes | bytearray, arrays: list[Array]) -> Any:
+        """Return what the agent applies for a request's actions, and remember it where that may be."""
+        actions: dict[int, Array] = {}
+        for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
+            spec.check_range(array)
+            actions[uid] = array if array.flags.writeable else array.copy()  # it may write into it, as locally
+        action = agent.decode(actions)
+        if agent.keeps_actions:
+            # All at once: to keep an order of use would cost each step something.
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[bytes(data)] = action
+        return action
+
+    def _is_cut_off(self, agent: Agent, world: World) -> bool:
+        """Interrupt the agent if a ResetWorld waits for that; return True if so. Raises in a world that has ended."""
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        if not world.resets.take(agent):
+            return False
+        agent.interrupt()  # D-15: once, with its observations
+        return True
+
+    async def _begin_sequence(self, agent: Agent, world: World) -> int:
+        """Begin a sequence; return its state."""
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        # Before the reset, during which the deputy may serve a ResetWorld: that one concerns this sequence already.
+        world.resets.start(agent)
+        try:
+            state = await agent.begin()
+        # The sequence did not begin (D-2), whatever went wrong: no ResetWorld is to wait for a Step of it.
+        except BaseException:
+            world.resets.end(agent)
+            raise
+        self._move(SessionEvent.STEP_BEGAN)
+        return state
+
+    def _end_sequence(self, agent: Agent, world: World, state: int) -> None:
+        """Follow the end of a sequence; STEP_RAN leads from RUNNING to RUNNING."""
+        self._move(_STEP_EVENTS[state])
+        world.resets.end(agent)
+
+    def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
+        """Make the fast reader of further Steps like this one, as our own client sends them."""
+        self._wanted = wanted
+        # A remembered request names the observations of before, and would be answered with these.
+        self._known.clear()
+        specs = agent.observations
+        self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in wanted])
+
+    async def answer(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
+        """Answer one request."""
+        kind = request.WhichOneof("payload")
+        response = pb.EnvironmentResponse()
+        self.last_step, self.last_error = None, 0
+        try:
+            if kind is None:
+                raise RequestError(
+                    Code.INVALID_ARGUMENT,
+                    "expected a request of one of the protocol's kinds, got one without a payload",
+                )
+            # The fast path of `handle` needs no such check: who may only watch may Step.
+            if not self._may_act:
+                self._refuse_acting(kind, request)
+            await self._SERVE[kind](self, request, response)
+        # D-1: whatever went wrong, this request is answered, and with the cause; also the sys.exit() of an observer.
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            return self._refused(str(kind), error)
+        return response
+
+    def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
+        """Raise where a request does more than watch."""
+        costs = False
+        if self._agent is not None and request.extension.type_url == PROPERTY_REQUEST_URL:
+            asked, tree = properties_pb2.PropertyRequest.FromString(request.extension.value), self._agent.properties()
+            costs = tree.runs_environment(asked) and attribute_in(asked, tree) is None
+        refuse_acting(kind, request, costs, shared_control=self._hub.shared_control)
+
+    @property
+    def plays(self) -> bool:
+        """True if it takes part in a world, and does not only watch."""
+        return self._agent is not None and self._agent.unwrapped.plays
+
+    def _may_change(self) -> bool:
+        """True if the client may call methods of the environment, and set its attributes."""
+        world, hub = self._world, self._hub
+        if world is None or hub.shared_control or (world.steered_by_all and self._may_act):
+            return True
+        if not (self._may_act and self.plays):
+            return False
+        # Agents of one client, such as those of `make_parallel_remote`, have the world alone.
+        others = [other for other in hub.inside(world) if other is not self and other.plays]
+        return all(self._is_same_client(other, world) for other in others)
+
+    def _is_same_client(self, other: Session, world: World) -> bool:
+        """True if another session in the same world is of the same client."""
+        if self._client_key:
+            return self._client_key == other._client_key
+        # Older clients of this package say no key. Their agents share a connection, and a world that one of them has
+        # made for them alone. A connection by itself tells nothing: proxies send those of many clients over one.
+        maker = self._hub.maker(world)
+        return maker is not None and self.connection is other.connection is maker.connection
+
+    def _refused(self, kind: str, problem: BaseException) -> pb.EnvironmentResponse:
+        """Return the answer to a request of this kind that raised."""
+        self.answer_lost()
+        if isinstance(problem, RequestError):
+            error = problem
+        elif isinstance(problem, TensorError):
+            error = RequestError(Code.INVALID_ARGUMENT, str(problem))
+        else:
+            frames = "".join(traceback.format_exception(problem))
+            # A fault of this package: an environment's own exceptions come as RequestError. Its traceback is all that a
+            # user can report.
+            error = RequestError(Code.INTERNAL, f"the server failed at {kind}: {problem!r}\n{frames}")
+        self.last_error = int(error.code)
+        self.last_failure = error.message if error.code is Code.INTERNAL else None
+        return _error(error)
+
+    def answer_lost(self) -> None:
+        """Take note that an error is sent in place of the last answer: the next Step tells the end that it told.
+
+        The environment has stepped, which no error can undo. Else the client would take the first observation of the
+        next episode for one of the episode that has ended (D-13).
+        """
+        if self.last_step is not None and self.last_step[2] != pb.RUNNING:
+            self._untold = self.last_step[2]
+            # The fast path would begin the next sequence.
+            self._codec = self._wanted = None
+
+    def hang_up(self) -> None:
+        """End what the request at hand waits for: the client is gone. It is answered with CANCELLED."""
+        self._gone = True
+        if self._agent is not None:
+            self._agent.hang_up()
+        # Else the request would go on for up to `reset_world_timeout`, and keep the session open as long.
+        if self._waits_for is not None:
+            self._waits_for.cancel()
+
+    def close(self) -> None:
+        """Take note that the stream ended: the agent leaves, and what belongs to the connection goes."""
+        if self._state is SessionState.CLOSED:
+            return
+        try:
+            # Also where the agent fails to leave, the registry must hear of it: else the connection's worlds stay.
+            self._leave(lost=True)
+        finally:
+            self._move(SessionEvent.END)
+            self._hub.disconnected(self)
+
+    def _require(self, event: SessionEvent) -> None:
+        if (self._state, event) not in TRANSITIONS:
+            # Every other event is possible in all states but CLOSED.
+            remedy = _REMEDY.get(event, "the connection is closed")
+            raise RequestError(
+                Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}"
+            )
+
+    def _move(self, event: SessionEvent) -> None:
+        self._require(event)
+        self._untold = 0
+        self._state = TRANSITIONS[self._state, event]
+
+    async def _create_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(SessionEvent.CREATE_WORLD)
+        # If a client of this package disconnects before joining its world, the world is destroyed.
+        for_others = not self._client_version
+        name = await self._hub.create_world(request.create_world.settings, self, for_others=for_others)
+        response.create_world.world_name = name
+        response.create_world.SetInParent()
+
+    async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(SessionEvent.JOIN_WORLD)
+        world = await self._hub.find_world(request.join_world.world_name)
+        agent = self._hub.admit(world, request.join_world.settings, ours=bool(self._client_version))
+        self._world, self._agent = world, agent
+        # UIDs and specs are those of one world: the same bytes may mean something else here.
+        self._codec = self._wanted = None
+        self._known.clear()
+        self._hub.joined(world, self)
+        self._move(SessionEvent.JOIN_WORLD)
+        response.join_world.specs.CopyFrom(agent.specs())
+
+    async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
+            self._require(SessionEvent.STEP_BEGAN)  # D-8
+            return
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        step = request.step
+        wanted = list(dict.fromkeys(step.requested_observations))
+        observations = agent.observations
+        for uid in wanted:
+            if uid not in observations:
+                known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
+                raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
+        # Both learn it before anything is refused: else the fast path would answer the next Step, for what the codec
+        # knows, from an agent that is prepared for this one (D-2).
+        agent.prepare(wanted)
+        if self._wanted != tuple(wanted):
+            self._remember(agent, tuple(wanted))
+        if self._untold:
+            # Its action was for the sequence that has ended; the next Step begins another.
+            state, self._untold = self._untold, 0
+            self.last_step = world, agent, state
+        elif self._state is SessionState.RUNNING:
+            action = agent.decode(self._read_actions(agent, step.actions))
+            state = pb.INTERRUPTED if self._is_cut_off(agent, world) else await agent.apply(action)
+            self.last_step = world, agent, state
+            if state != pb.RUNNING:
+                self._end_sequence(agent, world, state)
+        else:
+            state = await self._begin_sequence(agent, world)  # D-9: whatever actions it came with
+        response.step.state = state  # type: ignore[assignment]
+        fill_observations(response.step, agent.observe(wanted))
+
+    def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
+        read: dict[int, Array] = {}
+        for uid, tensor in actions.items():
+            if (spec := agent.actions.get(uid)) is None:
+                known = ", ".join(f"{number} ({spec.name})" for number, spec in agent.actions.items()) or "none"
+                raise RequestError(Code.INVALID_ARGUMENT, f"unknown action UID {uid}; there are {known}")  # D-11
+            array = spec.read(tensor)
+            spec.check_range(array)
+            read[uid] = array
+        return read
+
+    async def _reset(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        agent, world = self._agent, self._world
+        if agent is None or world is None:
+            self._require(SessionEvent.RESET)  # D-8
+            return
+        # Before the state moves: settings that are refused change nothing (D-2).
+        agent.reset(request.reset.settings, self._state is SessionState.RUNNING)
+        self._move(SessionEvent.RESET)
+        world.resets.end(agent)
+        response.reset.specs.CopyFrom(agent.specs())
+
+    async def _reset_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(SessionEvent.RESET_WORLD)
+        name = request.reset_world.world_name
+        inside = self._is_in(name)
+        # Of another world than its own, this connection's sequence goes on.
+        agent = self._agent if inside else None
+        try:
+            await self._hub.reset_world(name, request.reset_world.settings, agent, self._wait_for)
+        finally:
+            self._waits_for = None
+        if inside:
+            self._move(SessionEvent.RESET_WORLD)
+        response.reset_world.SetInParent()
+
+    def _wait_for(self, order: ResetOrder) -> None:
+        self._waits_for = order
+        # The client may have hung up while the default world was being made, when there was no order to cancel.
+        if self._gone:
+            order.cancel()
+
+    def _is_in(self, name: str) -> bool:
+        """True if the connection is in the world that has this name now, and not in a destroyed one that had it."""
+        return self._world is not None and self._world.name == name and not self._world.resets.closed
+
+    async def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        # First: an agent that raises while it leaves is out of the world all the same.
+        self._move(SessionEvent.LEAVE_WORLD)
+        self._leave()
+        response.leave_world.SetInParent()
+
+    def _leave(self, lost: bool = False) -> None:
+        agent, world = self._agent, self._world
+        # First of all: an agent that raises while it leaves is not to be asked again.
+        self._agent = self._world = None
+        if agent is not None and world is not None:
+            world.resets.end(agent)
+            kept = False
+            try:
+                # Without LeaveWorld the client is lost, and may come back to its seat. An observer of a user's own may
+                # raise here: nobody keeps the seat then.
+                kept = lost and self._hub.keep(world, agent)
+            finally:
+                if not kept:
+                    agent.leave()
+                self._hub.left(world, self)
+
+    async def _destroy_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(SessionEvent.DESTROY_WORLD)
+        name = request.destroy_world.world_name
+        if self._is_in(name):
+            raise RequestError(
+                Code.FAILED_PRECONDITION,
+                f"this connection is in the world {name!r}; send LeaveWorld before DestroyWorld",
+            )  # D-17
+        await self._hub.destroy_world(name)
+        response.destroy_world.SetInParent()
+
+    async def _answer_property(self, request: properties_pb2.PropertyRequest) -> bytes:
+        text = "the client's version, as the server knows it; empty for a client that is not of this package"
+        own = Property("connection.client_version", TEXT, text, lambda: self._client_version)  # U-12
+        text = "a secret that the connections of one client have in common, as it was written; empty: none was"
+        key = Property(CLIENT_KEY, TEXT, text, lambda: self._client_key, self._set_client_key)
+        tree = self._hub.properties().merged(PropertyTree([own, key]))
+        if (agent := self._agent) is not None:
+            tree = tree.merged(agent.properties())
+            if (name := attribute_in(request, tree)) is not None:
+                return (await self._answer_attribute(agent, name, request)).SerializeToString()
+            # All other properties are answered here, also while the environment is in a long call.
+            if tree.runs_environment(request):
+                return (await agent.answer_property(request)).SerializeToString()
+            if request.read_property.key == NAMES and (names := tree.get(NAMES)) is not None:
+                agent.unwrapped.follow_names(names)
+        return tree.answer(request).SerializeToString()
+
+    def _set_client_key(self, key: str) -> None:
+        if key and not 16 <= len(key) <= 64:
+            text = f"expected {CLIENT_KEY} to be a secret of 16 to 64 characters, got {len(key)}"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        self._client_key = key
+
+    async def _answer_attribute(
+        self, agent: Agent, name: str, request: properties_pb2.PropertyRequest
+    ) -> properties_pb2.PropertyResponse:
+        """Read or write an attribute of the environment."""
+        # To read a method calls it.
+        refuse_requests(name)
+        if self._may_change():
+            return await agent.answer_property(request)
+        if request.WhichOneof("payload") == "write_property":
+            raise no_right(name)
+        found = await self._call(agent, bridge_pb2.CallRequest(name=name))
+        response = properties_pb2.PropertyResponse()
+        response.read_property.value.CopyFrom(encoded([values.from_value(result) for result in found.results]))
+        return response
+
+    async def _call(self, agent: Agent, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a method of the environment, or read an attribute."""
+        if request.look:
+            return await agent.call(request)
+        refuse_requests(request.name)
+        if self._may_change():
+            return await agent.call(request)
+        response = await agent.call(as_look(request))
+        refuse_method(request, response)
+        return response
+
+    async def _extension(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
+        self._require(SessionEvent.EXTENSION)
+        url, data = request.extension.type_url, request.extension.value
+        try:
+            if url == PROPERTY_REQUEST_URL:
+                asked = properties_pb2.PropertyRequest.FromString(data)
+                # Else a client could have a server read a value of any size.
+                check_count(asked.write_property.value.uint8s.array)
+                answer = await self._answer_property(asked)
+                response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, answer
+            elif url == CALL_REQUEST_URL:
+                if self._agent is None:
+                    raise RequestError(Code.FAILED_PRECONDITION, "a method call needs a world; send JoinWorld first")
+                # Before protobuf makes objects of it, which take many times the memory of the bytes.
+                check_count(data, bridge_pb2.CallRequest)
+                called = await self._call(self._agent, bridge_pb2.CallRequest.FromString(data))
+                answer = called.SerializeToString()
+                response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
+            else:
+                raise RequestError(
+                    Code.UNIMPLEMENTED,
+                    f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_REQUEST_URL}",
+                )
+        except (DecodeError, TensorError) as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error
+
+    _SERVE: Mapping[str, Callable[[Session, pb.EnvironmentRequest, pb.EnvironmentResponse], Awaitable[None]]] = {
+        "create_world": _create_world,
+        "join_world": _join_world,
+        "step": _step,
+        "reset": _reset,
+        "reset_world": _reset_world,
+        "leave_world": _leave_world,
+        "destroy_world": _destroy_world,
+        "extension": _extension,
+    }
+
+
+def error_response(error: RequestError) -> bytes:
+    """Return the answer to a request that is refused."""
+    return _error(error).SerializeToString()
+
+
+def _error(error: RequestError) -> pb.EnvironmentResponse:
+    return pb.EnvironmentResponse(error=pb.Status(code=int(error.code), message=error.message))
+
+
+def _destroyed(world: World) -> RequestError:
+    return RequestError(
+        Code.FAILED_PRECONDITION,
+        f"the world {world.name!r} was destroyed; send LeaveWorld, and create or join another",
+    )

@@ -1,0 +1,181 @@
+"""How a server ends, by a signal, `drain` or `stop`: first its calls, then its worlds, then its event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from bridge.core.logs import SafeLog
+from bridge.core.server.event_loop import EventLoop
+from bridge.core.server.limits import check_drain_timeout
+from bridge.core.server.registry import Registry
+from bridge.core.server.serving import ServingThread
+from bridge.errors import Code, RequestError
+
+__all__ = ["CLOSE_TIMEOUT", "Shutdown"]
+
+_log = SafeLog(__name__)
+CLOSE_TIMEOUT = 5.0
+"""Seconds that environments have to be closed when a server stops."""
+_INTERRUPT_TIMEOUT = 1.5
+"""The same after Ctrl-C."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Seconds between two looks whether the last call has ended by itself.
+_POLL = 0.02
+
+
+class Shutdown:
+    """Ends a server. Its methods are called in the event loop, but for `handle_signals`.
+
+    Args:
+        loop: The event loop.
+        serving: Runs it.
+        registry: The worlds.
+        connections: The connections.
+        processes: The processes of isolated worlds.
+        drain: Called once, first of all, with the seconds of grace: no new calls and worlds from then on.
+        drain_timeout: Seconds that open calls get to end by themselves, unless told otherwise.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        serving: ServingThread,
+        registry: Registry,
+        connections: Any,
+        processes: set[Any],
+        drain: Callable[[float], None],
+        drain_timeout: float,
+    ) -> None:
+        self._loop = loop
+        self._serving = serving
+        self._registry = registry
+        self._connections = connections
+        self._processes = processes
+        self._drain = drain
+        self.drain_timeout = drain_timeout
+        """Seconds that open calls get to end by themselves, unless told otherwise."""
+        self.begun = False
+        """True if the server is ending."""
+        self.left_behind = False
+        """True if an environment was still in a call at the end."""
+        self.ends_process = False
+        """True if a signal ends the process where an environment is in a call: the calling thread cannot return."""
+        self._grace = drain_timeout
+        self._signal: int | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+        """The handlers of the signals before, while the signals reach the event loop."""
+
+    @contextlib.contextmanager
+    def handle_signals(self, grace: float | None) -> Iterator[None]:
+        """Let SIGINT and SIGTERM reach the event loop, whichever thread runs it. Does nothing but in the main thread.
+
+        Args:
+            grace: Seconds that open calls get to end by themselves after SIGTERM; None: `drain_timeout`.
+        """
+        self._grace = self.drain_timeout if grace is None else grace
+        check_drain_timeout(self._grace, "grace")
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ignore(number: int, frame: FrameType | None) -> None:
+            """Do nothing: the number of the signal is written to the event loop's wake-up."""
+
+        # By the wake-up descriptor the event loop hears of a signal also while this thread is in a call of an
+        # environment: the deputy runs the loop then.
+        self._loop.on_signal = self._on_signal
+        self._handlers = {number: signal.signal(number, ignore) for number in _SIGNALS}
+        wakeup = signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            self._restore_handlers()
+
+    def _restore_handlers(self) -> None:
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
+
+    def after_fork(self) -> None:
+        """In a forked process: signals are its own, and not the event loop's of its parent."""
+        if self._handlers:
+            signal.set_wakeup_fd(-1)
+            self._restore_handlers()
+
+    def _on_signal(self, number: int) -> None:
+        if number not in _SIGNALS:
+            return
+        # Whoever sends a second signal does not want to wait.
+        if self._signal is not None:
+            _end_process(number)
+        self._signal = number
+        if number == signal.SIGINT:
+            self.begin(0.0, _INTERRUPT_TIMEOUT)
+        else:
+            self.begin(self._grace, CLOSE_TIMEOUT)
+
+    def begin(self, grace: float, close_timeout: float = CLOSE_TIMEOUT) -> None:
+        """Take no further calls and worlds, and end once the last call has ended.
+
+        Args:
+            grace: Seconds after which the calls that are left are ended.
+            close_timeout: Seconds that environments have to be closed.
+        """
+        if self._serving.finished.is_set():
+            return
+        # A later call, by `stop` or a signal, only brings the end forward.
+        if not self.begun:
+            self.begun = True
+            if self._connections.busy:
+                _log.info("draining for at most %g s, until the last client has left", grace)
+            self._drain(grace)
+        deadline = self._loop.scheduler.now() + grace
+        self._loop.scheduler.call_soon(lambda: self._end_connections(deadline, close_timeout))
+
+    def _end_connections(self, deadline: float, close_timeout: float) -> None:
+        """End the calls that are open at the deadline, and all connections; then close the worlds."""
+        scheduler = self._loop.scheduler
+        if self._serving.finished.is_set():
+            return
+        if self._connections.busy and scheduler.now() < deadline:
+            when = min(deadline, scheduler.now() + _POLL)
+            scheduler.call_at(when, lambda: self._end_connections(deadline, close_timeout))
+            return
+        self._connections.close_all(RequestError(Code.UNAVAILABLE, "the server was stopped"))
+        # An environment may never return from its call, or from `close`.
+        scheduler.call_later(close_timeout, self._give_up)
+        # In the next turn of the loop: this one still serves the ends of the calls, by which agents leave their worlds.
+        scheduler.call_soon(lambda: scheduler.start(self._registry.close(), lambda result, error: self._finish()))
+
+    def _give_up(self) -> None:
+        """End although an environment is in a call that does not return."""
+        if self._serving.finished.is_set():
+            return
+        self.left_behind = self._serving.in_call
+        if self.left_behind and self._signal is not None and self.ends_process:
+            sys.stderr.write("an environment is still in a call: the process is ended\n")
+            _end_process(self._signal)
+        self._finish()
+
+    def _finish(self) -> None:
+        # Sessions whose last request ended with their world are closed now: the loop serves nothing any more.
+        self._loop.serve()
+        for process in list(self._processes):  # of worlds that are being made, or do not close
+            process.abandon()
+        self._serving.finish()
+
+
+def _end_process(number: int) -> None:
+    """End this process at once, with the exit code of one that a signal has ended."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    # Nothing less ends a process whose main thread is in an environment's call. It flushes nothing by itself.
+    os._exit(128 + number)

@@ -1,0 +1,243 @@
+"""Parses URLs.
+
+`grpc://HOST:PORT`, `grpcs://HOST:PORT` (TLS) or bare `HOST:PORT`. An optional path is the environment id
+(`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
+a world that exists.
+
+`?compression=zstd` has the server compress its answers.
+
+`?token=…`, as a server prints that has made its own token, is what the client shows; no message repeats it.
+
+`ws://HOST` and `wss://HOST` (TLS) are the same over WebSocket, at port 80 or 443 unless the URL names another one. The
+path is not that of the WebSocket, which is always the gRPC method's.
+
+`unix:///PATH` is gRPC over a Unix socket of this machine. The path is the socket's, so the environment id is the query
+parameter `env_id`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import warnings
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+
+from bridge.core.transport.compression import Compression, checked_compression
+from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
+from bridge.core.transport.service import HELLO
+from bridge.errors import AddressError, SettingError, shown_url
+from bridge.version import __version__
+
+__all__ = ["Address", "is_loopback", "parse_address", "secret_url", "shown_token", "withheld"]
+
+SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
+_OTHERS = (
+    " (make_remote and make_vec_remote also take perlert, openenv and openenvs, make_vec_remote file, grpc+dns, "
+    "grpcs+dns and listen)"
+)
+_DIALED, _DIALED_WEBSOCKET = "dialed", "dialed+ws"
+_DEFAULT_PORTS = {"ws": 80, "wss": 443}
+_INSTEAD = {"tcp": "grpc", "tcps": "grpcs", "http": "grpc", "https": "grpcs"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """A URL in its parts."""
+
+    url: str
+    """The URL as it was given, without its token: it is shown in messages."""
+    scheme: str
+    """One of `SCHEMES`."""
+    host: str
+    """A host name or an IP address; IPv6 without its brackets; empty for `unix`."""
+    port: int
+    """A TCP port, 1 to 65535; 0 for `unix`."""
+    env_id: str | None = None
+    """The environment that the path names."""
+    world: str | None = None
+    """The existing world to join; None: make one."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """The other query parameters, in order, as text."""
+    path: str = ""
+    """The socket's path for `unix`."""
+    credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
+    """The credentials for the server; no part of the URL."""
+    compression: Compression | None = None
+    """The compression that the server is asked for; None: no compression."""
+    client_version: str = __version__
+    """The version of this package that the client says it has; empty where it asks for a client of another package."""
+
+    @property
+    def hello(self) -> list[tuple[str, str]]:
+        """The metadata by which servers of this package know a client of it."""
+        return [(HELLO, self.client_version)] if self.client_version else []
+
+    @property
+    def tls(self) -> bool:
+        """True if what travels is encrypted, and the server proves who it is."""
+        return self.scheme in ("grpcs", "wss")
+
+    @property
+    def dialed(self) -> bool:
+        """True if the server has dialed in: `host` is its name, and `port` the number of the listener."""
+        return self.scheme in (_DIALED, _DIALED_WEBSOCKET)
+
+    @property
+    def websocket(self) -> bool:
+        """True if it is spoken over WebSocket."""
+        return self.scheme in (*_DEFAULT_PORTS, _DIALED_WEBSOCKET)
+
+    @property
+    def server_name(self) -> str:
+        """With TLS: the name or address that the server's certificate must hold."""
+        return self.credentials.tls_server_name or self.host
+
+    @property
+    def authority(self) -> str:
+        """The server's name in gRPC's header fields: the name of its certificate, if one was given, and the port."""
+        name = self.credentials.tls_server_name
+        if self.path:
+            # gRPC's own clients send this for a Unix socket.
+            return "localhost"
+        return self.target if name is None else f"{name.encode('idna').decode()}:{self.port}"
+
+    @property
+    def target(self) -> str:
+        """The name of the server as gRPC writes it: `host:port`, or `unix:` and a path.
+
+        An IPv6 address stands in brackets; a name of other than English letters is as DNS has it.
+        """
+        if self.path:
+            return f"unix:{quote(self.path)}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
+
+    def with_credentials(self, given: ClientCredentials) -> Address:
+        """Return this address with what keywords give, and the token of the URL where it has one.
+
+        Raises:
+            SettingError: A keyword gives another token than the URL.
+        """
+        return dataclasses.replace(self, credentials=given.with_token_of(self.credentials, self.url))
+
+
+def parse_address(url: str) -> Address:
+    """Read a URL.
+
+    Raises:
+        AddressError: It has another scheme, no host, no port, or a part that has no meaning.
+    """
+    if not isinstance(url, str):
+        raise AddressError(str(url), f"it is of type {type(url).__name__}, not a string")
+    text = url.strip()
+    url = shown_url(url)
+    if not text:
+        raise AddressError(url, "it is empty")
+    # Only before the query, which may hold a URL of its own.
+    if "://" not in text.partition("?")[0]:
+        text = f"grpc://{text}"
+    try:
+        parts = urlsplit(text)
+        if "@" in parts.netloc:  # looked at first: no other message may show a password
+            user = f"{parts.netloc.rpartition('@')[0]}@"
+            raise AddressError(url.replace(user, "…@"), "it holds a user name or password")
+        # `port` is parsed here, and raises ValueError if it is no number.
+        port = _DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
+    except AddressError:
+        raise
+    except ValueError as error:
+        hint = "; an IPv6 address stands in brackets: grpc://[::1]:50051" if text.count(":") > 2 else ""
+        raise AddressError(url, f"{error}{hint}") from error
+    if (new := _INSTEAD.get(parts.scheme)) is not None:
+        raise AddressError(url, f"{parts.scheme}:// is not supported; use {new}://{url.partition('://')[2]}")
+    if parts.scheme not in (*SCHEMES, _DIALED, _DIALED_WEBSOCKET):
+        raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}{_OTHERS}")
+    local = parts.scheme == "unix"
+    if local and (parts.netloc or not parts.path.strip("/")):
+        raise AddressError(url, "a Unix socket is named by its absolute path: unix:///PATH, with three slashes")
+    if not local:
+        _check_host(url, parts, port)
+    if parts.fragment:
+        raise AddressError(url, "what follows # has no meaning; a token is given by ?token=, or by token=")
+    settings = _read_query(url, parts.query)
+    world = settings.pop("world", None)
+    try:
+        compression = checked_compression(settings.pop("compression", None))
+        credentials = ClientCredentials(token=Token(settings.pop("token")) if "token" in settings else None)
+    except SettingError as error:
+        raise AddressError(url, f"in its query, {error}") from None
+    env_id = (settings.pop("env_id", None) if local else unquote(parts.path.lstrip("/"))) or None
+    if world is not None and (env_id or settings):
+        raise AddressError(url, "?world=NAME joins a world that exists, so an environment or settings cannot be given")
+    path = unquote(parts.path) if local else ""
+    rest = tuple(settings.items())
+    return Address(
+        url, parts.scheme, parts.hostname or "", port or 0, env_id, world, rest, path, credentials, compression
+    )
+
+
+def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
+    """Raise AddressError where the parts of a URL name no host and port that a client can connect to."""
+    if not parts.hostname:
+        raise AddressError(url, "it names no host")
+    if port is None:
+        raise AddressError(url, "it names no port")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError as error:
+        problem = f"the host {parts.hostname!r} is no name: between dots, a name has 1 to 63 letters, digits or hyphens"
+        raise AddressError(url, problem) from error
+    if port == 0:
+        raise AddressError(url, "port 0 is for servers; a client needs the port that the server printed")
+
+
+def _read_query(url: str, query: str) -> dict[str, str]:
+    """Return the parameters of a query, or raise AddressError where it is none."""
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise AddressError(url, f"the query {shown_url(f'?{query}')[1:]!r} is not of the form name=value&…") from error
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise AddressError(url, f"the query gives {name!r} twice")
+    return dict(pairs)
+
+
+def secret_url(url: str) -> str:
+    """Return a URL for where it is kept: one with a token leaves that out of its `repr`."""
+    return url if shown_url(url) == url else _SecretUrl(url)
+
+
+class _SecretUrl(str):
+    """A URL with a token."""
+
+    def __repr__(self) -> str:
+        return repr(shown_url(self))
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    with contextlib.suppress(ValueError):
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def shown_token(address: Address) -> str | None:
+    """Return the token that is shown to a server; None: there is none, or it is not for everybody to read."""
+    held, token = address.credentials, address.credentials.token
+    # A Unix socket is this machine's own, where nobody reads along. A server that dials may call itself localhost.
+    if token is None or address.tls or address.scheme == "unix" or (is_loopback(address.host) and not address.dialed):
+        return None if token is None else token.reveal()
+    if held.from_environment:  # it was given for any server there is
+        return None
+    text = f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://"
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return token.reveal()
+
+
+def withheld(address: Address) -> str:
+    """Say in brackets that the token of the environment was not shown to a server; "": it was, or there is none."""
+    if not address.credentials.from_environment or shown_token(address) is not None:
+        return ""
+    return f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs:// or wss://, or pass token=)"

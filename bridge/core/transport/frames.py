@@ -1,0 +1,294 @@
+"""HTTP/2's frames, error codes, events and streams (RFC 9113): what both halves of a connection share."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from bridge.core.transport.messages import MessageReader
+
+__all__ = [
+    "FRAME",
+    "INITIAL_WINDOW",
+    "MAX_WINDOW",
+    "MIN_FRAME_SIZE",
+    "PREFACE",
+    "ErrorCode",
+    "Event",
+    "Fields",
+    "Flag",
+    "FrameType",
+    "HeadersReceived",
+    "Http2Error",
+    "Setting",
+    "Stream",
+    "StreamEnded",
+    "StreamError",
+    "StreamReset",
+    "StreamTable",
+    "pack_frame",
+]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""The first bytes of a client."""
+
+
+class FrameType:
+    """Types of frames (RFC 9113, section 6)."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+    OF_STREAMS = (DATA, HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE, CONTINUATION)
+    """Those that name a stream; WINDOW_UPDATE may."""
+    OF_CONNECTIONS = (SETTINGS, PING, GOAWAY)
+    """Those that name none."""
+
+
+class Flag:
+    """Flags of frames."""
+
+    END_STREAM = ACK = 0x1
+    END_HEADERS = 0x4
+    PADDED = 0x8
+    PRIORITY = 0x20
+
+
+class Setting:
+    """Settings of a connection (RFC 9113, section 6.5.2)."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class ErrorCode:
+    """Error codes (RFC 9113, section 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+# `struct` has no integers of three bytes.
+FRAME = struct.Struct(">BHBBI")
+"""A frame's header: the length as its highest byte and the rest, the type, the flags, the stream."""
+INITIAL_WINDOW = 65535
+"""Flow-control window of a connection, and of a stream unless the peer's settings say otherwise."""
+MAX_WINDOW = (1 << 31) - 1
+"""The largest flow-control window, and the largest stream number."""
+MIN_FRAME_SIZE = 16384
+"""Bytes that every peer takes in a frame."""
+
+# The number of closed streams that are remembered: frames that the peer sent before it knew may still come. It is
+# limited because a connection may open any number of streams.
+_MAX_REMEMBERED = 1000
+
+Fields: TypeAlias = "Iterable[tuple[str, str]]"
+"""Header fields to send."""
+
+
+class Http2Error(Exception):
+    """The peer breaks the rules of HTTP/2; its connection is of no more use.
+
+    Args:
+        text: What is wrong.
+        code: HTTP/2's error code.
+    """
+
+    def __init__(self, text: str, code: int = ErrorCode.PROTOCOL_ERROR) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class StreamError(Exception):
+    """The peer breaks the rules of HTTP/2 on one stream, which is reset; the others go on.
+
+    Args:
+        number: The stream's.
+        text: What is wrong.
+        code: HTTP/2's error code.
+    """
+
+    def __init__(self, number: int, text: str, code: int = ErrorCode.PROTOCOL_ERROR) -> None:
+        super().__init__(text)
+        self.number = number
+        self.code = code
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadersReceived:
+    """Header fields came: the first of the stream, or its trailers."""
+
+    fields: dict[str, str]
+    """Values by name; those of a name that came several times are joined by `, ` (RFC 9110, section 5.3)."""
+    end_stream: bool
+    """True if the peer sends nothing more on the stream."""
+
+
+class StreamEnded:
+    """The peer sends nothing more on the stream."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamReset:
+    """The stream was reset."""
+
+    code: int
+    """HTTP/2's error code."""
+    reason: str | None = None
+    """The peer's mistake, if this end reset the stream; None: the peer reset it."""
+
+
+Event: TypeAlias = Any
+"""One of the classes above, or what a stream's `MessageReader` makes of its bytes."""
+
+
+class Stream:
+    """One stream of a connection.
+
+    Args:
+        number: HTTP/2's.
+        recv_window: Bytes that the peer may send.
+    """
+
+    __slots__ = (
+        "deferred",
+        "expected_bytes",
+        "headers_received",
+        "local_closed",
+        "number",
+        "owner",
+        "pending",
+        "reader",
+        "recv_window",
+        "remote_closed",
+        "send_window",
+        "trailers",
+    )
+
+    def __init__(self, number: int, recv_window: int) -> None:
+        self.number = number
+        self.owner: Any = None
+        """The object that it belongs to, such as a call; set and read by the user of the connection."""
+        self.reader: MessageReader | None = None
+        """The reader that takes its bytes; None: they are dropped."""
+        self.headers_received = False
+        self.remote_closed = False
+        """True if the peer sends nothing more."""
+        self.local_closed = False
+        """True if this end sends nothing more, once `pending` is sent."""
+        self.trailers: list[tuple[str, str]] | None = None
+        """Header fields that end it after what is `pending`."""
+        self.recv_window = recv_window
+        self.deferred = 0
+        """Bytes that were handed out, but for which the peer gets no new window yet."""
+        self.send_window = 0
+        """Bytes that may be sent beyond the initial window of the peer's settings."""
+        self.pending: deque[memoryview] = deque()
+        """Bytes that the peer has no window for yet."""
+        self.expected_bytes: int | None = None
+        """The bytes left of `content-length`; None: there was none."""
+
+    def discard(self) -> None:
+        """Drop what comes from now on, and what is incomplete."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
+
+# A stream is idle until HEADERS open it. It closes when both ends have said that they send nothing more
+# (`remote_closed` and `local_closed`), or at once when either end resets it. It then leaves the table, and only how it
+# closed is kept. Frames for a stream that this end has reset were sent before the peer knew, and are dropped. Frames
+# after the peer's own end or reset break the rules (RFC 9113, 5.1). If the peer answers our reset by its own, it knows,
+# and further frames break the rules too.
+class StreamTable(dict[int, Stream]):
+    """The open streams of a connection, by number. It remembers those that were closed lately (RFC 9113, section 5.1).
+
+    Args:
+        client: True for the end that opens the streams.
+        max_open: On a server: the most that may be open at a time.
+    """
+
+    def __init__(self, *, client: bool, max_open: int) -> None:
+        super().__init__()
+        # A client numbers its streams 1, 3, 5, …: each is the last one plus 2.
+        self.last = -1 if client else 0
+        """The largest number of a stream that was opened."""
+        self._max_open = max_open
+        self._closed: OrderedDict[int, bool] = OrderedDict()
+        """True if this end reset a stream, so that what the peer had sent on it before it knew is to be ignored."""
+
+    def is_idle(self, number: int) -> bool:
+        """Return whether a number is of a stream that was never opened."""
+        # Even numbers belong to streams that a server opens by PUSH_PROMISE, which is switched off.
+        return number > self.last or not number & 1
+
+    def check_new(self, number: int) -> None:
+        """Raise Http2Error unless a client may open a stream of this number next."""
+        if number in self._closed:
+            raise Http2Error(f"header fields came on stream {number}, which has ended", ErrorCode.STREAM_CLOSED)
+        if not number & 1 or number <= self.last:
+            raise Http2Error(f"a client opens stream {number} after {self.last}; expected a larger, odd number")
+
+    @property
+    def full(self) -> bool:
+        """True if the peer may open no further stream for now."""
+        return len(self) >= self._max_open
+
+    def open(self, stream: Stream) -> Stream:
+        """Add a stream, and return it."""
+        self.last = stream.number
+        self[stream.number] = stream
+        return stream
+
+    def refuse(self, number: int) -> None:
+        """Note a stream that the peer opened and this end reset at once."""
+        self.last = number
+        self.note_closed(number, reset=True)
+
+    def close(self, number: int, *, reset: bool) -> None:
+        """Take a stream out; again: nothing. `reset`: this end resets it."""
+        if self.pop(number, None) is not None:
+            self.note_closed(number, reset=reset)
+
+    def note_closed(self, number: int, *, reset: bool) -> None:
+        """Remember a stream that is closed, and forget the oldest of many."""
+        self._closed[number] = reset
+        if len(self._closed) > _MAX_REMEMBERED:
+            self._closed.popitem(last=False)
+
+    def was_reset(self, number: int) -> bool:
+        """Return whether this end reset a stream, and the peer may not know it yet."""
+        return self._closed.get(number, False)
+
+    def note_peer_reset(self, number: int) -> None:
+        """Note that the peer, too, has reset a closed stream: it sends nothing more on it."""
+        if number in self._closed:
+            self._closed[number] = False
+
+
+def pack_frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
+    """Return a frame's bytes."""
+    size = len(payload)
+    return FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, number) + payload

@@ -1,0 +1,221 @@
+"""gRPC's length-prefixed messages in the bytes of an HTTP/2 stream.
+
+Memory is taken, and admitted, for bytes that have come, never for bytes that a prefix announces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from bridge.core.transport.frames import MIN_FRAME_SIZE, Stream
+from bridge.errors import RequestError
+
+__all__ = [
+    "LARGE",
+    "PREFIX",
+    "CompressedMessage",
+    "MalformedMessage",
+    "MessageReader",
+    "RefusedMessage",
+    "TooLarge",
+    "pack_prefix",
+]
+
+PREFIX = 5
+"""Bytes before each message: whether it is compressed, and its length."""
+LARGE = 65536
+"""Bytes of a message from which on it is received into memory that was admitted for it, as a bytearray."""
+# Of a peer that is trusted: the largest message for which memory is taken at once, when the first of it has come.
+_AT_ONCE = 1 << 26
+_HEAD = struct.Struct(">BI")
+_unpack_prefix = _HEAD.unpack_from
+pack_prefix = _HEAD.pack
+"""Packs a prefix: 1 where the message is compressed, else 0; and the message's length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TooLarge:
+    """A message is longer than it may be; nothing more is read from the stream."""
+
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MalformedMessage:
+    """The bytes are no message; nothing more is read from the stream."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedMessage:
+    """A message that came compressed: a bytearray where it was admitted as a large one, else bytes."""
+
+    data: bytes | bytearray
+
+
+class RefusedMessage(bytes):
+    """Stands for a message that was not admitted and whose bytes were dropped: empty, with the reason."""
+
+    error: RequestError
+
+    @classmethod
+    def of(cls, error: RequestError) -> RefusedMessage:
+        """Return one with this reason."""
+        message = cls()
+        message.error = error
+        return message
+
+
+class MessageReader:
+    """Splits the bytes of one stream into messages: events of type bytes, or bytearray for large ones.
+
+    Args:
+        max_message_bytes: The largest message to take.
+        admit: Called with a number of bytes before memory is taken for them, and with its negative where their message
+            will not be complete; where it raises RequestError, a `RefusedMessage` comes in its place.
+            Small messages are not counted. None: the peer is trusted.
+    """
+
+    __slots__ = ("_admit", "_body", "_compressed", "_have", "_max", "_most_at_once", "_prefix", "_refused", "_size")
+
+    def __init__(self, max_message_bytes: int, admit: Callable[[int], None] | None = None) -> None:
+        self._max = max_message_bytes
+        # A large message of a peer that is not trusted is copied only once memory is admitted for it.
+        self._most_at_once = max_message_bytes if admit is None else min(max_message_bytes, LARGE)
+        self._admit = admit
+        self._prefix = b""
+        self._body: bytearray | None = None
+        self._have = 0
+        self._size = 0
+        self._compressed = False
+        self._refused: RefusedMessage | None = None
+
+    @property
+    def receives_large(self) -> bool:
+        """True if most of a large message is to come, whatever the size of the frames that it comes in."""
+        return self._size - self._have >= MIN_FRAME_SIZE and (self._body is not None or self._refused is not None)
+
+    def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
+        """Take `data[start:stop]`; add the messages that it completes to `events`."""
+        if self._body is None and not self._prefix and self._refused is None:
+            # One whole message, as nearly all frames are.
+            size = stop - start - PREFIX
+            if 0 <= size <= self._most_at_once and _unpack_prefix(data, start) == (0, size):
+                begin = start + PREFIX
+                # Arrays over a bytearray are writable: large observations are then handed out without a copy.
+                message = data[begin:stop] if size <= LARGE else bytearray(memoryview(data)[begin:stop])
+                events.append((stream, message))
+                return
+        self._split(stream, data, start, stop, events)
+
+    def _split(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
+        while start < stop:
+            # Skip the bytes of a refused message: the prefix of the next one follows them.
+            if self._refused is not None:
+                start += self._skip(stream, stop - start, events)
+                continue
+            if self._body is None:
+                count = min(PREFIX - len(self._prefix), stop - start)
+                self._prefix += data[start : start + count]
+                start += count
+                if len(self._prefix) == PREFIX and not self._begin(stream, events):
+                    return
+                continue
+            count = min(self._size - self._have, stop - start)
+            # Memory was refused just now: the next round skips the rest.
+            if not self._grow(count):
+                continue
+            # A memoryview saves a copy: a slice of `data` would be one.
+            self._body[self._have : self._have + count] = memoryview(data)[start : start + count]
+            start += count
+            self.buffer_updated(stream, count, events)
+
+    def _begin(self, stream: Stream, events: list[Any]) -> bool:
+        """Begin the message that a prefix announces; return whether the stream goes on."""
+        flag, size = _HEAD.unpack(self._prefix)
+        self._prefix = b""
+        if flag > 1:
+            events.append((stream, MalformedMessage(f"a message's first byte is {flag}")))
+        elif size > self._max:
+            events.append((stream, TooLarge(size)))
+        else:
+            self._compressed, self._size, self._have = bool(flag), size, 0
+            # It begins empty, whatever `size` says: a prefix of five bytes could claim 4 GiB.
+            self._body = bytearray()
+            # An empty message is complete already: no bytes follow that would complete it.
+            if not size:
+                self.buffer_updated(stream, 0, events)
+            return True
+        stream.discard()
+        return False
+
+    def _grow(self, count: int) -> bool:
+        """Take memory for `count` more bytes; return False where they are not admitted."""
+        body = self._body
+        if body is None:
+            return False
+        more = self._have + count - len(body)
+        if more <= 0:
+            return True
+        if self._size > LARGE:  # at most as much again as came, so that few steps are needed
+            rest = self._size - len(body)
+            more = min(max(more, len(body)), rest)
+            if self._admit is None:
+                # Take all of the rest at once: each further step copies what came before.
+                more = rest if self._have >= LARGE and self._size <= _AT_ONCE else more
+            else:
+                try:
+                    self._admit(more)
+                except RequestError as error:
+                    # `close` forgets both, and gives back what was admitted so far.
+                    missing = self._size - self._have
+                    self.close()
+                    self._refused, self._size, self._have = RefusedMessage.of(error), missing, 0
+                    return False
+        self._body = bytearray(len(body) + more)
+        self._body[: self._have] = memoryview(body)[: self._have]
+        return True
+
+    def _skip(self, stream: Stream, count: int, events: list[Any]) -> int:
+        """Drop bytes of a message that was refused; return how many."""
+        count = min(count, self._size - self._have)
+        self._have += count
+        if self._have == self._size:
+            # It takes the refused message's place, so that the answers stay in order (D-1).
+            events.append((stream, self._refused))
+            self._refused = None
+        return count
+
+    def get_buffer(self) -> memoryview | None:
+        """Return where the next bytes of a large message go; None: to `receive_data`."""
+        if self._body is None or self._have < LARGE or not self._grow(min(LARGE, self._size - self._have)):
+            return None
+        return memoryview(self._body)[self._have :]
+
+    def buffer_updated(self, stream: Stream, count: int, events: list[Any]) -> None:
+        """Note that `count` bytes were received into the buffer."""
+        self._have += count
+        body = self._body
+        if body is None or self._have < self._size:
+            return
+        self._body = None
+        message = body if len(body) > LARGE else bytes(body)
+        events.append((stream, CompressedMessage(message) if self._compressed else message))
+
+    def end(self, stream: Stream, events: list[Any]) -> None:
+        """Note that the stream has ended: in the midst of a message, that is an event of its own."""
+        if self._body is not None or self._prefix or self._refused is not None:
+            events.append((stream, MalformedMessage("the stream ended in the midst of a message")))
+        self.close()
+
+    def close(self) -> None:
+        """Give up a message that has begun."""
+        body, self._body = self._body, None
+        self._prefix, self._refused = b"", None
+        if body is not None and self._size > LARGE and self._admit is not None:
+            self._admit(-len(body))
+        self._size = self._have = 0

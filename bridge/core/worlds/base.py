@@ -1,0 +1,423 @@
+"""The interface of worlds, which agents join, and of agents, which have specs and episodes."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import gymnasium
+
+from bridge.core.encoding.names import GYMNASIUM
+from bridge.core.encoding.properties import PropertyTree
+from bridge.core.encoding.tensors import Array, Spec, fill_tensor
+from bridge.core.worlds.resets import ResetBook, ResetOrder
+from bridge.core.worlds.scheduling import Scheduler
+from bridge.core.worlds.settings import Settings, read_bool, read_text, refuse_unknown
+from bridge.errors import Code, RequestError, SettingError, StartError, UnsupportedSpaceError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = [
+    "DEFAULT_PLAYER",
+    "OTHER_WORLD",
+    "Agent",
+    "World",
+    "WorldCounts",
+    "answer_to",
+    "environment_failure",
+    "failures_in",
+    "in_environment",
+    "start_error",
+]
+
+T = TypeVar("T")
+DEFAULT_PLAYER = "agent"
+"""Who acts where the client does not say."""
+OTHER_WORLD = "create another world, if the server has room for one (its limit is max_worlds)"
+"""The advice for a client where a world is full. A world does not know how many more its server makes."""
+# Modules that call `reset` and `step` of environments and unpack what they return.
+_CALLERS = (
+    "bridge.",
+    "gymnasium.wrappers.",
+    "gymnasium.vector.sync_vector_env",
+    "gymnasium.utils.",
+    "pettingzoo.utils.",
+)
+_FLAGS = ("discount", "terminated", "truncated")
+_PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
+_EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
+
+
+class Agent(abc.ABC):
+    """One connection's part in a world.
+
+    A session calls `begin` for the first Step of a sequence and `step` for the others, one call at a time. If a call
+    raises RequestError, that is the answer to the request, and nothing has changed. Coroutines may wait for the
+    environment's thread or process, for other agents, or for a clock.
+    """
+
+    player: str = DEFAULT_PLAYER
+    """Who acts through it, for a recording: `agent` or `person`, with `:` and a name where it said one."""
+    actions: Mapping[int, Spec]
+    """Action specs by UID."""
+    observations: Mapping[int, Spec]
+    """Observation specs by UID."""
+
+    def specs(self) -> pb.ActionObservationSpecs:
+        """Return the specs as they travel."""
+        actions = {uid: spec.to_proto() for uid, spec in self.actions.items()}
+        observations = {uid: spec.to_proto() for uid, spec in self.observations.items()}
+        return pb.ActionObservationSpecs(actions=actions, observations=observations)
+
+    def hide_gymnasium(self) -> None:
+        """Publish no observation that a client of dm_env would take for the environment's, or for dm_env's own.
+
+        Public adaptors ask for every observation that there is. They would give agents `info`, bytes of any length, and
+        the `discount` 1.0 where dm_env's contract has None. The state of a Step tells them all of it. Lanes keep their
+        flags, which are the only sign of an end: such a world stays RUNNING.
+        """
+        specs = self.observations.items()
+        hidden = {uid for uid, spec in specs if spec.name == "info" or (spec.name in _FLAGS and spec.shape == ())}
+        self.observations = {uid: spec for uid, spec in specs if uid not in hidden}
+
+    @abc.abstractmethod
+    def reset(self, settings: Settings, running: bool) -> None:
+        """Take the settings of the next sequence, and end the running one (D-14)."""
+
+    @abc.abstractmethod
+    async def begin(self) -> int:
+        """Start a sequence; return its state, RUNNING."""
+
+    @abc.abstractmethod
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Apply actions, already checked against their specs; return the state that follows."""
+
+    @property
+    def plays(self) -> bool:
+        """True if it takes part in the world; False: it watches, or acts for an agent that another connection has."""
+        return True
+
+    def follow_names(self, names: str) -> None:
+        """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
+        del names  # most worlds' are the same for ever
+
+    def prepare(self, uids: Sequence[int]) -> None:
+        """Learn which observations the Step that follows asks for; called before its `begin` or `step`."""
+        del uids  # of no interest to most worlds
+
+    def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
+        """End the sequence because of a ResetWorld; `observe` returns its last observations once more."""
+
+    @abc.abstractmethod
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return these observations of the last `begin` or `step`, and compute no others (D-10)."""
+
+    @property
+    def unwrapped(self) -> Agent:
+        """The agent that the world knows; another one where this one adds to it."""
+        return self
+
+    # The same in the parts that pay where the same few requests come again and again.
+
+    keeps_actions = False
+    """True if what `decode` returned may be applied any number of times."""
+
+    def decode(self, actions: Mapping[int, Array]) -> Any:
+        """Return what `apply` takes for the actions that `step` takes; raises as `step` for those that are none."""
+        return actions
+
+    async def apply(self, action: Any) -> int:
+        """Do as `step` does with what `decode` returned."""
+        return await self.step(action)
+
+    def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
+        """Return what `observe` does, in the order of the UIDs; scalars may be Python's, and uint8 arrays bytes."""
+        observed = self.observe(uids)
+        return [observed[uid] for uid in uids]
+
+    @abc.abstractmethod
+    def properties(self) -> PropertyTree:
+        """Return the properties of the world, as this agent sees it."""
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Answer a request for a property of the world for which code of the environment runs."""
+        return self.properties().answer(request)
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Leave the world, which goes on."""
+
+    def hang_up(self) -> None:  # noqa: B027 - most agents never wait
+        """End what the agent waits for: its client is gone. What it waited for is answered with CANCELLED."""
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a method of the environment, or read an attribute."""
+        raise RequestError(Code.UNIMPLEMENTED, f"this world has no methods to call, so not {request.name!r} either")
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldCounts:
+    """How much a world has done."""
+
+    lanes: int = 1
+    """Its environments."""
+    steps: int = 0
+    """Steps of its environments, counted for each lane."""
+    episodes: int = 0
+    """Episodes that ended, counted for each lane."""
+
+
+class World(abc.ABC):
+    """Something that agents join.
+
+    Args:
+        name: The world's name.
+        scheduler: Runs what the world waits for.
+    """
+
+    def __init__(self, name: str, scheduler: Scheduler) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.resets = ResetBook()
+
+    @property
+    def title_in_messages(self) -> str:
+        """How error messages name it: a user has never given the default world its name, which is empty."""
+        return f"the world {self.name!r}" if self.name else "the default world"
+
+    lingers: float | None = None
+    """Seconds after which it goes where nobody is in; None: it waits for the server's `idle_timeout`."""
+    title: str | None = None
+    """Its name, as a person reads it; None: the name of the source of the server's worlds."""
+    steered_by_all = False
+    """True if spectators, too, call methods and set attributes of the environment: nobody plays in it."""
+
+    report_failure: Callable[[str], None] = staticmethod(lambda message: None)
+    """Logs what an environment raised where no request is refused for it; set by the server."""
+
+    @abc.abstractmethod
+    def join(self, settings: Settings) -> Agent:
+        """Let an agent in.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED where the world is full, INVALID_ARGUMENT for settings it does not know.
+        """
+
+    def admit(self, settings: Settings, join: Callable[[Settings], Agent] | None = None, *, ours: bool = True) -> Agent:
+        """Let an agent in by the settings of a JoinWorld: `player` says who it is, `join` takes the others.
+
+        Args:
+            settings: The settings.
+            join: Lets it in; None: `self.join`.
+            ours: True if the client is of this package: one that does not say so by the setting `gymnasium` gets the
+                observations that only Gymnasium knows.
+
+        Raises:
+            RequestError: As `join`; INVALID_ARGUMENT where `player` is not `agent` or `person`, with a name or without,
+                or `gymnasium` no bool.
+        """
+        whole = read_bool(settings, GYMNASIUM, "JoinWorld", ours)
+        own = ("player", GYMNASIUM)
+        agent = (join or self.join)({name: tensor for name, tensor in settings.items() if name not in own})
+        if not whole:
+            agent.hide_gymnasium()
+        if "player" in settings:
+            agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
+        return agent
+
+    @property
+    @abc.abstractmethod
+    def agents(self) -> int:
+        """How many agents are in."""
+
+    @property
+    def has_players(self) -> bool:
+        """True if it has agents that are more than spectators, which do not keep it alive."""
+        return self.agents > 0
+
+    @property
+    def seats(self) -> Mapping[str, bool]:
+        """True if somebody plays, for each agent that can be played, by its name."""
+        return {"agent": self.has_players}
+
+    def describe(self) -> dict[str, object]:
+        """Return what a page shows of it beside its name, title and seats."""
+        return {}
+
+    @property
+    def alive(self) -> bool:
+        """True if it can still be joined; a world that ended by itself cannot."""
+        return True
+
+    def counts(self) -> WorldCounts:
+        """Return how much it has done. May be called by any thread."""
+        return WorldCounts()
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """End the world; agents that are still in get an error on their next Step. Again: nothing."""
+
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
+        """Store the settings of the sequence that a ResetWorld begins; return a function that withdraws them.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT for settings that the world does not take.
+        """
+        refuse_unknown(settings, (), "ResetWorld")
+        return lambda: None
+
+    async def reset(
+        self,
+        settings: Settings,
+        caller: Agent | None,
+        timeout: float,
+        waiting: Callable[[ResetOrder], None] = lambda order: None,
+    ) -> None:
+        """Begin a new sequence for every agent (D-15): wait until each running one but the caller was interrupted.
+
+        Args:
+            settings: For the next sequence.
+            caller: The agent of the connection that asks, where it is in this world.
+            timeout: Seconds to wait for the others' Steps.
+            waiting: Gets the order while it is waited for; `ResetOrder.cancel` ends the wait.
+
+        Raises:
+            RequestError: Bad settings, DEADLINE_EXCEEDED, or CANCELLED.
+        """
+        undo = self.prepare_reset(settings, caller)
+        order = self.resets.interrupt(caller)
+        waiting(order)
+        # The same as when all were told: `withdraw` says how many were not.
+        timer = self.scheduler.call_later(timeout, lambda: order.finished.set_result(None))
+        try:
+            await order.finished
+        finally:
+            timer.cancel()
+        untold, withdrawn = self.resets.withdraw(order)
+        if withdrawn:
+            undo()
+        if untold:
+            then = "nothing was reset" if withdrawn else "they are interrupted at their next Step"
+            raise RequestError(
+                Code.CANCELLED if order.cancelled else Code.DEADLINE_EXCEEDED,
+                f"ResetWorld of {self.name!r}: {untold} other agents did not Step within "
+                f"reset_world_timeout={timeout:g} s, so {then}; let each agent Step once, or leave",
+            )
+        if self.resets.closed:
+            raise RequestError(Code.NOT_FOUND, f"the world {self.name!r} was destroyed while ResetWorld waited")
+        if caller is not None:
+            # Its own sequence ends by its request, and is not interrupted too.
+            self.resets.end(caller)
+        self.restart(None if caller is None else caller.unwrapped)
+
+    def restart(self, caller: Agent | None) -> None:  # noqa: B027 - most worlds begin anew at the agents' next Steps
+        """Begin the new sequence of a ResetWorld: every other agent was told that its own is over.
+
+        Args:
+            caller: The agent of the connection that asked, where it is in this world.
+        """
+
+
+def in_environment(where: str, function: Callable[..., T], *args: object, **kwargs: object) -> T:
+    """Call a function of an environment, in its thread, and convert exceptions to RequestError.
+
+    The error keeps no reference to the original exception, whose frames would keep the environment alive: it must be
+    destroyed in its own thread.
+
+    Args:
+        where: What the environment does, for the message.
+        function: What to call.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        RequestError: The function raised something.
+    """
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        answer = answer_to(where, error)
+    answer.__cause__ = answer.__context__ = answer.__traceback__ = None
+    raise answer
+
+
+class failures_in:  # noqa: N801 - reads as `suppress` does
+    """A context manager that converts exceptions of an environment to RequestError.
+
+    Args:
+        where: What the environment does, for the message.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # A refusal of ours that passes through here has its code and words already.
+        if error is not None and not isinstance(error, RequestError):
+            raise answer_to(self._where, error) from error
+
+
+def environment_failure(where: str, error: BaseException) -> RequestError:
+    """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2)."""
+    frames = traceback.format_exception(type(error), error, error.__traceback__)
+    form = "reset() gives (observation, info), step() (observation, reward, terminated, truncated, info). "
+    return RequestError(
+        Code.INTERNAL,
+        f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
+        f"{form if _is_misshapen(error) else ''}Fix the environment, or call reset() to begin a new episode.",
+    )
+
+
+def _is_misshapen(error: BaseException) -> bool:
+    """True if whoever called an environment could not unpack what it returned."""
+    trace = error.__traceback__
+    if trace is None or not isinstance(error, (TypeError, ValueError)) or "unpack" not in str(error):
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    # By the code that raised it, and not by its text alone: environments unpack archives and tuples of their own. An
+    # AsyncVectorEnv raises again what a lane raised in its process, so nothing is known there.
+    return str(trace.tb_frame.f_globals.get("__name__")).startswith(_CALLERS)
+
+
+def start_error(title: str, error: RequestError) -> SettingError | StartError:
+    """Convert the refusal of a server's first environment: StartError where the environment failed, else SettingError.
+
+    Args:
+        title: The environment, for the message.
+        error: Why it could not be made, or cannot be served.
+    """
+    text, mark, rest = error.message.partition("\nTraceback ")
+    text = text if text.startswith(title) else f"{title}: {text}"
+    if error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION):
+        return SettingError(text)
+    # The last line, of `environment_failure`, tells a client what to do next.
+    return StartError(text, (mark + rest).strip().rpartition("\n")[0])
+
+
+def answer_to(where: str, error: BaseException) -> RequestError:
+    """Convert an exception of an environment: FAILED_PRECONDITION for wrong use, else INTERNAL."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, (SettingError, UnsupportedSpaceError)):
+        return RequestError(Code.FAILED_PRECONDITION, f"this environment cannot be served: {error}")
+    # Gymnasium's OrderEnforcing raises it in a render or a step before the first reset.
+    if isinstance(error, gymnasium.error.ResetNeeded):
+        return RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}")
+    # An environment without frames has not failed: `gymnasium.Env.render` raises this where a class has no other.
+    if isinstance(error, NotImplementedError) and where == "render":
+        return RequestError(Code.FAILED_PRECONDITION, "this environment has no frames to render")
+    return environment_failure(where, error)
+
+
+def fill_observations(response: pb.StepResponse, observations: Mapping[int, Array]) -> None:
+    """Write observations into a Step's response."""
+    for uid, array in observations.items():
+        fill_tensor(response.observations[uid], array)

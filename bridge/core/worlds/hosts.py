@@ -1,0 +1,558 @@
+"""Environments in the thread that they belong to: resets, steps, frames, properties, attributes and methods.
+
+A host is the same in the server and in an isolated world's process: `bridge.core.worlds.local` calls it by an executor,
+`bridge.core.worlds.isolated.child` for messages. `reset` and `step` raise whatever the environment raises.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar, cast
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+
+from bridge.core.encoding import values
+from bridge.core.encoding.names import NAMES
+from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
+from bridge.core.encoding.random_state import state_of
+from bridge.core.encoding.space_json import space_to_json
+from bridge.core.logs import SafeLog
+from bridge.core.worlds import kinds
+from bridge.core.worlds.attributes import AttributeList, named_values
+from bridge.core.worlds.base import answer_to, failures_in
+from bridge.core.worlds.controls import controls_of
+from bridge.core.worlds.environment import EnvFacts, Result
+from bridge.core.worlds.kinds import GymEnv, Known, Lanes, ParallelEnv
+from bridge.core.worlds.lane_infos import FinalInfos, collect_infos, join_infos
+from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
+from bridge.core.worlds.rewards import refuse_array_rewards
+from bridge.errors import Code, RequestError, TensorError, UnsupportedSpaceError
+from bridge.pb import bridge_pb2
+
+__all__ = [
+    "LANE_WRAPPERS",
+    "AnyHost",
+    "checked_lanes",
+    "checked_values",
+    "host_of",
+    "refuse_private",
+    "wrappers_by_lane",
+]
+
+LANE_WRAPPERS = "lane_wrappers"
+"""The property below `world` with what `wrappers_by_lane` returns."""
+
+_log = SafeLog(__name__)
+_MOST_NAMES = 100
+_MOST_ITEMS = 1000  # a longer list or dict is not looked through
+E = TypeVar("E", bound=Known)
+T = TypeVar("T")
+
+
+class Host(abc.ABC, Generic[E]):
+    """The common part of all kinds of environments.
+
+    Args:
+        env: The environment, owned by this object from here on.
+        facts: Its description.
+    """
+
+    def __init__(self, env: E, facts: EnvFacts) -> None:
+        self.env = env
+        self.facts = facts
+        self.lanes: Sequence[EnvHost] = ()
+        """The environments that can be stepped one by one, where they are several."""
+        self.notes: list[str] = []
+        """Remarks for clients on what it returned."""
+        self.failures: dict[int, str] = {}
+        """Why lanes failed in the last call, by lane, where each fails alone; always the same dict."""
+        self.names: AttributeList | None = None
+        """What its attributes are called; None: nobody is told, as of lanes."""
+        self.retried: list[str] = []
+        """What resets of such lanes raised that were tried again; whoever logs them takes them."""
+
+    def reset(self, seed: object, options: Any) -> Result:
+        """Reset it, as a local caller would: not every `reset` takes both."""
+        given: dict[str, Any] = {} if seed is None else {"seed": seed}
+        if options is not None:
+            # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
+            given["options"] = dict(options)
+        result = cast(Result, self.env.reset(**given))
+        if self.names is not None:
+            self.names.renew(kinds.attribute_layers(self.env))
+        return result
+
+    def step(self, action: Any) -> Result:
+        """Step it."""
+        result: Result = self.env.step(action)
+        return result
+
+    def close(self) -> None:
+        """Close it."""
+        self.env.close()
+
+    # Properties
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`."""
+        env, facts, spec = self.env, self.facts, kinds.spec_of(self.env)
+        reward_space = "" if facts.reward_space is None else space_to_json(facts.reward_space)
+        render_mode = kinds.read_attribute(env, "render_mode", None) or ""
+        metadata = _plain_dict(kinds.metadata_of(env))
+        if facts.autoreset is not None:
+            metadata["autoreset_mode"] = facts.autoreset.value
+        leaves = [
+            _fixed("env_id", TEXT, "the environment's id; empty where it has none", spec.id if spec else ""),
+            _fixed("num_envs", NUMBER, "the number of lanes; 0 for a single environment", facts.num_envs or 0),
+            _fixed("reward_space", TEXT, "the space of array rewards, as JSON; empty: numbers", reward_space),
+            _fixed("metadata", ENCODED, "the environment's metadata", metadata),
+            _fixed("render_mode", TEXT, "the render mode; empty where there is none", render_mode),
+            _fixed("spec", ENCODED, "what the environment's registration says", _describe_spec(spec)),
+            _live("frame", ENCODED, "what render() gives now, a value for each lane", self.frame),
+        ]
+        access = self._get_attr, self._set_attr, self._names, self._look_for
+        attributes = Family("world.attributes", "an attribute, a value for each lane", *access, in_environment=True)
+        if not facts.agents:  # each of several has spaces of its own, which worlds add
+            leaves += self._of_gymnasium()
+        if facts.num_envs is None:  # vector environments have no attributes of their lanes
+            names = self.names = AttributeList(kinds.attribute_layers(env))
+            text = "the names of public attributes and methods, those of methods with (), separated by spaces"
+            # Known at all times, so that a join does not wait for an environment that is in a long step.
+            leaves.append(Property(NAMES, TEXT, text, lambda: names.text))
+        if facts.agents:
+            about = "the space of what state() returns, as JSON; empty: none"
+            leaves.append(_fixed("state_space", TEXT, about, _state_space_of(env)))
+        return PropertyTree(leaves, [attributes])
+
+    def _of_gymnasium(self) -> list[Property]:
+        """Return the properties that environments of one agent have."""
+        env: Any = self.env
+        # Of the environment itself: the facts have a plain space where its space is of a class of its own.
+        one = "single_" if isinstance(env, VectorEnv) else ""
+        names = "observation_space", "action_space"
+        spaces = {name: space_to_json(getattr(env, f"{one}{name}")) for name in names}
+        # Nobody can tell of lanes that are elsewhere.
+        wrappers = wrappers_by_lane(
+            [_wrappers_of(part) for part in kinds.local_parts(env)] or [[]] * (self.facts.num_envs or 1)
+        )
+        return [
+            *(_fixed(name, TEXT, "one environment's exact space, as JSON", space) for name, space in spaces.items()),
+            _live("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of(cast(Any, self.env))),
+            _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
+            _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", wrappers[0][0]),
+            _fixed(LANE_WRAPPERS, ENCODED, "lists of wrappers' classes, and which of them each lane has", wrappers),
+        ]
+
+    def _random(self) -> list[dict[str, object]]:
+        env: Any = self.env
+        with failures_in("np_random"):
+            found = [kinds.each_lane(part, self.facts.num_envs or 1) for part in (env.np_random, env.np_random_seed)]
+        try:
+            return [state_of(generator, seed) for generator, seed in zip(*found, strict=True)]
+        except TensorError as error:
+            raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
+
+    def draw(self, lanes: Sequence[int]) -> list[object]:
+        """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
+        environments = kinds.local_parts(self.env)
+        with failures_in("render"):
+            frames = {lane: environments[lane].render() for lane in lanes} if environments else self.frame()
+        return [None if frames[lane] is None else np.array(frames[lane]) for lane in lanes]
+
+    def frame(self) -> list[object]:
+        """Return what `render()` gives now, a list with an entry a lane."""
+        with failures_in("render"):
+            return [self.env.render()]
+
+    # Attributes and methods
+
+    def _names(self) -> list[str]:
+        """Return the names of public attributes whose values can be sent, at most 100; runs no code of the environment.
+
+        Those of the outermost wrapper come first; of lanes the first is inspected, and none that runs elsewhere.
+        """
+        found: dict[str, object] = {}
+        with failures_in("listing its attributes"):
+            for name, value, _ in named_values(kinds.attribute_layers(self.env)):
+                # The outermost layer wins, as where an attribute is looked up.
+                found.setdefault(name, value)
+            return [name for name, value in found.items() if _listed(value)][:_MOST_NAMES]
+
+    def _look_for(self, name: str) -> None:
+        """Raise NOT_FOUND where the environment has no attribute or method of a name."""
+        refuse_private(name)
+        with failures_in(f"looking for {name}"):
+            layers = kinds.attribute_layers(self.env)
+            # Nothing is known here of lanes in other processes: there the call itself fails.
+            if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
+                raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
+
+    def _get_attr(self, name: str) -> list[object]:
+        return [values.from_value(result) for result in self.call(bridge_pb2.CallRequest(name=name)).results]
+
+    def _set_attr(self, name: str, value: object) -> None:
+        refuse_private(name)
+        with failures_in(f"setting {name}"):
+            try:
+                self._set(name, checked_values(value, self.facts.num_envs or 1))
+            except AttributeError as error:
+                if not _raised_by_setattr(error):
+                    raise
+                text = f"the attribute {name!r} cannot be set: {error}"
+                raise RequestError(Code.NOT_FOUND, text) from error
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        refuse_private(request.name)
+        try:
+            args = [values.from_value(item) for item in request.args.items]
+            named = zip(request.kwargs.keys, request.kwargs.values, strict=True)
+            kwargs = {key: values.from_value(item) for key, item in named}
+        except (TensorError, ValueError) as error:
+            raise RequestError(Code.INVALID_ARGUMENT, f"bad arguments for {request.name}: {error}") from error
+        count = self.facts.num_envs or 1
+        lanes = checked_lanes(request.lanes, count)
+        if len(set(lanes)) < count and not kinds.local_parts(self.env):
+            text = f"the lanes of {self.facts.kind} are called all together; name all {count} of them"
+            raise RequestError(Code.UNIMPLEMENTED, text)
+        with failures_in(f"call of {request.name}"):
+            if request.look:
+                results = self._find(request.name, lanes)
+                if results and callable(results[0]):
+                    return bridge_pb2.CallResponse(is_method=True)
+            else:
+                results = self._call(request.name, args, kwargs, lanes)
+        try:
+            return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
+        except TensorError as error:
+            text = f"the result of {request.name} cannot be sent: {error}"
+            raise RequestError(Code.INVALID_ARGUMENT, text) from error
+
+    def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
+        return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
+
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
+        """Return an attribute, or a method, of the environment or of some lanes, which must be here."""
+        parts = kinds.local_parts(self.env)
+        if not parts:
+            raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are elsewhere")
+        return [_look_up(partial(kinds.attribute_of, parts[lane], name), name) for lane in lanes]
+
+    @abc.abstractmethod
+    def _set(self, name: str, value: list[object]) -> None:
+        """Set an attribute, which has a value for each lane."""
+
+
+class EnvHost(Host[GymEnv]):
+    """One environment."""
+
+    def __init__(self, env: GymEnv, facts: EnvFacts) -> None:
+        super().__init__(env, facts)
+        self.step = env.step  # type: ignore[method-assign]  # one call less in each step
+
+    def _set(self, name: str, value: list[object]) -> None:
+        self.env.set_wrapper_attr(name, value[0])
+
+
+class LanesHost(Host[Lanes]):
+    """Lanes that one call steps together.
+
+    In place of a SyncVectorEnv, a `LaneVectorEnv` steps its environments. The infos of this one and of an
+    AsyncVectorEnv are joined without loss.
+
+    An AsyncVectorEnv is of no use any more once one of its lanes has raised, since that ended the lane's process: the
+    next reset makes another one.
+
+    Args:
+        env: The vector environment.
+        facts: Its description.
+        make: Makes another one.
+    """
+
+    def __init__(self, env: Lanes, facts: EnvFacts, make: Callable[[], Known]) -> None:
+        super().__init__(env, facts)
+        self._make = make
+        self._broken: RequestError | None = None
+        if "autoreset_mode" not in kinds.metadata_of(env):
+            _log.info(
+                "%s does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is taken to do "
+                "so in the same step",
+                facts.kind,
+            )
+        self._adopt(env)
+
+    def _adopt(self, env: Lanes) -> None:
+        facts = self.facts
+        self.env = env = with_lanes_of_ours(env, facts.reward_space)
+        refuse_array_rewards(env, facts.reward_space)
+        inner = env.unwrapped
+        self._is_async = isinstance(inner, AsyncVectorEnv)
+        self._ours = inner if isinstance(inner, LaneVectorEnv) else None
+        if self._ours is not None:
+            self.failures, self.retried = self._ours.failed, self._ours.retried
+        # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
+        self._collects = type(env) in (LaneVectorEnv, AsyncVectorEnv)
+        if type(env) is AsyncVectorEnv:
+            collect_infos(env)
+        same_step = facts.autoreset is AutoresetMode.SAME_STEP
+        self._finals = FinalInfos(facts) if same_step and not self._collects else None
+        if self.facts.steps_lanes:
+            self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in kinds.local_parts(env)]
+
+    def reset(self, seed: object, options: Any) -> Result:
+        """Reset all lanes, or those of the option `reset_mask`."""
+        if self._broken is not None:
+            with failures_in("its construction"):
+                env = self._make()
+                assert isinstance(env, VectorEnv), "the same function made lanes before"
+                self._adopt(env)
+            # Not before another one is there: otherwise calls would go to the closed one.
+            self._broken = None
+            # All of them are new: a reset cannot leave one as it is.
+            options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
+        info: Any
+        if self._ours is self.env:
+            observation, info = self._ours.reset_lanes(seed, options)
+        else:
+            observation, info = self._guarded("reset", super().reset, seed, options)
+        return observation, join_infos(info, self.env.num_envs) if self._collects else info
+
+    def step(self, action: object) -> Result:
+        """Step all lanes."""
+        info: Any
+        if self._ours is self.env:
+            observation, reward, terminated, truncated, info = self._ours.step_lanes(action)
+        else:
+            observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
+        if self._ours is not None and self._ours.notes:
+            self.notes += self._ours.notes.take()
+        if self._collects:
+            info = join_infos(info, self.env.num_envs)
+        elif self._finals is not None:
+            info = self._finals.read(info, terminated, truncated, self.notes)
+        return observation, reward, terminated, truncated, info
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        return self._guarded(f"call of {request.name}", super().call, request)
+
+    def _guarded(self, where: str, function: Callable[..., T], *args: object) -> T:
+        """Call the environment, unless a failure left it of no use; note where it does."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return function(*args)
+        except BaseException as error:
+            vector = self.env.unwrapped
+            # A lane of an AsyncVectorEnv that raises ends its process, as one that crashes does. Gymnasium starts no
+            # other one: the whole vector environment has to be made anew.
+            gone = isinstance(error.__cause__ or error, (EOFError, ConnectionError))
+            if isinstance(vector, AsyncVectorEnv) and (gone or None in vector.parent_pipes):
+                # Without the traceback, which the call that failed has told.
+                first = str(answer_to(where, error)).partition("\n")[0]
+                text = f"the lanes cannot be used since one of them failed, reset all of them: {first}"
+                self._broken = RequestError(Code.FAILED_PRECONDITION, text)
+                # Else `close` would wait for the answer of a process that is gone.
+                vector._state = AsyncState.DEFAULT  # noqa: SLF001
+                self.env.close(terminate=True)
+            raise
+
+    def frame(self) -> list[object]:
+        """Return what `render()` gives now, a list with an entry a lane."""
+        with failures_in("render"):
+            frame: Any = self.env.render()
+        if isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[-1] in (3, 4):
+            # One picture of all, as of a simulator; an empty one is none.
+            return [frame if frame.size else None] * self.env.num_envs
+        return list(kinds.each_lane(frame, self.env.num_envs))
+
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
+        # Lanes of a simulator are in this process, though not one by one.
+        if self.facts.resets_lanes:
+            return super()._find(name, lanes)
+        value = _look_up(partial(kinds.attribute_of, self.env, name), name)
+        each = [value] * self.env.num_envs if callable(value) else kinds.each_lane(value, self.env.num_envs)
+        return [each[lane] for lane in lanes]
+
+    def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
+        # `VectorEnv.call` is always for all lanes.
+        if set(lanes) < set(range(self.env.num_envs)):
+            return super()._call(name, args, kwargs, lanes)
+        if kinds.local_parts(self.env):
+            # For NOT_FOUND: `SyncVectorEnv.call` raises the AttributeError of a lane, which would be a failure of the
+            # environment.
+            self._find(name, [0])
+        # In its process an AttributeError would end the lane, and with it the whole vector environment.
+        elif self._is_async and not all(cast(Any, self.env).call("has_wrapper_attr", name)):
+            raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
+        if not self.facts.resets_lanes:
+            results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
+        else:
+            results = list(cast(Any, self.env).call(name, *args, **kwargs))
+        return [results[lane] for lane in lanes]
+
+    def _set(self, name: str, value: list[object]) -> None:
+        cast(Any, self.env).set_attr(name, value)  # Sync and Async have methods that a VectorEnv has not
+
+
+class ParallelHost(Host[ParallelEnv]):
+    """A PettingZoo ParallelEnv; `reset` and `step` return which agents are alive as a last item."""
+
+    def reset(self, seed: object, options: object) -> Result:
+        """Reset it."""
+        observations, infos = super().reset(seed, options)
+        # A copy, because environments may change the list in their next step.
+        return observations, infos, list(self.env.agents)
+
+    def step(self, action: Any) -> Result:
+        """Step it."""
+        return *self.env.step(action), list(self.env.agents)
+
+    def _set(self, name: str, value: list[object]) -> None:
+        # Where it is read from: an attribute of a wrapper would hide one that is set further in.
+        for layer in kinds.attribute_layers(self.env):
+            if kinds.defines(layer, name):
+                setattr(layer, name, value[0])
+                return
+        # Not all environments that have agents know `unwrapped`.
+        setattr(kinds.read_attribute(self.env, "unwrapped", self.env), name, value[0])
+
+
+AnyHost: TypeAlias = EnvHost | LanesHost | ParallelHost
+
+
+def host_of(env: Known, make: Callable[[], Known]) -> AnyHost:
+    """Return the host of an environment; `make` makes another one like it.
+
+    Raises:
+        SettingError: Its rewards have a space that is no Box, or that its lanes do not take.
+    """
+    facts = kinds.facts_of(env)
+    if isinstance(env, VectorEnv):
+        return LanesHost(env, facts, make)
+    return EnvHost(env, facts) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts)
+
+
+def checked_lanes(lanes: Sequence[int], count: int) -> list[int]:
+    """Return the lanes that a request names of so many; all of them where it names none. Raises RequestError."""
+    if any(not 0 <= lane < count for lane in lanes):
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
+    return list(lanes) or list(range(count))
+
+
+def checked_values(value: object, count: int) -> list[object]:
+    """Return the values that a request gives, one for each of so many lanes. Raises RequestError."""
+    if not isinstance(value, list) or len(value) != count:
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}")
+    return value
+
+
+def refuse_private(name: str) -> None:
+    """Raise PERMISSION_DENIED for a name that is not public."""
+    if not name.isidentifier() or name.startswith("_"):
+        raise RequestError(Code.PERMISSION_DENIED, f"expected the name of a public method or attribute, got {name!r}")
+
+
+def _wrappers_of(env: object) -> list[str]:
+    """Return the classes of the wrappers around one environment, and their bases, as `module:name`."""
+    names: dict[str, None] = {}
+    while isinstance(env, gymnasium.Wrapper):
+        names.update((f"{kind.__module__}:{kind.__qualname__}", None) for kind in type(env).__mro__)
+        env = env.env
+    return list(names)
+
+
+def wrappers_by_lane(lanes: Sequence[list[str]]) -> tuple[list[list[str]], list[int]]:
+    """Return the different lists among those of the lanes, and each lane's index in them.
+
+    Lanes are nearly always alike: so the names of a thousand take no more bytes than those of one.
+    """
+    different: list[list[str]] = []
+    for found in lanes:
+        if found not in different:
+            different.append(found)
+    return different, [different.index(found) for found in lanes]
+
+
+def _fixed(name: str, kind: str, description: str, value: object) -> Property:
+    """A property that is read once, when the environment has been made."""
+    return Property(f"world.{name}", kind, description, lambda: value)
+
+
+def _live(name: str, kind: str, description: str, read: Callable[[], object]) -> Property:
+    """A property whose value is computed by the environment."""
+    return Property(f"world.{name}", kind, description, read, in_environment=True)
+
+
+def _look_up(look: Callable[[], T], name: str) -> T:
+    try:
+        return look()
+    except AttributeError as error:
+        raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}: {error}") from error
+
+
+def _raised_by_setattr(error: AttributeError) -> bool:
+    """True if Python itself refused to set an attribute, as one without a setter; False: code of the environment."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    # The functions that call `setattr`: ours, and Gymnasium's. An environment may have some of these names, too.
+    package = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
+    return package in ("bridge", "gymnasium") and trace.tb_frame.f_code.co_name in (
+        "_set",
+        "set_attr",
+        "set_wrapper_attr",
+    )
+
+
+def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
+    """Return the entries of a dict that the values codec can encode."""
+    return {key: value for key, value in data.items() if isinstance(key, str) and _travels(value)}
+
+
+def _state_space_of(env: Any) -> str:
+    """Return the space of an environment's global state as JSON; "": it has none, or one that does not travel."""
+    try:
+        space = kinds.read_attribute(env, "state_space", None)
+        return space_to_json(space) if isinstance(space, gymnasium.Space) else ""
+    except (NotImplementedError, UnsupportedSpaceError):  # the environment can be played all the same
+        return ""
+
+
+def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
+    """Return the fields of an EnvSpec that are valid for the client too."""
+    if spec is None:
+        return None
+    names = "id", "reward_threshold", "nondeterministic", "max_episode_steps", "order_enforce"
+    return _plain_dict({**{name: getattr(spec, name) for name in names}, "kwargs": _plain_dict(spec.kwargs)})
+
+
+# Attributes
+
+
+def _listed(value: object) -> bool:
+    """True if an attribute with a value is listed: one that can be sent, and is not too large to look through.
+
+    None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.
+    """
+    is_large = isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS
+    return value is not None and not is_large and _travels(value)
+
+
+def _travels(value: object) -> bool:
+    """True if the values codec can encode a value, without copying large arrays."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value = np.empty(0, value.dtype)
+    try:
+        values.to_value(value)
+    except TensorError:
+        return False
+    return True

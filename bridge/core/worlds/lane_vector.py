@@ -1,0 +1,450 @@
+"""Lanes that are stepped one after the other in one thread, each failing alone.
+
+`LaneVectorEnv` gives what Gymnasium's SyncVectorEnv gives, bit for bit, as long as no environment fails. Where one
+fails, SyncVectorEnv raises, and the episodes of all lanes are over. Here only that lane's episode ends.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from bridge.core.encoding import values
+from bridge.core.encoding.space_json import published_space
+from bridge.core.encoding.spaces import Layout
+from bridge.core.encoding.tensors import Array
+from bridge.core.gymnasium_versions import SyncLanes
+from bridge.core.worlds.base import answer_to
+from bridge.core.worlds.environment import kept
+from bridge.core.worlds.kinds import Lanes
+from bridge.core.worlds.rewards import Rewards
+from bridge.errors import Code, RequestError, TensorError
+
+__all__ = ["LaneInfos", "LaneVectorEnv", "with_lanes_of_ours"]
+
+LaneInfos = dict[int, Mapping[str, object]]
+"""The infos of those lanes that have one."""
+# The client makes as many attempts for a slot of a single environment.
+_RESET_ATTEMPTS = 3
+
+
+def with_lanes_of_ours(env: Lanes, reward_space: Space[object] | None) -> Lanes:
+    """Return a vector environment with a LaneVectorEnv in place of the SyncVectorEnv in it, if there is one.
+
+    A subclass of SyncVectorEnv stays as it is: its own `step` may do more.
+
+    Args:
+        env: The vector environment, perhaps in wrappers, which keep their places.
+        reward_space: Of one environment; None: rewards are numbers.
+    """
+    outer: Any = None
+    inner: Any = env
+    while isinstance(inner, VectorWrapper):
+        outer, inner = inner, inner.env
+    if type(inner) is not SyncVectorEnv:
+        return env
+    lanes = LaneVectorEnv(inner, reward_space)
+    # Gymnasium closes a vector environment that nobody refers to any more, but these environments go on.
+    inner.closed = True
+    if outer is None:
+        return lanes
+    outer.env = lanes
+    return env
+
+
+class LaneVectorEnv(SyncLanes):
+    """A SyncVectorEnv in which a lane that fails ends its own episode alone.
+
+    A lane fails if its environment raises in `reset` or `step`, or returns an observation that is not of its space, a
+    reward that is none, flags without a truth value, or an info that is no dict. It is truncated: with the observation
+    that it had last, reward 0.0, and the reason as `error` in its info. It begins anew as a lane that ended does.
+
+    A reset that raises is tried again at once. Where it raises each time, the lane is truncated too, and the next step
+    tries again. In the mode SAME_STEP, the step that should have been the first of the next episode is truncated.
+    Where no lane can begin, and so none is in an episode, the call raises.
+
+    The observations of `reset_lanes` and `step_lanes` are written over by the second call after them.
+
+    Args:
+        vector: Whose environments are stepped, and are this object's from here on.
+        reward_space: Of one environment; None: rewards are numbers.
+    """
+
+    def __init__(
+        self,
+        vector: SyncVectorEnv[Any, Any],
+        reward_space: Space[object] | None,
+    ) -> None:
+        vars(self).update(vars(vector))
+        lanes = self.num_envs
+        self.failed: dict[int, str] = {}
+        """Why lanes failed in the last call, by lane; always the same dict."""
+        self.retried: list[str] = []
+        """What resets raised that were tried again; whoever logs them takes them."""
+        self.notes = values.Notes()
+        """Remarks for clients on what environments returned."""
+        self._layout = Layout(published_space(self.single_observation_space), "observation")
+        # Of text, graphs and sequences a batch is a tuple of what the environments returned, whatever that is. For
+        # these spaces each observation is looked at, and copied: an environment may change it in its next step.
+        self._holds_objects = any(leaf.kind not in ("array", "scalar") for leaf in self._layout.leaves)
+        leaf = self._layout.leaves[0] if self._layout.single else None
+        dtype: Any = leaf.space.dtype if leaf is not None and leaf.kind == "array" else None
+        self._array = None if leaf is None or dtype is None else (dtype, leaf.space.shape)
+        """Dtype and shape of observations that are one array; None: they are something else."""
+        # NumPy writes int64 into int8 without a word, whatever is lost. Integers of another dtype are looked at.
+        self._integers = dtype if dtype is not None and dtype.kind in "iu" else None
+        self._rewards_read = Rewards(reward_space, None)
+        self._reward_dtype = np.dtype(np.float64) if reward_space is None else reward_space.dtype
+        self._no_reward: Any = 0.0 if reward_space is None else np.zeros(reward_space.shape or (), reward_space.dtype)
+        # Two in turns: what a lane observed last is still in one when its next observation turns out to be wrong.
+        empty: list[Any] = [create_empty_array(self.single_observation_space, n=lanes, fn=np.zeros) for _ in range(2)]
+        self._batch, self._next_batch = empty
+        # Of a Dict or Tuple without parts, Gymnasium's `iterate` gives no row at all.
+        self._iterates = not _lacks_parts(self.single_action_space)
+        self._began = False
+        self._seen: list[Any] = [None] * lanes
+        """Each lane's newest observation."""
+        self._over = [False] * lanes
+        """True for a lane without a running episode."""
+        self._unbegun: dict[int, str] = {}
+        """In the mode SAME_STEP: why lanes could not begin their next episodes in the step that ended the last ones."""
+
+    # As SyncVectorEnv
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environments; as `reset_lanes`, with the infos as SyncVectorEnv joins them."""
+        observations, infos = self.reset_lanes(seed, options)
+        return self._copied(observations), self._joined(infos)
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Step the environments; as `step_lanes`, with the infos as SyncVectorEnv joins them."""
+        observations, rewards, terminations, truncations, infos = self.step_lanes(actions)
+        return self._copied(observations), rewards, terminations, truncations, self._joined(infos)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close all environments; raises what the first one raised that failed."""
+        failures = []
+        for env in self.envs:
+            try:
+                env.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _copied(self, observations: Any) -> Any:
+        return copy.deepcopy(observations) if self.copy else observations
+
+    def _joined(self, infos: LaneInfos) -> dict[str, Any]:
+        joined: dict[str, Any] = {}
+        for lane, info in infos.items():
+            joined = self._add_info(joined, dict(info), lane)
+        return joined
+
+    # Lane by lane
+
+    def reset_lanes(self, seed: Any, options: Mapping[str, Any] | None) -> tuple[Any, LaneInfos]:
+        """Reset the environments, or those of `options["reset_mask"]`.
+
+        A reset that raises is tried again at once. Where it raises each time, the lane is in `failed`, has the
+        observation that it had last, and begins anew in the next step.
+
+        Args:
+            seed: An integer seeds lane i with `seed + i`; a list gives each lane's; None: none.
+            options: For each environment, and `reset_mask`, bools `(num_envs,)`.
+
+        Returns:
+            The batch of all lanes' observations, and the infos of the lanes that were reset.
+
+        Raises:
+            Exception: What the environment of a lane raised that has no observation yet.
+            RequestError: What an environment raised, where no lane is in an episode.
+        """
+        count = self.num_envs
+        seeds = [seed + lane for lane in range(count)] if isinstance(seed, (int, np.integer)) else seed
+        if seeds is not None and len(seeds) != count:
+            raise ValueError(f"expected a seed for each of {count} lanes, got {len(seeds)}")
+        own = None if options is None else {key: value for key, value in options.items() if key != "reset_mask"}
+        mask = (options or {}).get("reset_mask")
+        chosen = range(count) if mask is None else np.flatnonzero(mask).tolist()
+        self.failed.clear()
+        infos: LaneInfos = {}
+        for lane in chosen:
+            self._unbegun.pop(lane, None)
+            try:
+                self._begin(lane, infos, seed=None if seeds is None else seeds[lane], options=own)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self._fail(lane, "reset", error, infos)
+                self._unbegun[lane] = self.failed[lane]
+        if self.failed and all(self._over):
+            raise self._first_failure()
+        observations = self._concatenated()
+        self._began = True
+        return observations, infos
+
+    def step_lanes(self, actions: Any) -> tuple[Any, Array, Array, Array, LaneInfos]:
+        """Step the environments; one whose episode is over begins the next one, as the autoreset mode says.
+
+        Args:
+            actions: A batch of `action_space`.
+
+        Returns:
+            The batch of observations, the rewards, `(num_envs,)` and the shape of the reward space, terminations and
+            truncations, bools `(num_envs,)`, and the infos of the lanes that have one.
+
+        Raises:
+            gymnasium.error.ResetNeeded: In the mode DISABLED, a lane's episode is over.
+            RequestError: What an environment raised, where none could begin an episode.
+        """
+        if self.autoreset_mode is AutoresetMode.DISABLED and any(self._over):
+            ended = [lane for lane, over in enumerate(self._over) if over]
+            raise gymnasium.error.ResetNeeded(f"expected lanes in an episode, but {ended} have ended; reset them first")
+        if self.failed:
+            self.failed.clear()
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        infos: LaneInfos = {}
+        rewards: list[Any] = []
+        terminations: list[bool] = []
+        truncations: list[bool] = []
+        seen, over, looks, integers = self._seen, self._over, self._holds_objects, self._integers
+        plain_reward = self._rewards_read.plain_type
+        begun: list[int] = []
+        for lane, (env, action) in enumerate(zip(self.envs, self._split(actions), strict=True)):
+            reward, terminated, truncated = self._no_reward, False, False
+            begins = over[lane]
+            try:
+                if begins and same_step:
+                    begun.append(lane)
+                    # Between the last observation of an episode and the first one of another there is no transition:
+                    # this step is told as an episode of its own, which was cut off.
+                    truncated, infos[lane] = True, {"error": self._unbegun[lane]}
+                elif begins:
+                    begun.append(lane)
+                    self._begin(lane, infos, checks=looks or integers is not None)
+                else:
+                    observation, reward, terminated, truncated, info = env.step(action)
+                    # Nearly all environments return these types: everything else takes the longer way.
+                    if type(reward) is not plain_reward:
+                        reward = self._read_reward(reward)
+                    if type(terminated) is not bool or type(truncated) is not bool:
+                        terminated, truncated = bool(terminated), bool(truncated)
+                    ends = terminated or truncated
+                    if looks or (integers is not None and getattr(observation, "dtype", None) is not integers):
+                        observation = self._checked(observation)
+                    elif same_step and ends:
+                        # What the reset returns takes its place in the batch, which is where it would be found wrong.
+                        self._checked(observation)
+                    if info:
+                        infos[lane] = _copied_info(info)
+                    seen[lane], over[lane] = observation, ends
+            except KeyboardInterrupt:
+                raise
+            # Whatever it raises, as of a single environment: some libraries have exceptions that are no `Exception`.
+            except BaseException as error:
+                self._fail(lane, "reset" if begins else "step", error, infos)
+                reward, terminated, truncated = self._no_reward, False, True
+            if same_step and over[lane]:
+                self._begin_at_once(lane, infos)
+            rewards.append(reward)
+            terminations.append(terminated)
+            truncations.append(truncated)
+        try:
+            observations = self._concatenated()
+        except Exception:
+            for lane in self._fail_wrong_ones(infos, begun):
+                rewards[lane], terminations[lane], truncations[lane] = self._no_reward, False, True
+                if same_step:
+                    self._begin_at_once(lane, infos)
+            observations = self._concatenated()
+        if len(begun) == self.num_envs and all(over):
+            raise self._first_failure()
+        flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
+        return observations, np.array(rewards, self._reward_dtype), *flags, infos
+
+    def _split(self, actions: Any) -> Iterable[Any]:
+        """Return the action of each lane."""
+        if self._iterates:
+            return iterate(self.action_space, actions)
+        return _rows(self.single_action_space, actions, self.num_envs)
+
+    def _begin(
+        self, lane: int, infos: LaneInfos, *, checks: bool = True, attempts: int = _RESET_ATTEMPTS, **given: Any
+    ) -> None:
+        """Reset an environment, and keep what it returns; raises what the last attempt raised where each one does.
+
+        Args:
+            lane: The lane.
+            infos: Gets its info.
+            checks: Look at the observation now. False: a wrong one is found when it is put into the batch.
+            attempts: How often it is reset at most.
+            given: For the environment.
+        """
+        while True:
+            attempts -= 1
+            try:
+                # A copy of the options: an environment may take out what it has read.
+                observation, info = self.envs[lane].reset(**{key: kept(value) for key, value in given.items()})
+                if checks:
+                    observation = self._checked(observation, notes=self.notes)
+                # In the mode SAME_STEP the lane's info has the end of the episode before, too.
+                told = {**infos.get(lane, {}), **_copied_info(info)} if info else None
+                break
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                if not attempts:
+                    raise
+                self.retried.append(answer_to("reset", error).message)
+        if told is not None:
+            infos[lane] = told
+        self._seen[lane], self._over[lane] = observation, False
+
+    def _begin_at_once(self, lane: int, infos: LaneInfos) -> None:
+        """Begin the next episode in the step that ended the last one (SAME_STEP)."""
+        # A copy: the environment may write its first observation into the same array.
+        self._seen[lane] = copy.deepcopy(self._seen[lane])
+        infos[lane] = {"final_obs": self._seen[lane], "final_info": infos.get(lane, {})}
+        self._unbegun.pop(lane, None)
+        try:
+            self._begin(lane, infos)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as in `step_lanes`
+            message = answer_to("reset", error).message
+            self.failed[lane] = self._unbegun[lane] = infos[lane]["error"] = message  # type: ignore[index]
+
+    def _fail(self, lane: int, where: str, error: BaseException, infos: LaneInfos) -> None:
+        """End the episode of a lane whose environment failed; raises the error where there is no observation yet."""
+        if not self._began:
+            raise error
+        self.failed[lane] = answer_to(where, error).message
+        infos[lane] = {"error": self.failed[lane]}
+        rows = iterate(self.observation_space, self._batch)
+        # A copy: the row is a part of an array that is written over.
+        self._seen[lane] = copy.deepcopy(next(row for number, row in enumerate(rows) if number == lane))
+        self._over[lane] = True
+
+    def _first_failure(self) -> RequestError:
+        return RequestError(Code.INTERNAL, next(iter(self.failed.values())))
+
+    # What environments return
+
+    def _read_reward(self, reward: Any) -> Any:
+        """Return a reward as a float, or as an array of the reward space; raises RequestError where it is none."""
+        read = self._rewards_read.read(reward, self.notes)
+        # A copy: several environments may write their rewards into the same array.
+        return np.array(read) if isinstance(read, np.ndarray) else read
+
+    def _checked(self, observation: Any, notes: values.Notes | None = None) -> Any:
+        """Return an observation as a batch can hold it, as it is or converted.
+
+        Where its batch would hold the object itself, it is copied.
+
+        Args:
+            observation: What an environment returned.
+            notes: Is told of what comes as another dtype; None: nothing is.
+
+        Raises:
+            RequestError: It is not of the observation space.
+        """
+        if type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._array:
+            return observation
+        try:
+            arrays = self._layout.pack(observation, rounding=True)
+        except TensorError as error:
+            text = f"the environment's observation is not of its observation_space: {error}"
+            raise RequestError(Code.INTERNAL, text) from error
+        if notes is not None:
+            for index in range(len(arrays)):
+                self._layout.note_type(index, observation, notes)
+        # As of a single environment: int64 comes as uint8 where nothing is lost, which NumPy does not do by itself.
+        if not self._holds_objects:
+            return self._layout.unpack(arrays)
+        observation = kept(observation)
+        space: Any = self.single_observation_space
+        empty: Any = create_empty_array(space, n=1, fn=np.zeros)
+        try:
+            concatenate(space, [observation], empty)
+        except Exception:
+            observation = self._layout.unpack(arrays)
+        return observation
+
+    def _fail_wrong_ones(self, infos: LaneInfos, begun: Sequence[int]) -> list[int]:
+        """Convert the observations that do not fit into a batch as they are; fail the lanes of wrong ones.
+
+        Args:
+            infos: Get the reasons.
+            begun: The lanes that were reset, which are reset again.
+
+        Returns:
+            The lanes that failed.
+        """
+        wrong = []
+        for lane, observation in enumerate(self._seen):
+            try:
+                try:
+                    self._seen[lane] = self._checked(observation)
+                except RequestError as error:
+                    if lane not in begun:
+                        raise
+                    self.retried.append(error.message)
+                    infos.pop(lane, None)
+                    self._begin(lane, infos, attempts=_RESET_ATTEMPTS - 1)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # as in `step_lanes`
+                self._fail(lane, "reset" if lane in begun else "step", error, infos)
+                wrong.append(lane)
+        return wrong
+
+    def _concatenated(self) -> Any:
+        """Return all lanes' newest observations as a batch; raises where one does not fit into it."""
+        space: Any = self.single_observation_space
+        observations = concatenate(space, self._seen, self._next_batch)
+        self._batch, self._next_batch = observations, self._batch
+        return observations
+
+
+def _lacks_parts(space: Space[Any]) -> bool:
+    """Tell whether a space is, or holds, a Dict or a Tuple without parts."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return False
+    parts = list(space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces)
+    return not parts or any(_lacks_parts(part) for part in parts)
+
+
+def _rows(space: Space[Any], batch: Any, count: int) -> list[Any]:
+    """Return the rows of a batch, as `iterate` gives them; of a space without parts too.
+
+    Args:
+        space: Of one row: a batch of other spaces may be a tuple too.
+        batch: The batch.
+        count: The number of its rows.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = {key: _rows(part, batch[key], count) for key, part in space.spaces.items()}
+        return [{key: part[row] for key, part in parts.items()} for row in range(count)]
+    if isinstance(space, spaces.Tuple):
+        columns = [_rows(part, column, count) for part, column in zip(space.spaces, batch, strict=True)]
+        return [tuple(column[row] for column in columns) for row in range(count)]
+    return list(iterate(batch_space(space, count), batch))
+
+
+def _copied_info(info: Any) -> dict[str, object]:
+    """Return a copy of an info, since environments may share one dict; raises TypeError where it is no dict."""
+    if not isinstance(info, Mapping):
+        raise TypeError(f"expected a dict as info, got {info!r:.80} of type {type(info).__name__}")
+    # With what is in it: several environments may also write into one array or list.
+    try:
+        return {key: kept(value) for key, value in info.items()}
+    except RecursionError:  # it contains itself
+        return dict(info)

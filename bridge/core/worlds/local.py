@@ -1,0 +1,250 @@
+"""Environments of this process.
+
+All code of an environment runs through its executor, in the one thread that the environment belongs to; its last
+reference is dropped there too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from bridge.core.encoding.properties import ENCODED, NUMBER, Property, PropertyTree, encoded, read_encoded
+from bridge.core.worlds.base import answer_to, in_environment
+from bridge.core.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes
+from bridge.core.worlds.hosts import LANE_WRAPPERS, AnyHost, checked_lanes, checked_values, host_of, wrappers_by_lane
+from bridge.core.worlds.kinds import Known
+from bridge.core.worlds.scheduling import Executor, Scheduler, gather
+from bridge.errors import Code, RequestError
+from bridge.pb import bridge_pb2, properties_pb2
+
+__all__ = ["LaneGroup", "LocalEnv", "adopt"]
+
+T = TypeVar("T")
+
+
+class LocalEnv:
+    """An environment of this process. Made in the thread that it belongs to.
+
+    Args:
+        host: Calls the environment; owned by this object from here on.
+        executor: Runs its calls, and is closed with it.
+    """
+
+    def __init__(self, host: AnyHost, executor: Executor) -> None:
+        self._host: AnyHost | None = host
+        self._tree = host.properties()
+        self.executor = executor
+        self._closed = RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
+        self.facts = host.facts
+        self.times = StepTimes()
+        self.notes = host.notes
+        self.failures, self.retried = host.failures, host.retried
+        self.step = partial(executor.run, self._step)  # type: ignore[method-assign]  # one call less in each step
+
+    ended: RequestError | None = None
+
+    def _hosted(self, lane: int | None = None) -> AnyHost:
+        if self._host is None:
+            raise self._closed
+        return self._host if lane is None else self._host.lanes[lane]
+
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset the environment, or one lane by itself."""
+        return self.executor.run(self._reset, seed, options, lane)
+
+    def _reset(self, seed: object, options: object, lane: int | None) -> Result:
+        host, began = self._hosted(lane), time.perf_counter()
+        try:
+            return in_environment("reset", host.reset, seed, options)
+        finally:
+            self.times.reset.add(time.perf_counter() - began)
+
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step the environment, or one lane by itself."""
+        return self.executor.run(self._step, action, lane)
+
+    def _step(self, action: object, lane: int | None = None) -> Result:
+        # Every step comes through here: no calls that can be left out.
+        host = self._host if lane is None else self._hosted(lane)
+        if host is None:
+            raise self._closed
+        began = time.perf_counter()
+        try:
+            return host.step(action)
+        except BaseException as error:
+            answer = answer_to("step", error)
+        finally:
+            times = self.times.step
+            times.recent.append(time.perf_counter() - began)
+            times.count += 1
+        answer.__cause__ = answer.__context__ = answer.__traceback__ = None  # its frames would keep the environment
+        raise answer
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environment and drop the last reference to it.
+
+        Args:
+            reason: What later calls raise; None: that it was closed.
+        """
+        try:
+            await self.executor.run(self._close, reason)
+        finally:
+            self.executor.close()
+
+    def _close(self, reason: RequestError | None) -> None:
+        self._closed = reason or self._closed
+        host, self._host = self._host, None
+        # Worlds and agents may keep the tree, whose functions refer to the environment.
+        self._tree = _without_environment(self._tree)
+        if host is not None:
+            # It refers to this object, which would stay until the garbage collector comes, with its spaces.
+            del self.step
+            in_environment("close", host.close)
+
+    def _run(self, where: str, function: Callable[[AnyHost], T]) -> Call[T]:
+        """Call the environment by its host, which may be closed before it is its turn."""
+        return self.executor.run(in_environment, where, lambda: function(self._hosted()))
+
+    def render(self, lanes: Sequence[int]) -> Call[list[object]]:
+        """Return what `render()` gives now for some lanes, copied."""
+        return self._run("render", lambda host: host.draw(lanes))
+
+    def properties(self) -> PropertyTree:
+        """Return what the environment adds to the tree below `world`."""
+        return self._tree
+
+    def answer_property(self, request: properties_pb2.PropertyRequest) -> Call[properties_pb2.PropertyResponse]:
+        """Read, write or list a property for which code of the environment runs."""
+        return self._run("reading its properties", lambda host: self._tree.answer(request))
+
+    def call(self, request: bridge_pb2.CallRequest) -> Call[bridge_pb2.CallResponse]:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        return self._run(f"call of {request.name}", lambda host: host.call(request))
+
+
+def _without_environment(tree: PropertyTree) -> PropertyTree:
+    """Return a copy of a property tree that keeps no reference to the environment."""
+
+    def closed(*arguments: object) -> Any:
+        raise RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
+
+    leaves = [dataclasses.replace(leaf, read=closed) if leaf.in_environment else leaf for leaf in tree.leaves]
+    access: Any = dict.fromkeys(("read", "write", "names", "find"), closed)
+    return PropertyTree(leaves, [dataclasses.replace(family, **access) for family in tree.families])
+
+
+class LaneGroup(EnvironmentProxy):
+    """Environments with a thread or a process each, as the lanes of one world.
+
+    Args:
+        lanes: The environments, all of one kind.
+        scheduler: Runs calls of several lanes side by side.
+    """
+
+    def __init__(self, lanes: Sequence[Environment], scheduler: Scheduler) -> None:
+        super().__init__(lanes[0])
+        self.lanes = lanes
+        """The environments."""
+        self._scheduler = scheduler
+        self.facts = dataclasses.replace(lanes[0].facts, kind="LaneGroup", num_envs=len(lanes), steps_lanes=True)
+        for lane in lanes:
+            # Shared, so that the world counts the steps of all lanes, and tells the notes of each.
+            lane.times, lane.notes = self.times, self.notes
+
+    @property
+    def ended(self) -> RequestError | None:
+        """The error to answer with if one of their processes has ended; None: none has."""
+        return next((lane.ended for lane in self.lanes if lane.ended is not None), None)
+
+    def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
+        """Reset one lane by itself."""
+        return self.lanes[lane or 0].reset(seed=seed, options=options)
+
+    def step(self, action: object, lane: int | None = None) -> Call[Result]:
+        """Step one lane by itself."""
+        return self.lanes[lane or 0].step(action)
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close all environments."""
+        await gather(self._scheduler, [lane.close(reason) for lane in self.lanes])
+
+    async def render(self, lanes: Sequence[int]) -> list[object]:
+        """Return what `render()` gives now for some lanes, copied."""
+        drawn = await gather(self._scheduler, [self.lanes[lane].render([0]) for lane in lanes])
+        return [frame for frames in drawn for frame in frames]
+
+    def properties(self) -> PropertyTree:
+        """Return what the environments add to the tree below `world`."""
+        leaves = [Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))]
+        key = f"world.{LANE_WRAPPERS}"
+        # Each lane tells of itself alone.
+        found = [lane.properties().get(key) for lane in self.lanes]
+        if None not in found:
+            wrappers = wrappers_by_lane([kinds[index] for kinds, indices in found for index in indices])
+            leaves.append(
+                Property(key, ENCODED, "lists of wrappers' classes, and which each lane has", lambda: wrappers)
+            )
+        return self.lanes[0].properties().merged(PropertyTree(leaves))
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
+        kind = request.WhichOneof("payload")
+        # The same for all lanes, and no list with a value for each.
+        if kind == "list_property" or request.read_property.key == "world.controls":
+            return await self.lanes[0].answer_property(request)
+        requests = [request] * len(self.lanes)
+        if kind == "write_property":
+            value = checked_values(read_encoded(request.write_property.value), len(self.lanes))
+            write = partial(properties_pb2.WritePropertyRequest, key=request.write_property.key)
+            requests = [properties_pb2.PropertyRequest(write_property=write(value=encoded([item]))) for item in value]
+        parts = zip(self.lanes, requests, strict=True)
+        responses = await gather(self._scheduler, [lane.answer_property(part) for lane, part in parts])
+        if kind == "read_property":
+            merged = [item for response in responses for item in read_encoded(response.read_property.value)]
+            responses[0].read_property.value.CopyFrom(encoded(merged))
+        return responses[0]
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
+        chosen = checked_lanes(request.lanes, len(self.lanes))
+        part = bridge_pb2.CallRequest()
+        part.CopyFrom(request)
+        # Each environment has one lane, number 0, and refuses the number of its lane in this group.
+        del part.lanes[:]
+        responses = await gather(self._scheduler, [self.lanes[lane].call(part) for lane in chosen])
+        results = [result for response in responses for result in response.results]
+        return bridge_pb2.CallResponse(results=results, is_method=responses[0].is_method)
+
+
+async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
+    """Make an environment in the thread of an executor, and return what worlds see of it.
+
+    Args:
+        make: Returns the environment.
+        executor: Runs this call and all others of the environment, and is closed with it.
+
+    Raises:
+        RequestError: It could not be made.
+    """
+
+    def here() -> LocalEnv:
+        env = make()
+        try:
+            return LocalEnv(host_of(env, make), executor)
+        except BaseException:
+            # It cannot be served, so no world will own it. The refusal says more than an error of its `close`.
+            with contextlib.suppress(Exception):
+                env.close()
+            raise
+
+    try:
+        return await executor.run(in_environment, "its construction", here)
+    except BaseException:
+        # Nothing owns the thread where there is no environment.
+        executor.close()
+        raise

@@ -1,0 +1,195 @@
+"""Observers: they are told of the worlds of a server, of what environments do, and of who joins.
+
+Watching, take-over and recordings are observers, and so is whatever a user gives as `observers=` of `serve_gym` and
+`serve_parallel`; `examples/log_episodes.py` is one. Worlds and sessions know none of them: a server holds those that it
+was given, and asks each where this module says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from bridge.core.encoding.tensors import Array
+from bridge.core.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Result
+from bridge.core.worlds.rewards import as_number
+from bridge.core.worlds.settings import Settings
+from bridge.errors import Code, RequestError
+
+if TYPE_CHECKING:
+    from bridge.core.worlds.base import Agent, World
+
+__all__ = ["Background", "Episode", "Episodes", "Listener", "ObservedEnv", "Observer"]
+
+
+class Background(Protocol):
+    """Runs what takes processor time in a thread of its own."""
+
+    def submit(self, job: Callable[[], object], done: Callable[[object], None]) -> None:
+        """Call `job` there, and `done` in the event loop with what it returned, or with its exception."""
+
+
+class Observer:
+    """Is told of the worlds of a server. Subclasses override what they need; all of it runs in the serving thread."""
+
+    def start(self, background: Background) -> None:
+        """Begin with a server, which has a thread for what takes time."""
+
+    def made(self, world: World) -> Listener | None:
+        """Note a new world; return what is told of each reset and step of its environment, None: nothing is."""
+        return None
+
+    def join(self, world: World, settings: Settings, join: Callable[[Settings], Agent]) -> Agent:
+        """Let an agent into a world; `join` lets in the agent of other settings, such as those that are not its own."""
+        return join(settings)
+
+    def keep(self, world: World, agent: Agent) -> bool:
+        """Return True to keep the agent of a client that is gone in its world: the observer has it leave later."""
+        return False
+
+    def describe(self, world: World) -> Mapping[str, object]:
+        """Return what a page shows of a world by this observer, as JSON has it."""
+        return {}
+
+    def counts(self, worlds: Sequence[World]) -> Mapping[str, float]:
+        """Return what the server's status counts by this observer."""
+        return {}
+
+    def close(self) -> None:
+        """End with the server."""
+
+
+class Listener:
+    """Is told what an environment returns. Subclasses override what they need.
+
+    `lane` is the number of a lane that is stepped by itself, as in real time; None: one call steps all that there is.
+    Results are as the environment gave them, with the living agents at their end where it has several; a listener
+    copies what it keeps, since the environment may change it in its next step.
+    """
+
+    def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
+        """Note what `reset` returned; `mask` says which lanes of a batch began, bools `(lanes,)`, None: all."""
+
+    async def acting(self, lane: int | None, action: object) -> object:
+        """Return the action that the environment is stepped by: this one, or another in its place. It may wait."""
+        return action
+
+    def stepped(self, lane: int | None, action: object, result: Result) -> Result:
+        """Note what `step` returned for an action; return it, or what the world is to be told in its place."""
+        return result
+
+    def over(self, error: RequestError) -> None:
+        """Note that the world ended, and the error that its agents get from now on."""
+
+
+class ObservedEnv(EnvironmentProxy):
+    """Stands for an environment whose listener is told what it returns, and what its lanes return.
+
+    Args:
+        env: The environment.
+        listener: Is told.
+    """
+
+    def __init__(self, env: Environment, listener: Listener) -> None:
+        super().__init__(env)
+        self._listener = listener
+
+    async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
+        """Reset the environment, or one lane by itself."""
+        # Read before the call: Gymnasium's vector environments take it out of the dict.
+        mask = options.get("reset_mask") if isinstance(options, Mapping) else None
+        result = await self.inner.reset(seed=seed, options=options, lane=lane)
+        self._listener.began(lane, result, mask)
+        return result
+
+    async def step(self, action: object, lane: int | None = None) -> Result:
+        """Step the environment, or one lane by itself."""
+        action = await self._listener.acting(lane, action)
+        return self._listener.stepped(lane, action, await self.inner.step(action, lane))
+
+    async def close(self, reason: RequestError | None = None) -> None:
+        """Close the environment."""
+        try:
+            self._listener.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
+        finally:  # a listener is a user's own, and may raise
+            await self.inner.close(reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """An episode that ended."""
+
+    lane: int
+    """The number of its lane; 0 where there is one environment."""
+    reward: float
+    """Its return: the sum of its rewards, of all agents and of all objectives."""
+    length: int
+    """Its steps."""
+    agents: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The return of each of several agents, by name."""
+
+
+class Episodes(Listener):
+    """Adds up the episodes of an environment.
+
+    Args:
+        facts: Those of the environment.
+        ended: Called with each episode that ended; one that a reset cuts off is left out.
+    """
+
+    def __init__(self, facts: EnvFacts, ended: Callable[[Episode], None]) -> None:
+        self._ended = ended
+        self._facts = facts
+        self._sums: Array = np.zeros(facts.num_envs or 1)
+        self._lengths: Array = np.zeros(facts.num_envs or 1, np.int64)
+        self._resets: Array = np.zeros(facts.num_envs or 1, np.bool_)
+        """True for each lane that the next step resets, `(lanes,)`: for it, that step is of no episode."""
+        self._agents: dict[str, float] = {}
+
+    def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
+        """Begin an episode of each lane that was reset."""
+        which: Any = lane if lane is not None else slice(None) if mask is None else mask
+        self._sums[which], self._lengths[which], self._resets[which] = 0.0, 0, False
+        self._agents.clear()
+
+    def stepped(self, lane: int | None, action: object, result: Result) -> Result:
+        """Add a step."""
+        reward, terminated, truncated = result[1:4]
+        if lane is None and self._facts.num_envs is not None:
+            self._add_batch(reward, np.logical_or(terminated, truncated))
+            return result
+        over = terminated or truncated
+        if self._facts.agents:
+            for agent, value in reward.items():
+                self._agents[str(agent)] = self._agents.get(str(agent), 0.0) + as_number(value)
+            # The episode goes on while any agent is alive.
+            reward, over = sum(map(as_number, reward.values())), not result[5]
+        elif type(reward) is not float:
+            # An array of several is of a reward space; an integer may be too large for a sum of NumPy's.
+            reward = float(np.sum(reward)) if np.size(reward) > 1 else as_number(reward)
+        index = lane or 0
+        self._sums[index] += reward
+        self._lengths[index] += 1
+        if over:
+            self._end(index)
+        return result
+
+    def _add_batch(self, rewards: object, ended: Array) -> None:
+        # In NEXT_STEP mode the step after an end resets the lane: its reward and flags are of no episode.
+        counts = ~self._resets
+        self._sums += np.where(counts, np.asarray(rewards, np.float64).reshape(len(counts), -1).sum(axis=1), 0.0)
+        self._lengths += counts
+        for lane in np.flatnonzero(ended & counts).tolist():
+            self._end(lane)
+        # A lane whose reset failed is truncated once more, and reset by the next step.
+        self._resets = ended & (self._facts.autoreset is AutoresetMode.NEXT_STEP)
+
+    def _end(self, lane: int) -> None:
+        episode = Episode(lane, float(self._sums[lane]), int(self._lengths[lane]), dict(self._agents))
+        self._sums[lane], self._lengths[lane] = 0.0, 0
+        self._agents.clear()
+        self._ended(episode)

@@ -1,0 +1,486 @@
+"""The clock of a real-time world and the episodes of its lanes, without input, output, threads or time.
+
+The driver calls `poll(now)`, runs the returned jobs, and reports their results by `began`, `stepped` or `failed`. A job
+carries its lane and episode; results of an episode that is over are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bridge.core.back_off import doubling_pause
+from bridge.core.encoding.interventions import split_intervention
+from bridge.core.samples import Samples
+from bridge.core.worlds.environment import Job, Transition, kept
+from bridge.core.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
+from bridge.errors import SettingError
+
+__all__ = ["TRANSITIONS", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
+
+
+class Phase(enum.Enum):
+    """Where a lane is."""
+
+    IDLE = "idle"
+    """Nobody has asked for an episode yet."""
+    RESETTING = "resetting"
+    RUNNING = "running"
+    FAILED = "failed"
+    """The environment raised; it is reset again after a pause."""
+
+
+class LaneEvent(enum.Enum):
+    """An event of a lane."""
+
+    ASKED = "a new episode was asked for"
+    BEGAN = "reset returned"
+    STEPPED = "a frame passed"
+    ENDED = "a frame ended the episode"
+    FAILED = "the environment raised"
+    RETRIED = "the pause after a failure is over"
+
+
+# A lane is moved by whoever wants an episode (ASKED), by the results of its jobs (BEGAN, STEPPED, ENDED, FAILED) and by
+# `poll`, once the pause after a failure is over (RETRIED). Nothing leads back to IDLE: the first episode that was asked
+# for leaves it for good.
+#
+# ASKED is allowed everywhere, because a Reset may come at any time (U-9). While a reset or a frame is under way, the
+# environment cannot be called, so the lane stays RESETTING and busy until that call returns; its result has the number
+# of an older episode and is dropped by `_current`, before it reaches this table: hence no row for a frame's result in
+# RESETTING. ENDED leads to RESETTING also where no episode begins by itself: `asked` then stays False, and `poll` gives
+# no reset out until ASKED. After a failure, a Reset does not wait for the end of the pause.
+#
+# An agent's part in an environment of several (`JointLoop`) only alternates between RESETTING and RUNNING: ENDED when
+# its agent's episode ends or is cut off, BEGAN when the next one starts. What fails is the environment's own lane.
+_I, _S, _R, _F = Phase.IDLE, Phase.RESETTING, Phase.RUNNING, Phase.FAILED
+TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
+    (_I, LaneEvent.ASKED): _S,
+    (_S, LaneEvent.ASKED): _S,
+    (_S, LaneEvent.BEGAN): _R,
+    (_S, LaneEvent.FAILED): _F,
+    (_R, LaneEvent.ASKED): _S,
+    (_R, LaneEvent.STEPPED): _R,
+    (_R, LaneEvent.ENDED): _S,  # U-4
+    (_R, LaneEvent.FAILED): _F,
+    (_F, LaneEvent.ASKED): _S,
+    (_F, LaneEvent.RETRIED): _S,
+}
+
+# Without a pause, an environment whose every reset raises would be reset in every frame.
+RETRY = (0.1, 10.0)
+"""Seconds until a failed lane is reset again: at first, and at most, doubling."""
+CUT_OFF = Transition(None, truncated=True)
+"""Ends an episode that the environment did not end."""
+
+
+@dataclasses.dataclass(eq=False)
+class LoopLane:
+    """One environment and its running episode; or one agent's part in an environment of several (`JointLoop`)."""
+
+    phase: Phase = Phase.IDLE
+    episode: int = 0
+    """The number of the running episode, or of the one that is being made."""
+    begun: int = 0
+    """How many episodes have begun: numbers of resets that failed, or were replaced, are of none."""
+    busy: bool = False
+    """True if a job is under way."""
+    asked: bool = False
+    """True if a reset is still to be given out as a job."""
+    seed: int | None = None
+    options: object = None
+    observation: object = None
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    observed_at: float = 0.0
+    reward: float = 0.0
+    """The return of the running episode so far."""
+    length: int = 0
+    frames: int = 0
+    """Frames of all its episodes."""
+    action: object = None
+    acted_at: float = -math.inf
+    """When the agent's action came; -inf: there is none in this episode."""
+    unused: bool = False
+    """True if no frame has used it yet."""
+    player: str = ""
+    """Who the action came from."""
+    applied_by: str = ""
+    """Who the action of the newest frame came from; empty: the default one was applied."""
+    applied_at: float = 0.0
+    """When that frame took place."""
+    failures: int = 0
+    retry_at: float = 0.0
+    action_delay: float = 0.0
+    """Seconds from the arrival of the last applied action to the frame that applied it."""
+    buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
+    """A buffer for each agent that sees the lane."""
+
+    def move(self, event: LaneEvent) -> None:
+        """Follow the table."""
+        self.phase = TRANSITIONS[self.phase, event]
+
+    def begin(self, now: float, first: Transition) -> None:
+        """Begin an episode with what its reset returned at `now`, seconds."""
+        self.move(LaneEvent.BEGAN)
+        self.begun += 1
+        self.observation, self.info, self.observed_at = first.observation, first.info, now
+        self.reward, self.length = 0.0, 0
+        self.acted_at, self.unused = -math.inf, False
+        for buffer in self.buffers:
+            buffer.began()
+
+    def add(self, now: float, seen: Transition) -> None:
+        """Add a frame that returned at `now`, seconds, to the episode, and end that where the frame did."""
+        # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
+        # it apart.
+        self.info, intervention = split_intervention(seen.info)
+        self.observation, self.observed_at = seen.observation, now
+        self.reward += seen.reward
+        self.length += 1
+        self.frames += 1
+        for buffer in self.buffers:
+            buffer.frame(seen.reward, intervention)
+        self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
+        if seen.ended:
+            self.end(self.episode, seen, finished=True)
+
+    def end(self, episode: int, last: Transition = CUT_OFF, error: str | None = None, finished: bool = False) -> None:
+        """Tell of the end of an episode.
+
+        Args:
+            episode: Its number in its environment.
+            last: Has the flags: terminated, or truncated.
+            error: Why it was cut off, where the environment raised; None: a new episode was asked for.
+            finished: True if it counts as one that came to its end.
+        """
+        info = self.info if error is None else {}
+        flags = last.terminated, last.truncated
+        ended = Ended(episode, self.reward, self.length, *flags, self.observation, info, error, finished)
+        for buffer in self.buffers:
+            buffer.ended(ended, self.observed_at)
+
+
+class LoopAgent:
+    """An agent that watches, or plays.
+
+    Args:
+        lanes: The lanes that it sees.
+        player: True if its actions and resets count.
+        follows: True if it is in every episode from its beginning, and is told nothing by its buffers.
+    """
+
+    def __init__(self, lanes: Sequence[LoopLane], player: bool, *, follows: bool = False) -> None:
+        self.player = player
+        self.name = "agent"
+        """Who it is, for a recording."""
+        self.follows = follows
+        self.asked = False
+        """True if it asked for an episode that it has not entered yet."""
+        self.buffers = [LaneBuffer(lane) for lane in lanes]
+        """Its news, a buffer for each lane."""
+
+
+class RealtimeLoop:
+    """Decides when frames are due and which action each lane takes.
+
+    Frame n is due at `start + n / fps`, so rounding and lateness never add up. A clock that is at most `catch_up`
+    seconds late runs each frame that was missed. One that is later runs one frame, and counts all others that were due
+    as dropped.
+
+    Args:
+        lanes: The number of environments.
+        fps: Frames a second.
+        default_action: Applied where there is no action of the agent.
+        max_action_age: Seconds that an action goes on at most; None: until the next one (U-13).
+        catch_up: Seconds.
+        autoreset: True if a lane begins its next episode by itself (U-4); else `ask_reset` begins each.
+        rest_when_empty: True if the clock stands while no agent is in: a page that nobody looks at would play on for
+            nobody.
+
+    Raises:
+        SettingError: A number is out of its range.
+    """
+
+    def __init__(
+        self,
+        lanes: int,
+        fps: float,
+        default_action: object,
+        *,
+        max_action_age: float | None = None,
+        catch_up: float = 0.25,
+        autoreset: bool = True,
+        rest_when_empty: bool = False,
+    ) -> None:
+        if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps <= 10000:
+            raise SettingError(f"expected fps to be frames a second, above 0 and at most 10000, got {fps!r}")
+        for name, value in (("max_action_age", max_action_age), ("catch_up", catch_up)):
+            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
+                raise SettingError(f"expected {name} in finite seconds, 0 or more, got {value!r}")
+        self.fps = float(fps)
+        self.lanes = [LoopLane() for _ in range(lanes)]
+        self.frames = 0
+        """Frames that began."""
+        self.overruns = 0
+        """Frames that began more than a frame's time late."""
+        self.dropped = 0
+        """Frames that were too late to be made up for."""
+        self.stale = 0
+        """Outcomes of jobs whose episode was over."""
+        self.actions_applied = 0
+        """Actions that a frame used."""
+        self.actions_replaced = 0
+        """Actions that another one replaced before a frame used them."""
+        self.actions_dropped = 0
+        """Actions that came when their episode was over."""
+        self.default_frames = 0
+        """Frames of a lane that used the default action."""
+        self.step_times = Samples()
+        self.lateness = Samples()
+        self.action_delays = Samples()
+        self._default = default_action
+        self._max_action_age = max_action_age
+        self._catch_up = catch_up
+        self._autoreset = autoreset
+        self._rests = rest_when_empty
+        self._start: float | None = None
+        self._index = 0
+        self.loop_agents: list[LoopAgent] = []
+        """The agents that are in."""
+
+    # Time
+
+    def start(self, now: float) -> None:
+        """Let the clock run from now on, and every lane that has no episode begin one. Again: nothing."""
+        # A Reset of an agent that left since, or a ResetWorld of one that is not in: the next to come starts the clock.
+        if self._rests and not self.loop_agents:
+            return
+        if self._start is None:
+            self._start = now
+            self._index = 1
+            for index, lane in enumerate(self.lanes):
+                if lane.phase is Phase.IDLE and self._autoreset:
+                    self.ask_reset(index)
+
+    def next_due(self) -> float | None:
+        """Return when the next frame is due; None: the clock has not started, or rests."""
+        return None if self._start is None else self._start + self._index / self.fps
+
+    @property
+    def reset_waits(self) -> bool:
+        """True if `poll` would return a reset, whatever the time."""
+        return any(lane.asked and not lane.busy for lane in self.lanes)
+
+    def poll(self, now: float) -> list[Job]:
+        """Return what is to be done now: the resets that wait, and one frame if it is due."""
+        jobs = []
+        for index, lane in enumerate(self.lanes):
+            if lane.phase is Phase.FAILED and self._autoreset and now >= lane.retry_at and not lane.busy:
+                # The failed episode keeps its number, by which an agent that has not heard of its end yet still reads.
+                lane.move(LaneEvent.RETRIED)
+                lane.episode += 1
+                lane.asked = True
+            # A call that is under way cannot be interrupted: a Reset that came meanwhile waits for its return.
+            if lane.asked and not lane.busy:
+                lane.asked, lane.busy = False, True
+                jobs.append(Job(index, lane.episode, "reset", seed=lane.seed, options=lane.options))
+        if self._begin_frame(now):
+            for index, lane in enumerate(self.lanes):
+                if lane.phase is Phase.RUNNING and not lane.busy:
+                    lane.busy = True
+                    jobs.append(Job(index, lane.episode, "step", action=self._choose(lane, now)))
+        return jobs
+
+    def _begin_frame(self, now: float) -> bool:
+        """Count a frame, and those that are dropped, if one is due; return whether one is."""
+        due = self.next_due()
+        if due is None or now < due:
+            return False
+        late = now - due
+        self.lateness.add(late)
+        if late * self.fps >= 1.0:
+            self.overruns += 1
+        # Else a process that was stopped for a minute would run all frames of that minute in a row.
+        if late > self._catch_up:
+            skipped = int(late * self.fps)
+            self._index += skipped
+            self.dropped += skipped
+        self._index += 1
+        self.frames += 1
+        return True
+
+    def _choose(self, lane: LoopLane, now: float) -> object:
+        """A copy of the agent's latest action of this episode, unless it is too old; else of the default one (U-13)."""
+        # The age is infinite where there is no action. It is negative where a virtual clock runs a frame at its own
+        # time, which is earlier than that to which the clock was turned, and at which the action came.
+        age, lane.applied_at = now - lane.acted_at, now
+        if age == math.inf or (self._max_action_age is not None and age > self._max_action_age):
+            self.default_frames += 1
+            lane.applied_by = ""
+            return kept(self._default)  # later frames use it too, whatever the environment makes of it
+        lane.applied_by = lane.player
+        # An action that goes on is counted, and its delay measured, in the first frame that uses it.
+        if lane.unused:
+            lane.unused = False
+            self.actions_applied += 1
+            lane.action_delay = max(0.0, age)
+            self.action_delays.add(lane.action_delay)
+        return kept(lane.action)
+
+    # Results of jobs
+
+    def _current(self, job: Job) -> LoopLane | None:
+        lane = self.lanes[job.lane]
+        # Also where the result is stale: the environment is free again.
+        lane.busy = False
+        if lane.episode != job.episode:
+            self.stale += 1
+            return None
+        return lane
+
+    def began(self, job: Job, now: float, first: Transition) -> bool:
+        """A reset returned; return whether it counts."""
+        lane = self._current(job)
+        if lane is None:
+            return False
+        lane.failures = 0
+        # Only a reset that succeeded uses them up: one that is tried again after a failure has the same seed.
+        lane.seed = lane.options = None
+        lane.begin(now, first)
+        return True
+
+    def stepped(self, job: Job, now: float, spent: float, seen: Transition) -> None:
+        """A frame of an environment returned; `spent` is what it took, in seconds."""
+        self.step_times.add(spent)
+        lane = self._current(job)
+        if lane is None:
+            return
+        lane.add(now, seen)
+        if seen.ended:
+            self._renew(lane)
+
+    def failed(self, job: Job, now: float, error: str) -> bool:
+        """The environment raised; return whether it counts."""
+        lane = self._current(job)
+        if lane is None:
+            return False
+        lane.move(LaneEvent.FAILED)
+        lane.failures += 1
+        lane.retry_at = now + doubling_pause(lane.failures, *RETRY)
+        self._cut_off(lane, error, job.kind == "step")
+        return True
+
+    def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
+        """End an episode: the environment raised, which finishes one that ran, or a new one was asked for."""
+        self.drop_action(lane)
+        lane.end(lane.episode, error=error, finished=finished)
+
+    def _renew(self, lane: LoopLane) -> None:
+        """Turn from an episode that is over to the next one."""
+        self.drop_action(lane)
+        lane.episode += 1
+        lane.asked = self._autoreset  # else `ask_reset` asks, so that `poll` gives out nothing
+
+    def drop_action(self, lane: LoopLane) -> None:
+        """Have the default action stand in for a lane's until the next one comes."""
+        if lane.unused:
+            self.actions_dropped += 1
+        lane.acted_at, lane.unused = -math.inf, False
+
+    # Agents
+
+    def join(self, player: bool) -> LoopAgent:
+        """Let an agent in."""
+        return self._admit(LoopAgent(self.lanes, player))
+
+    def _admit(self, loop_agent: LoopAgent) -> LoopAgent:
+        self.loop_agents.append(loop_agent)
+        # One that follows hears of each frame by `subscribe`; buffers that nobody takes from would only fill.
+        if not loop_agent.follows:
+            for buffer in loop_agent.buffers:
+                buffer.lane.buffers.append(buffer)
+        return loop_agent
+
+    def leave(self, loop_agent: LoopAgent) -> None:
+        """Take note that an agent has left; the actions of a player go with it."""
+        # A player of this process may leave twice.
+        if loop_agent in self.loop_agents:
+            self.loop_agents.remove(loop_agent)
+            for buffer in loop_agent.buffers:
+                lane = buffer.lane
+                if buffer in lane.buffers:
+                    lane.buffers.remove(buffer)
+                if loop_agent.player:
+                    # A robot must not go on with the last action of a client that died.
+                    self.drop_action(lane)
+            if self._rests and not self.loop_agents:
+                self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
+
+    def ask_reset(self, index: int, seed: int | None = None, options: object = None) -> None:
+        """Have a lane begin an episode; one that runs is cut off (U-9)."""
+        lane = self.lanes[index]
+        if lane.phase is Phase.RUNNING:
+            self._cut_off(lane)
+        # A reset that is not given out yet is replaced, under its number. One under way gets out of date by another
+        # number.
+        if lane.phase is not Phase.RESETTING or lane.busy:
+            lane.episode += 1
+        lane.move(LaneEvent.ASKED)
+        lane.seed, lane.options = seed, options
+        lane.asked = True
+
+    def act(self, loop_agent: LoopAgent, index: int, action: object, now: float, episode: int | None = None) -> bool:
+        """Let a player's action go on from now; return whether its episode still runs (U-5).
+
+        Args:
+            loop_agent: The player.
+            index: Which of its lanes the action is for.
+            action: The action.
+            now: When it came.
+            episode: The number of the episode that it is for; None: the one that the player is in.
+        """
+        buffer = loop_agent.buffers[index]
+        lane = buffer.lane
+        if not loop_agent.player:
+            return False
+        # U-5: an agent that has not been told that its episode ended chose this action for that one, not for the
+        # running one.
+        here = loop_agent.follows or buffer.reading == lane.episode
+        if lane.phase is not Phase.RUNNING or not here or (episode is not None and episode != lane.episode):
+            self.actions_dropped += 1
+            return False
+        if lane.unused:
+            self.actions_replaced += 1
+        lane.action, lane.acted_at, lane.unused, lane.player = action, now, True, loop_agent.name
+        return True
+
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
+        """True if the lane of one of an agent's buffers has an episode for it, where it is in none."""
+        return buffer.lane.phase is Phase.RUNNING
+
+    def take(self, loop_agent: LoopAgent, index: int, *, repeats: bool = False) -> Taken | None:
+        """Give out what an agent is to be told of a lane; None: it is in no episode, and there is none for it.
+
+        Args:
+            loop_agent: The agent.
+            index: Which of its lanes.
+            repeats: True if it is told its newest observation alone, where it is in an episode.
+        """
+        buffer = loop_agent.buffers[index]
+        if buffer.reading:
+            return buffer.repeat() if repeats else buffer.take()
+        if not self.may_enter(loop_agent, buffer):
+            return None
+        loop_agent.asked = False
+        return buffer.enter()
+
+    def statistics(self) -> dict[str, object]:
+        """Return counts, and percentiles of times in seconds."""
+        actions = "actions_applied", "actions_replaced", "actions_dropped", "default_frames"
+        counts = {name: getattr(self, name) for name in ("fps", "frames", "overruns", "stale", *actions)}
+        times = {"step_time": self.step_times, "lateness": self.lateness, "action_delay": self.action_delays}
+        summaries = {name: samples.summary() for name, samples in times.items()}
+        return {**counts, "frames_dropped": self.dropped, **summaries}

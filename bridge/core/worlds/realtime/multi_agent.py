@@ -1,0 +1,348 @@
+"""The real-time world of several agents: a PettingZoo environment that does not wait for its agents (U-1, D-22).
+
+`JointLoop` decides what happens when; this file gives it the environment, and lets agents in: clients of a server, and
+players of this process. A program that hosts such a world without a network between uses it like this:
+
+    source = ParallelSource(make_env, realtime=RealtimeOptions(fps=30))
+    world = await source.make_world("match 1", {}, runtime)
+    unsubscribe = world.subscribe(on_frame)     # called with a `Frame`: for each reset, frame and failure
+    player = world.enter("cat_0")               # takes the agent, until `player.leave()`
+    world.begin(seed=7)                         # lets the clock run, and begins an episode
+    player.act(action)                          # goes on until the next one
+    world.end()                                 # cuts the episode off, where it has not ended
+    await world.close()
+
+`runtime` is a `bridge.core.worlds.scheduling.Runtime`, which gives it a thread, timers, and with `clock=None` the time:
+whoever hosts it calls `runtime.scheduler.run()` whenever something is ready or `runtime.scheduler.next_due()` has come,
+and starts coroutines by `runtime.scheduler.start`. All methods, and `on_frame`, are called in the thread that does so.
+With `RealtimeOptions(autoreset=False)` every episode waits for `begin`; otherwise each begins by itself once all
+agents' have ended. A `gymnasium.Env` is a world of one agent, `agent0`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
+from bridge.core.logs import SafeLog
+from bridge.core.worlds.base import OTHER_WORLD, in_environment
+from bridge.core.worlds.default_actions import default_action, is_allowed
+from bridge.core.worlds.environment import Environment, Job, Transition, kept
+from bridge.core.worlds.multi_agent.members import Members
+from bridge.core.worlds.policies import as_policy, by_name, policy_name
+from bridge.core.worlds.realtime.agent import RealtimeAgent
+from bridge.core.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions
+from bridge.core.worlds.realtime.joint_loop import JointLoop
+from bridge.core.worlds.realtime.loop import LoopAgent, Phase
+from bridge.core.worlds.rewards import as_number
+from bridge.core.worlds.scheduling import Scheduler
+from bridge.core.worlds.settings import ResetRequest, Settings, read_scalar, wrong
+from bridge.errors import Code, RequestError
+
+__all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
+
+_log = SafeLog(__name__)
+Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
+"""The transition of each agent in a reset or a frame, by name, and the names of those that go on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Steps and resets of the environment, for the subscribers of a world."""
+
+    episode: int
+    """The number of the environment's episode, from 1."""
+    number: int
+    """Frames of the episode so far; 0: its reset returned."""
+    at: float
+    """When, in seconds of the world's time."""
+    transitions: Mapping[str, Transition]
+    """The news of each agent that was in the episode before this frame, by name, the last of its own with its end; of
+    a reset, each agent's first observation."""
+    alive: Sequence[str]
+    """The agents that act in the next frame; empty: the episode is over."""
+    error: str | None = None
+    """The environment raised, which ends the episode; with its traceback. None: it did not."""
+
+
+class RealtimeMultiAgent(RealtimeAgent):
+    """One agent of the environment, as a client plays it or looks over its shoulder."""
+
+    world: RealtimeMultiAgentWorld
+
+    def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent, wait: str) -> None:
+        super().__init__(world, loop_agent, wait, world.members.spaces[name])
+        self.name = name
+        self._absent_from = 0
+
+    def reset(self, settings: Settings, running: bool) -> None:
+        """Take the agent's Reset. Of Resets with one number in `together`, the first one's seed and options count."""
+        super().reset(self.world.told_once(settings), running)
+
+    async def begin(self) -> int:
+        """Wait until an episode runs that the agent has a part in, and enter it."""
+        self.world.resets.end(self)  # while it waits, no ResetWorld waits for it
+        state = await super().begin()
+        self.world.resets.start(self)
+        return state
+
+    def _refuse_absence(self) -> None:
+        name, lane = self.name, self.world.loop.environment
+        part = self.world.loop.parts[name]
+        # Told once for each episode: who Steps again has chosen to wait for the next one, which may be long in coming.
+        if lane.phase is not Phase.RUNNING or lane.episode in (part.episode, self._absent_from):
+            return
+        self._absent_from = lane.episode
+        text = f"the environment began an episode without the agent {name!r}; Step again for the next one, or leave"
+        raise RequestError(Code.FAILED_PRECONDITION, text)
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`, with this agent's spaces."""
+        taken = Property("world.players", ENCODED, "the names of the agents that somebody plays", self.world.taken)
+        return super().properties().merged(self.world.members.properties(self.name)).merged(PropertyTree([taken]))
+
+
+class PolicyPlayer:
+    """An agent that a program of this process plays."""
+
+    def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent) -> None:
+        self.name = name
+        self._world = world
+        self._loop_agent = loop_agent
+
+    def act(self, action: object, at: float | None = None) -> bool:
+        """Leave an action for the next frames.
+
+        Args:
+            action: An element of the agent's action space, which is not checked.
+            at: When it came, seconds of the world's time; None: now.
+
+        Returns:
+            Whether it counts: the agent is alive in a running episode.
+        """
+        loop = self._world.loop
+        came = self._world.now() if at is None else at
+        # A program may go on acting after `leave`, when somebody else plays the agent.
+        return self._loop_agent in loop.loop_agents and loop.act(self._loop_agent, 0, action, came)
+
+    def leave(self) -> None:
+        """Leave the agent to whoever enters next; a default action stands in. Again: nothing."""
+        self._world.dismiss(self._loop_agent)
+
+
+class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
+    """The world of a PettingZoo environment that a clock drives.
+
+    Each agent is played by one client at most, or by nobody: then a default action stands in. Any number of others look
+    on. Clients come and go at any time.
+
+    Args:
+        name: The world's name.
+        env: An environment of several agents, owned by the world from here on.
+        scheduler: Runs the frames.
+        options: How it runs.
+
+    Raises:
+        SettingError: Options do not fit.
+    """
+
+    loop: JointLoop
+
+    def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
+        self.members = Members(env.facts.agents, env.facts.name)
+        given = by_name("agents", options.agents, list(self.members), "agents")
+        spaces = self.members.spaces
+        self._policies = {name: as_policy("agents", policy, spaces[name][1]) for name, policy in given.items()}
+        self.stand_ins = {name: policy_name(policy) for name, policy in given.items()}
+        """The names of the policies that play agents while no client does, by the agent's name."""
+        loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
+        super().__init__(name, env, scheduler, options, loop)
+        self._listeners: list[Callable[[Frame], None]] = []
+        self._together: object = None
+
+    def _may_repeat(self, name: str, observation: object, action: object) -> bool:
+        return is_allowed(action, observation, self.members.spaces[name][1])
+
+    @property
+    def seats(self) -> Mapping[str, bool]:
+        """True if somebody plays, for each agent of the environment."""
+        return {name: self.loop.player_of(name) is not None for name in self.members}
+
+    def applied_by(self, lane: int) -> object:
+        """Return who the action of each agent is of that the environment is stepped by now."""
+        return {name: part.applied_by or self._stand_in(name) for name, part in self.loop.parts.items()}
+
+    def _stand_in(self, name: str) -> str:
+        """Return who acts for an agent of which there is no action, for a recording."""
+        return f"agent:{self.stand_ins[name]}" if name in self._policies and not self.is_played(name) else "default"
+
+    def is_played(self, name: str) -> bool:
+        """True if a client plays an agent in the episode that runs, so that its policy does not."""
+        return self.loop.player_of(name) is not None
+
+    def moment(self, lane: int) -> tuple[float, int, float]:
+        """Return the world's seconds, the number of the frame, and when the newest action came that it applies."""
+        parts = self.loop.parts.values()
+        came = [part.acted_at for part in parts if part.applied_by]
+        running = self.loop.environment.phase is Phase.RUNNING
+        # Agents that have ended keep the time of their last frame.
+        now = max(part.applied_at for part in parts) if running else self.now()
+        return now, self.loop.frames, max(came, default=math.nan)
+
+    @property
+    def others_play(self) -> bool:
+        """True if an agent that waits for an episode waits for others to end theirs."""
+        return self.loop.environment.phase is Phase.RUNNING
+
+    # Clients
+
+    SETTINGS = ("agent", "role", "wait")
+
+    def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeMultiAgent:
+        """Let in the agent that the setting `agent` names, or the first that is free.
+
+        A spectator sees what the agent sees; of those there may be any number.
+        """
+        wanted = self.members.read(settings)
+        self.refuse_if_over()
+        name = self._free(wanted) if player else wanted or next(iter(self.members))
+        return self._agent_of(name, self.loop.join_as(name, player), wait)
+
+    def _agent_of(self, name: str, loop_agent: LoopAgent, wait: str) -> RealtimeMultiAgent:
+        return RealtimeMultiAgent(self, name, loop_agent, wait)
+
+    def _free(self, wanted: str | None) -> str:
+        remedy = f"join it with the setting role=spectator, or {OTHER_WORLD}"
+        return self.members.choose(wanted, self.taken(), self.title_in_messages, remedy)
+
+    def taken(self) -> list[str]:
+        """Return the names of the agents that somebody plays."""
+        return [name for name in self.members if self.loop.player_of(name) is not None]
+
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
+        """Take an agent's Reset: it leaves the running episode, which ends once no other player is in it."""
+        self.refuse_if_over()
+        self.loop.ask(loop_agent, asked.seeds[0], asked.options, asked.restart)
+        self._changed()
+        self.start()
+
+    def told_once(self, settings: Settings) -> Settings:
+        """Return the settings of a Reset without `together`, and without seed and options where its number is known."""
+        if "together" not in settings:
+            return settings
+        number = read_scalar(settings, "together", "Reset")
+        if not isinstance(number, np.integer):
+            raise wrong("together", "an integer", number)
+        # `make_parallel_remote` resets each agent over a stream of its own, so nobody knows which Reset arrives first.
+        # The seed of a later one would begin another episode.
+        left_out = {"together", "seed", "options"} if number == self._together else {"together"}
+        self._together = number
+        return {name: tensor for name, tensor in settings.items() if name not in left_out}
+
+    def dismiss(self, loop_agent: LoopAgent) -> None:
+        """Take note that an agent has left; a default action stands in."""
+        self.loop.leave(loop_agent)
+        # Else those who wait for the next episode would wait for the end of one that only default actions play.
+        if self.loop.end_deserted():
+            self._changed()
+            self.start()
+
+    # Players of this process
+
+    def enter(self, name: str | None = None, by: str = "agent") -> PolicyPlayer:
+        """Take an agent, the first that is free where none is named; `by` is who plays it, for a recording.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED, somebody plays it; INVALID_ARGUMENT, there is no such agent.
+        """
+        if name is not None and name not in self.members.ids:
+            known = ", ".join(self.members)
+            raise RequestError(Code.INVALID_ARGUMENT, f"expected one of the agents {known}, got {name!r:.80}")
+        self.refuse_if_over()
+        chosen = self._free(name)
+        loop_agent = self.loop.join_as(chosen, True, follows=True)
+        loop_agent.name = by
+        return PolicyPlayer(self, chosen, loop_agent)
+
+    def begin(self, seed: int | None = None, options: object = None) -> None:
+        """Begin an episode now, and let the clock run if it does not yet; a running episode is cut off."""
+        self.refuse_if_over()
+        self.loop.ask_reset(0, seed, options)
+        self._changed()
+        self.start()
+
+    def end(self) -> None:
+        """Cut off a running episode; with `RealtimeOptions(autoreset=False)` the clock then stands until `begin`."""
+        self.loop.end()
+        self._changed()
+
+    def subscribe(self, listener: Callable[[Frame], None]) -> Callable[[], None]:
+        """Have a function called after each reset, frame and failure of the environment; return what ends that."""
+        self._listeners.append(listener)
+
+        def unsubscribe() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return unsubscribe
+
+    def _publish(self, job: Job, now: float, told: Mapping[str, Transition], error: str | None = None) -> None:
+        lane = self.loop.environment
+        running = error is None and lane.phase is Phase.RUNNING
+        frame = Frame(job.episode, lane.length, now, told, tuple(self.loop.alive) if running else (), error)
+        # A copy: a listener may unsubscribe when it is called.
+        for listener in tuple(self._listeners):
+            try:
+                listener(frame)
+            except (Exception, KeyboardInterrupt, SystemExit) as problem:  # whatever it is, the world goes on
+                _log.error("a listener of the world %r raised", self.name, exc_info=problem)
+
+    # The environment
+
+    async def _call_environment(self, job: Job) -> Outcome:
+        """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
+        told, living = await self.members.carry_out(self.env, job, self._seen, self._default_action, keep=kept)
+        # They are added up over the frames between two Steps.
+        return {name: dataclasses.replace(one, reward=as_number(one.reward)) for name, one in told.items()}, living
+
+    def _seen(self, name: str) -> object:
+        """Return what an agent saw last, for a frame without an observation of it."""
+        part = self.loop.parts[name]
+        if part.phase is not Phase.RUNNING:
+            # `Members.carry_out` makes a failure of the environment of it.
+            raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
+        return part.observation
+
+    async def _default_action(self, name: str) -> object:
+        """Return the action of an agent that has none: a policy's, or a default one."""
+        own, agent, space = self.options.default_action, self.members.ids[name], self.members.spaces[name][1]
+        observation = self.loop.parts[name].observation
+        if name in self._policies and not self.is_played(name):
+            where = f"the policy of {name!r}"
+            return await self.env.executor.run(in_environment, where, self._policies[name], observation)
+        # Ours, so it needs no thread: what a user gives runs where the environment does.
+        if own is None:
+            return default_action(agent, observation, space)
+        return await self.env.executor.run(in_environment, "step", own, agent, observation, space)
+
+    def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
+        told: Mapping[str, Transition] | None
+        if outcome is None:
+            told = {} if self.loop.failed(job, now, error) else None
+        elif job.kind == "reset":
+            told = outcome[0] if self.loop.joint_began(job, now, outcome[0]) else None
+        else:
+            told = self.loop.joint_stepped(job, now, spent, *outcome)
+            # The frame may have ended the episode of the last player that held it.
+            self.loop.end_deserted()
+        if told is not None:
+            self._publish(job, now, told, error or None)
+
+    def _stopped(self, job: Job, now: float) -> None:
+        if self.env.ended is not None:
+            self._publish(job, now, {}, self.env.ended.message)

@@ -1,0 +1,202 @@
+"""Settings of requests, read and checked: the one place that does so, for all kinds of worlds.
+
+Every reader raises RequestError with INVALID_ARGUMENT, which names the setting and says what was expected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from bridge.core.encoding import values
+from bridge.core.encoding.seeds import unpack_seed, unpack_seeds
+from bridge.core.encoding.tensors import Array, unpack_tensor
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = [
+    "ResetRequest",
+    "Settings",
+    "read_bool",
+    "read_choice",
+    "read_kwargs",
+    "read_reset",
+    "read_scalar",
+    "read_string",
+    "read_text",
+    "reading",
+    "refuse_unknown",
+    "wrong",
+]
+
+Settings: TypeAlias = Mapping[str, pb.Tensor]
+"""The settings of a request, by name."""
+
+# Settings that other worlds than the one at hand take.
+_ELSEWHERE = {
+    "role": "real-time worlds, served with fps=",
+    "wait": "real-time worlds, served with fps=",
+    "restart": "real-time worlds, served with fps=",
+    "together": "real-time worlds of several agents",
+    "reset_mask": "worlds of lanes, served with num_envs=",
+    "agent": "worlds of several agents, of serve_parallel",
+}
+
+
+def refuse_unknown(settings: Settings, known: Sequence[str], request: str) -> None:
+    """Raise INVALID_ARGUMENT where a setting is none of `known`; `request` is the request's name, for the message."""
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        allowed = ", ".join(known) or "none"
+        hints = "".join(f"; {name} is for {_ELSEWHERE[name]}" for name in unknown if name in _ELSEWHERE)
+        text = f"unknown {request} settings {', '.join(unknown)}; the settings here are: {allowed}{hints}"
+        raise RequestError(Code.INVALID_ARGUMENT, text)
+
+
+@contextlib.contextmanager
+def reading(request: str) -> Iterator[None]:
+    """Convert a TensorError, of a tensor that is malformed or not what was expected, to INVALID_ARGUMENT."""
+    try:
+        yield
+    except TensorError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, f"bad {request} settings: {error}") from error
+
+
+def read_scalar(settings: Settings, name: str, request: str = "JoinWorld") -> object:
+    """Return a setting as a scalar of NumPy or a text, an array where it is one; None: it is not given."""
+    if name not in settings:
+        return None
+    with reading(request):
+        return unpack_tensor(settings[name], name)[()]
+
+
+def wrong(name: str, expected: str, value: object) -> RequestError:
+    """Return the error of a setting that is not what was expected."""
+    return RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be {expected}, got {value!r:.100}")
+
+
+def read_choice(settings: Settings, name: str, choices: Sequence[str], request: str = "JoinWorld") -> str:
+    """Return a setting that is one of a few words; the first is the default."""
+    value = read_scalar(settings, name, request)
+    if value is None:
+        return choices[0]
+    if not isinstance(value, str) or value not in choices:
+        raise wrong(name, f"one of {', '.join(choices)}", value)
+    return value
+
+
+def read_string(settings: Settings, name: str, request: str) -> str | None:
+    """Return a setting that is any string; None: it is not given."""
+    value = read_scalar(settings, name, request)
+    if not isinstance(value, (str, type(None))):
+        raise wrong(repr(name), "a string", value)
+    return value
+
+
+def read_text(settings: Settings, name: str, request: str, pattern: re.Pattern[str], expected: str) -> str:
+    """Return a setting that is given, and a text that `pattern` matches as a whole; `expected` says so in words."""
+    value = read_scalar(settings, name, request)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise wrong(name, expected, value)
+    return value
+
+
+def read_bool(settings: Settings, name: str, request: str, default: bool) -> bool:
+    """Return a setting that is a bool."""
+    value = read_scalar(settings, name, request)
+    if value is None:
+        return default
+    if not isinstance(value, np.bool_):
+        raise wrong(name, "a bool", value)
+    return bool(value)
+
+
+def _decoded(settings: Settings, name: str) -> object:
+    """Return a setting that travels in the values codec; None: it is not given."""
+    if name not in settings:
+        return None
+    tensor = settings[name]
+    if tensor.WhichOneof("payload") != "uint8s":
+        raise TensorError(f"expected the setting {name!r} as uint8 bytes of the values codec")
+    # With a bound on the number of values, because it comes from a client.
+    return values.decode_request(tensor.uint8s.array)
+
+
+# CreateWorld
+
+
+def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str, object]) -> dict[str, object]:
+    """Return an environment's keyword arguments: `kwargs`, `kwargs.NAME` and `render_mode` go on top of `defaults`.
+
+    Args:
+        settings: Of CreateWorld; the caller reads the others.
+        known: The names of all that its worlds take.
+        defaults: The server's own.
+    """
+    plain = {name: tensor for name, tensor in settings.items() if not name.startswith("kwargs.")}
+    refuse_unknown(plain, (*known, "kwargs.NAME"), "CreateWorld")
+    with reading("CreateWorld"):
+        given = _decoded(settings, "kwargs") or {}
+        if not isinstance(given, dict):
+            raise TensorError(f"expected kwargs to be a dict, got {given!r:.80}")
+        kwargs = {**defaults, **given}
+        for name, tensor in settings.items():
+            if name.startswith("kwargs."):
+                array = unpack_tensor(tensor, name)
+                # A scalar as Python's own type, so that an environment's arguments look as they do locally.
+                kwargs[name.removeprefix("kwargs.")] = array if array.shape else array.item()
+    render_mode = read_string(settings, "render_mode", "CreateWorld")
+    return {**kwargs, "render_mode": render_mode} if render_mode else kwargs
+
+
+# Reset and ResetWorld
+
+
+@dataclasses.dataclass(frozen=True)
+class ResetRequest:
+    """The settings of a reset, read and checked."""
+
+    seed: int | list[int | None] | None
+    """One seed, from which each lane has its own, or one for each lane."""
+    options: dict[str, object] | None
+    """For the environment's `reset`."""
+    mask: Array
+    """True for each lane to reset, bool, shape `(lanes,)`; `(1,)` for a world without lanes."""
+    restart: bool
+    """In real time, whether running episodes end; a seed or options end them anyway."""
+
+    @property
+    def seeds(self) -> Sequence[int | None]:
+        """A seed for each lane; None: none."""
+        if isinstance(self.seed, list):
+            return self.seed
+        return [None] * len(self.mask) if self.seed is None else range(self.seed, self.seed + len(self.mask))
+
+
+def read_reset(settings: Settings, known: Sequence[str], lanes: int | None) -> ResetRequest:
+    """Read the settings of a reset.
+
+    Args:
+        settings: Of Reset or ResetWorld.
+        known: The names of those that the world takes.
+        lanes: The number of lanes; None: it is of a single environment, or of several agents.
+    """
+    refuse_unknown(settings, known, "Reset")
+    with reading("Reset"):
+        arrays = {name: unpack_tensor(tensor, name) for name, tensor in settings.items() if name != "options"}
+        seed: int | list[int | None] | None = None
+        if "seed" in arrays:
+            seed = unpack_seed(arrays["seed"]) if lanes is None else unpack_seeds(arrays["seed"], lanes)
+        count = lanes or 1
+        mask = arrays.get("reset_mask", np.ones(count, np.bool_))
+        if mask.shape != (count,) or mask.dtype != np.bool_ or not mask.any():
+            raise TensorError(f"expected a reset_mask of {lanes} bools, one of them True, got {mask!r:.80}")
+        options = _decoded(settings, "options")
+        if not isinstance(options, (dict, type(None))):
+            raise TensorError(f"expected options to be a dict, got {type(options).__name__}")
+        return ResetRequest(seed, options, mask, read_bool(settings, "restart", "Reset", True))

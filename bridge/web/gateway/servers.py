@@ -1,0 +1,238 @@
+"""The servers behind a gateway: what each of them says of its worlds, and calls to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from bridge.core.client.world.extensions import property_request
+from bridge.core.client.world.world_request import WorldRequest
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.server.calls import ServedSession
+from bridge.core.worlds.scheduling import PendingResult, Scheduler
+from bridge.errors import Code, RequestError, TensorError
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
+from bridge.web.gateway.loop_poller import LoopPoller
+from bridge.web.gateway.relay import Relay
+
+__all__ = ["OVERVIEW", "EnvServer", "PublishedServer", "world_entry"]
+
+OVERVIEW = "server.web"
+"""The property with a server's worlds. A gateway answers it by itself: all worlds of all servers."""
+# Seconds after which an answer is old; people in a match watch a countdown.
+_EVERY = 0.5
+_EVERY_IN_MATCH = 0.1
+_TIMEOUT = 5.0
+
+
+class PublishedServer(Protocol):
+    """A server whose worlds a gateway shows."""
+
+    name: str
+    """The prefix of its worlds' names."""
+    settled: PendingResult[None]
+    """Done once it has answered, or failed to, since it was begun or changed."""
+
+    def look(self, now: float) -> None:
+        """Ask the server what there is, where the last answer is old; does not wait."""
+
+    def changed(self) -> None:
+        """Take note that a client of the gateway changed something there: the last answer is old."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page shows of the server itself, for JSON.
+
+        It has the keys `name`, `title`, `kind`, `problem` (a text, empty where there is none), `realtime` and `fps`.
+        """
+
+    def worlds(self) -> list[dict[str, Any]]:
+        """Return what the page shows of each world, for JSON; `name` is without the server's own.
+
+        Each has the keys `name`, `title`, `seats` (whether each is taken, by name), `viewers` (how many), `fps` and
+        `lanes` (numbers, or None), and may have `kind`, by which the page draws it.
+        """
+
+    def open(self, version: str, may_act: bool) -> ServedSession:
+        """Begin a call to it."""
+
+    def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
+        """Return the CreateWorld requests that are tried, one after the other, until one is not refused."""
+
+    def close(self) -> None:
+        """End the call that `look` began."""
+
+
+def world_entry(name: str, title: str, **more: Any) -> dict[str, Any]:
+    """Return what the page shows of a world of which little is known.
+
+    Args:
+        name: Its name.
+        title: What to call it.
+        more: What is known.
+    """
+    return {"name": name, "title": title, "seats": {}, "viewers": 0, "fps": None, "lanes": None, **more}
+
+
+class EnvServer:
+    """A server of dm_env_rpc. One of this package tells which worlds there are; of another the default one is shown.
+
+    Args:
+        name: What its worlds' names begin with.
+        request: Its address, and what its URL says of the world that clients create or join.
+        poller: Looks after the sockets.
+        scheduler: Runs what waits for it.
+        max_message_bytes: The largest request or answer.
+    """
+
+    def __init__(
+        self, name: str, request: WorldRequest, poller: LoopPoller, scheduler: Scheduler, max_message_bytes: int
+    ) -> None:
+        self.name = name
+        self.settled: PendingResult[None] = PendingResult()
+        self._request = request
+        self._poller = poller
+        self._scheduler = scheduler
+        self._max_message_bytes = max_message_bytes
+        self._relay: Relay | None = None
+        self._asked_at = -float("inf")
+        self._asking = False
+        self._outdated = False
+        self._problem = ""
+        self._known: dict[str, Any] = {}
+
+    def open(self, version: str, may_act: bool) -> Relay:
+        """Begin a call to the server, for a client that says of its version what the gateway's own client says.
+
+        The gateway has looked at what the client may do, and the call at what the server knows of that.
+        """
+        # The server publishes other observations to clients of other packages.
+        address = dataclasses.replace(self._request.address, client_version=version)
+        return Relay(self.name, address, self._poller, self._max_message_bytes, may_act=may_act)
+
+    def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
+        """Return CreateWorld requests with the settings of the server's URL: at first for a world that draws."""
+        given = {**self._request.settings(), **settings}
+        tried = [given] if "render_mode" in given else [{**given, "render_mode": pack_tensor("rgb_array")}, given]
+        return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=each)) for each in tried]
+
+    # Questions to the server
+
+    def look(self, now: float) -> None:
+        """Ask the server what there is, where the last answer is old."""
+        every = _EVERY_IN_MATCH if self._known.get("match") is True else _EVERY
+        if self._asking or (now - self._asked_at < every and not self._outdated):
+            return
+        self._asked_at, self._asking, self._outdated = now, True, False
+        if self._relay is None:
+            # Kept for all questions: a page asks twice a second, and in a match more often.
+            self._relay = self.open("", True)
+        relay = self._relay
+        # A call that was hung up cannot be asked again: `_lost` drops it, and the next look opens another.
+        timer = self._scheduler.call_later(_TIMEOUT, relay.hang_up)
+
+        def answered(answer: bytes | None, error: BaseException | None) -> None:
+            timer.cancel()
+            self._asking = False
+            if error is not None or answer is None:
+                self._lost(error)
+            else:
+                self._read(answer)
+            if self._outdated:  # something was changed while it answered
+                self.look(self._scheduler.now())
+            else:
+                self.settled.set_result(None)
+
+        request = property_request(OVERVIEW)
+        self._scheduler.start(relay.ask(request.SerializeToString()), answered)
+
+    def changed(self) -> None:
+        """Take note that the last answer is old; who asks next waits for a new one."""
+        self._outdated = True
+        if self.settled.done:
+            # A new one, for who asks from here on must not get what was true before the change.
+            self.settled = PendingResult()
+
+    def _lost(self, error: BaseException | None) -> None:
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+        if not isinstance(error, RequestError):
+            self._problem = f"{self.name}: {error!r}"
+        elif error.code is Code.CANCELLED:
+            self._problem = f"{self.name} has not answered within {_TIMEOUT:g} s"
+        else:
+            self._problem = error.message
+
+    def _read(self, answer: bytes) -> None:
+        """Read the worlds of a server; one that does not know the property has its default world."""
+        try:
+            response = pb.EnvironmentResponse.FromString(answer)
+            known = {}
+            # A server of another package answers with an error, and has its default world all the same.
+            if response.WhichOneof("payload") == "extension":
+                read = properties_pb2.PropertyResponse.FromString(response.extension.value).read_property
+                known = json.loads(str(unpack_tensor(read.value, OVERVIEW)[()]))
+            json.dumps(known, allow_nan=False)  # no browser reads NaN: the page would show no server at all
+            if not isinstance(known, dict) or not isinstance(known.get("worlds", []), list):
+                raise ValueError(f"expected worlds, got {known!r:.80}")
+        except (DecodeError, TensorError, ValueError, RecursionError) as error:
+            self._problem = f"{self.name}: its list of worlds cannot be read: {error}"
+            return
+        self._problem, self._known = "", known
+
+    @property
+    def _title(self) -> str:
+        return self._request.env_id or str(self._known.get("title") or self.name)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page shows of the server."""
+        known = self._known
+        return {
+            "name": self.name,
+            "title": self._title,
+            "kind": "dm_env_rpc",
+            "problem": self._problem,
+            "fps": None,
+            "realtime": known.get("realtime") is True,
+            **{name: known[name] for name in ("fps", "play_fps") if isinstance(known.get(name), (int, float))},
+            "match": known.get("match") is True,
+            "environments": _texts(known.get("environments")),
+        }
+
+    def worlds(self) -> list[dict[str, Any]]:
+        """Return its worlds; where there is none yet, what is to be joined or made."""
+        if self._problem:
+            return []
+        wanted = self._request.address.world
+        listed = [_checked(world) for world in self._known.get("worlds", []) if isinstance(world, dict)]
+        found = [world for world in listed if wanted in (None, world.get("name"))]
+        return found or [world_entry(wanted or "", self._title, waiting=wanted is None)]
+
+    def close(self) -> None:
+        """End the call that asks for the worlds."""
+        if self._relay is not None:
+            self._relay.hang_up()
+            self._relay = None
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts of a list that a server tells; none where it tells something else."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _checked(world: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a server says of a world, with the parts that every page needs: one server is not to break it."""
+    seats = world.get("seats")
+    numbers = {name: world.get(name) for name in ("viewers", "fps", "lanes")}
+    return {
+        **world,
+        "name": str(world.get("name", "")),
+        "title": str(world.get("title", "")),
+        "seats": {str(seat): bool(taken) for seat, taken in seats.items()} if isinstance(seats, dict) else {},
+        **{name: value if isinstance(value, (int, float)) else None for name, value in numbers.items()},
+    }

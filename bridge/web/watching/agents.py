@@ -1,0 +1,287 @@
+"""Agents that get pictures as an observation, and spectators of worlds that wait for their agents.
+
+`Gallery` lets agents in. The JoinWorld setting `frame` adds the observations `frame` and `watch` to any agent's. With
+`role=spectator` a world in lock-step has seats for any number of agents that see what the environment returns, and
+neither act nor delay anybody, nor keep the world alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.core.encoding.names import WATCH
+from bridge.core.encoding.properties import PropertyTree
+from bridge.core.encoding.tensors import Array, Spec
+from bridge.core.worlds.base import Agent, World
+from bridge.core.worlds.observers import Background, Observer
+from bridge.core.worlds.realtime.agent import RealtimeAgent
+from bridge.core.worlds.realtime.clocked_world import ROLES, ClockedWorld
+from bridge.core.worlds.settings import read_choice, read_scalar, refuse_unknown
+from bridge.core.worlds.single import EnvWorld
+from bridge.errors import Code, RequestError
+from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.web.watching.kept_seats import SEAT_KEY, KeptSeats
+from bridge.web.watching.match import finite
+from bridge.web.watching.pictures import FORMATS, MAX_LANES, View
+from bridge.web.watching.spectator import Spectator
+from bridge.web.watching.takeover_agent import TAKEOVER, join_takeover
+from bridge.web.watching.watch import REALTIME_SHARE, SHARE, Watch
+
+__all__ = ["Gallery"]
+
+_SETTINGS = ("frame", "lanes")
+_DEFAULT_LANES = 16
+_PATIENCE = 10.0
+
+
+class Gallery(Observer):
+    """Lets people watch and take over in all worlds of a server.
+
+    Args:
+        takeover_timeout: Seconds that a person who has taken over at a pace may do nothing.
+        seat_timeout: Seconds that a seat waits for who lost the connection.
+    """
+
+    def __init__(self, takeover_timeout: float, seat_timeout: float) -> None:
+        self._background: Background
+        self._kept_seats = KeptSeats(seat_timeout)
+        self._takeover_timeout = takeover_timeout
+        self._watches: dict[World, Watch] = {}
+
+    def start(self, background: Background) -> None:
+        """Begin with a server, whose helper thread encodes the pictures."""
+        self._background = background
+
+    def watch(self, world: EnvWorld) -> Watch:
+        """Return the watch of a world; it is made where there is none."""
+        if world not in self._watches:
+            share = REALTIME_SHARE if isinstance(world, ClockedWorld) else SHARE
+            self._watches[world] = Watch(world, self._background, share, self._takeover_timeout)
+        return self._watches[world]
+
+    def forget(self, world: EnvWorld) -> None:
+        """Drop the watch of a world that nobody looks at."""
+        self._watches.pop(world, None)
+
+    def counts(self, worlds: Sequence[World]) -> Mapping[str, float]:
+        """Return how many look at all worlds."""
+        return {"viewers": sum(map(self._viewers, worlds))}
+
+    def describe(self, world: World) -> Mapping[str, Any]:
+        """Return how many look at a world, and what each of several agents got since then: last, and on average.
+
+        `returns` is empty where nobody looks, no episode has ended, or there is one agent.
+        """
+        found = self._watches[world].returns.of_agents if world in self._watches else {}
+        returns = {agent: (finite(values[-1]), finite(sum(values) / len(values))) for agent, values in found.items()}
+        return {"viewers": self._viewers(world), "returns": returns}
+
+    def _viewers(self, world: World) -> int:
+        return self._watches[world].viewers if world in self._watches else 0
+
+    def join(
+        self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
+    ) -> Agent:
+        """Let an agent into a world: with pictures, as a spectator, in a person's seat, or as the world does.
+
+        Raises:
+            RequestError: As `join`; FAILED_PRECONDITION: pictures or a spectator are asked for, where there are none.
+        """
+        return self._join(world, settings, lambda others: self._kept_seats.join(world, others, join))
+
+    def keep(self, world: World, agent: Agent) -> bool:
+        """Keep the seat of a client that is gone, where it may come back."""
+        kept = self._kept_seats.keep(world, agent.unwrapped)
+        # Nobody looks meanwhile, and who comes back says anew which pictures it wants.
+        if kept and isinstance(agent, WatchingAgent):
+            agent.stop_watching()
+        return kept
+
+    def _join(
+        self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
+    ) -> Agent:
+        if not isinstance(world, EnvWorld):
+            return join(settings)
+        if "role" in settings and read_choice(settings, "role", (*ROLES, TAKEOVER)) == TAKEOVER:
+            return self._kept_seats.join(
+                world, settings, lambda others: join_takeover(world, others, self.watch, self.forget)
+            )
+        # Real-time worlds know the role themselves; those in lock-step wait for each of their agents.
+        spectates = "role" in settings and not isinstance(world, ClockedWorld)
+        if not (spectates or set(_SETTINGS) & set(settings)):
+            return join(settings)
+        view = _read_view(world, settings)
+        rest = {name: value for name, value in settings.items() if name not in _SETTINGS}
+        if spectates and read_choice(rest, "role", ROLES) == "spectator":
+            refuse_unknown(rest, ("role", "wait", SEAT_KEY), "JoinWorld")
+            world.refuse_if_over()
+            waits = ("now", "next_frame")[:: -1 if view is None else 1]  # with pictures it waits for those
+            wait = read_choice(rest, "wait", waits)
+            return WatchingAgent(world, self, view, Spectator(world, self.watch(world), wait))
+        if spectates:
+            rest.pop("role")
+        inner = join(rest)
+        return inner if view is None else WatchingAgent(world, self, view, inner)
+
+
+def _read_view(world: EnvWorld, settings: Mapping[str, pb.Tensor]) -> View | None:
+    """Return what is to be seen; None: no pictures are asked for."""
+    count = world.env.facts.num_envs or 1
+    if "frame" not in settings:
+        if "lanes" in settings:
+            text = "expected the setting lanes, which chooses the lanes of pictures, with frame=jpeg or frame=png"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        return None
+    lanes = tuple(range(min(count, _DEFAULT_LANES)))
+    if "lanes" in settings:
+        array = np.atleast_1d(np.asarray(read_scalar(settings, "lanes")))
+        right = array.ndim == 1 and array.dtype.kind in "iu" and 0 < len(array) <= MAX_LANES
+        if not right or (array < 0).any() or (array >= count).any() or len(set(array.tolist())) < len(array):
+            raise RequestError(
+                Code.INVALID_ARGUMENT,
+                f"expected the setting lanes to be 1 to {MAX_LANES} different integers from 0 to {count - 1}, "
+                f"got {array!r:.80}",
+            )
+        lanes = tuple(int(lane) for lane in array)
+    return View(read_choice(settings, "frame", FORMATS), lanes)
+
+
+class WatchingAgent(Agent):
+    """An agent with pictures, or a spectator of a world in lock-step.
+
+    Args:
+        world: Where it is.
+        gallery: Draws.
+        view: What it sees; None: no pictures.
+        inner: The agent that it adds to: one of the world, or a `Spectator`.
+    """
+
+    def __init__(self, world: EnvWorld, gallery: Gallery, view: View | None, inner: Agent) -> None:
+        self._world = world
+        self._gallery = gallery
+        self._watch = gallery.watch(world)
+        self._view = view
+        self._inner = inner
+        self._spectates = isinstance(inner, Spectator) or (isinstance(inner, RealtimeAgent) and inner.spectator)
+        self._in_lockstep = not isinstance(world, ClockedWorld)
+        self.actions = inner.actions
+        self.observations = dict(inner.observations)
+        # Those of the inner agent are all below. It may have hidden some from a client that is gone.
+        self._first = max(self.observations, default=0) + 1
+        if view is not None:
+            extras = [
+                # The bytes of a JPEG or PNG, as many as it takes.
+                Spec.number("frame", (-1,), np.uint8),
+                Spec.number("watch", (len(WATCH),), np.float64),
+            ]
+            self.observations.update(enumerate(extras, start=self._first))
+        self._wants_picture = False
+        self._number = 0
+        self._data = b""
+        self._figures = np.full(len(WATCH), np.nan)
+        self._gone = False
+        self._left = False
+        self._watch.add(self, view)
+
+    @property
+    def unwrapped(self) -> Agent:
+        """The agent that the world knows."""
+        return self._inner
+
+    def prepare(self, uids: Sequence[int]) -> None:
+        """Note whether a picture is asked for, and tell the world the rest."""
+        # A client that does not ask for `frame` in this Step gets no picture, and waits for none.
+        self._wants_picture = self._view is not None and self._first in uids
+        self._inner.prepare([uid for uid in uids if uid < self._first])
+
+    def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
+        """Hand on a Reset."""
+        self._inner.reset(settings, running)
+
+    async def begin(self) -> int:
+        """Begin a sequence, and wait for a picture where one is asked for."""
+        resets = self._world.resets
+        if self._spectates or not self._in_lockstep:
+            resets.end(self)  # no ResetWorld waits for one that waits, nor for a spectator
+        state = await self._inner.begin()
+        resets.end(self._inner)  # agents of some worlds enter it by themselves
+        if not self._spectates:
+            resets.start(self)
+        await self._look()
+        return state
+
+    async def step(self, actions: Mapping[int, Array]) -> int:
+        """Step, and wait for a picture where one is asked for."""
+        state = await self._inner.step(actions)
+        await self._look()
+        return state
+
+    def interrupt(self) -> None:
+        """End the sequence because of a ResetWorld."""
+        self._inner.interrupt()
+
+    async def _look(self) -> None:
+        """Wait for a picture that the viewer does not have."""
+        if not self._wants_picture or self._view is None:
+            return
+        # The hang-up may come between the step and the wait, when there is nothing to cancel yet.
+        if self._gone:
+            raise RequestError(Code.CANCELLED, "the client hung up while it waited")
+        # In lock-step the world stands still until this client steps again: no later picture would come.
+        now = self._in_lockstep and not self._spectates
+        picture = await self._watch.picture(self, self._view, self._number, now=now)
+        watch = self._watch
+        returns = watch.returns.values
+        drawn = (np.nan,) * 3
+        if picture is not None:
+            self._number, self._data = picture.number, picture.data
+            drawn = (picture.steps, self._world.scheduler.now() - picture.drawn_at, picture.cost)
+        else:
+            self._data = b""
+        last, mean = (returns[-1], sum(returns) / len(returns)) if returns else (np.nan, np.nan)
+        self._figures = np.array([self._number, *drawn, watch.viewers, watch.returns.episodes, last, mean])
+
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return observations of the last transition, and the picture."""
+        found = dict(self._inner.observe([uid for uid in uids if uid < self._first]))
+        for uid in uids:
+            if uid == self._first:
+                found[uid] = np.frombuffer(self._data, np.uint8)
+            elif uid == self._first + 1:
+                found[uid] = self._figures
+        return found
+
+    def properties(self) -> PropertyTree:
+        """Return the properties of the world."""
+        return self._inner.properties()
+
+    async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
+        """Hand on a request for a property."""
+        return await self._inner.answer_property(request)
+
+    async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Hand on a call."""
+        return await self._inner.call(request)
+
+    def hang_up(self) -> None:
+        """End what it waits for."""
+        self._gone = True
+        self._watch.cancel(self)
+        self._inner.hang_up()
+
+    def stop_watching(self) -> None:
+        """Look no more; the inner agent stays in the world."""
+        if self._watch.remove(self):
+            self._gallery.forget(self._world)
+
+    def leave(self) -> None:
+        """Leave the world, and look no more."""
+        if self._left:
+            return
+        self._left = True
+        self.stop_watching()
+        self._inner.leave()

@@ -1,0 +1,162 @@
+"""Actions of people that stand in for those of agents, and the infos that tell so."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from bridge.core.encoding.interventions import ACTION, PACE
+from bridge.core.encoding.tensors import Array
+from bridge.core.worlds.environment import EnvFacts, Result
+
+__all__ = ["HOLD", "Takeover", "Takeovers", "mark"]
+
+HOLD = 1.0
+"""Seconds after which an action that was not repeated is given up: the person's page may be gone."""
+
+
+@dataclasses.dataclass
+class Takeover:
+    """A person's action."""
+
+    action: Any
+    """In force; None: the agent acts."""
+    who: str
+    """The person's name."""
+    at: float
+    """When it came, or the person's page was heard last, in seconds of the scheduler."""
+    pace: float | None = None
+    """The most steps a second that a world in lock-step makes while the person has the seat; None: any number."""
+    pressed_at: float = 0.0
+    """When the action came first, in seconds of the scheduler."""
+    used: bool = False
+    """True if a step was executed with it."""
+    released: bool = False
+    """True if it is given up after the next step."""
+
+    @property
+    def acting(self) -> bool:
+        """True if the person acts."""
+        return self.action is not None and not self.released
+
+    def hold(self, action: Any, now: float) -> None:
+        """Put an action in the place of the agent's."""
+        # A key that is held is sent again and again: only the first counts as pressed.
+        if not self.acting:
+            self.pressed_at, self.used, self.released = now, False, False
+        self.action, self.at = action, now
+
+    def release(self, now: float) -> None:
+        """Give the agent back its own actions.
+
+        A tap is shorter than a step at a person's pace, so it acts in the next step. Nobody expects it to later on.
+        """
+        self.at = now
+        self.released = self.action is not None and not self.used and now - self.pressed_at <= HOLD
+        if not self.released:
+            self.action = None
+
+
+class Takeovers(dict[Any, Takeover]):
+    """The people who may act in an agent's place, by the agent's id, or by the lane; 0 for a single environment."""
+
+    def pace(self, facts: EnvFacts, lane: int, now: float) -> float | None:
+        """Return the most steps a second that the people of a lane can follow; None: nobody asked for a pace.
+
+        Args:
+            facts: Those of the environment.
+            lane: Which one of its world it is.
+            now: The time, in seconds of the scheduler.
+        """
+        all_lanes = bool(facts.agents) or facts.num_envs is not None  # one call steps all of them
+        # A page that is not heard of any more slows nobody down.
+        paces = [one.pace for key, one in self.items() if (all_lanes or key == lane) and now - one.at <= HOLD]
+        return min((pace for pace in paces if pace is not None), default=None)
+
+    def replace(
+        self, action: Any, facts: EnvFacts, lane: int, now: float, resetting: Array | None = None
+    ) -> tuple[Any, dict[Any, Takeover]]:
+        """Return the action that is taken in place of an agent's, and who acts, by agent or lane.
+
+        Args:
+            action: What the environment is to be stepped with.
+            facts: Those of the environment.
+            lane: Which one of its world it is.
+            now: The time, in seconds of the scheduler.
+            resetting: Which lanes of a vector environment this step resets; None: none.
+        """
+        # Copies: the infos tell what was executed, also where it is given up below, or changes while the step runs.
+        held = {key: dataclasses.replace(one) for key, one in self.items() if one.action is not None}
+        held = {key: one for key, one in held.items() if now - one.at <= HOLD}
+        if facts.agents:
+            # An agent that has ended, or does not act in this step, has no action to replace.
+            held = {agent: one for agent, one in held.items() if agent in action}
+            action = {**action, **_actions(held)}
+        elif facts.num_envs is not None:
+            # A lane that resets executes no action, so nobody acted in its place.
+            held = {index: one for index, one in held.items() if resetting is None or not resetting[index]}
+            action = _with_lanes(facts.action_space, facts.num_envs, action, _actions(held))
+        else:
+            held = {index: one for index, one in held.items() if index == lane}
+            action = _actions(held).get(lane, action)
+        for key in held:
+            self[key].used = True
+            if self[key].released:
+                self[key].action = None
+        return action, held
+
+
+def _actions(held: Mapping[Any, Takeover]) -> dict[Any, Any]:
+    """Return the actions, copied: an environment may change what it is stepped with, and they are used again."""
+    return {key: copy.deepcopy(one.action) for key, one in held.items()}
+
+
+def _with_lanes(space: Space[Any], lanes: int, action: Any, held: Mapping[int, Any]) -> Any:
+    """Return the lanes' action, an element of the batched space, with the actions of some lanes in place."""
+    if not held:
+        return action
+    rows = [held.get(lane, row) for lane, row in enumerate(iterate(batch_space(space, lanes), action))]
+    empty: Any = create_empty_array(space, lanes)
+    return concatenate(space, rows, empty)
+
+
+def mark(result: Result, facts: EnvFacts, taken: Mapping[Any, Takeover], pace: float | None) -> Result:
+    """Return what `step` returned, with what people did in the infos.
+
+    Those who did not act themselves are told so, who did, and the action; all are told the pace, so that a trainer
+    waits for a step that takes so much longer.
+    """
+    if not taken and pace is None:
+        return result
+    parts = list(result)
+    info = parts[4]
+    paced = {} if pace is None else {PACE: pace}
+    marks = {key: {"intervention": True, "intervened_by": one.who, ACTION: one.action} for key, one in taken.items()}
+    if facts.agents:
+        told = info if paced else marks
+        parts[4] = {**info, **{agent: {**(info.get(agent) or {}), **paced, **marks.get(agent, {})} for agent in told}}
+    elif (count := facts.num_envs) is None:
+        own = next(iter(marks.values()), {})
+        parts[4] = {**(info or {}), **paced, **own}
+    elif isinstance(info, list):  # infos that do not fit into arrays
+        parts[4] = [{**own, **paced, **marks.get(lane, {})} for lane, own in enumerate(info)]
+    else:
+        # The lanes step together, so that the pace is that of all.
+        info = {**(info or {}), **{key: np.full(count, value) for key, value in paced.items()}}
+        if not taken:
+            return (*parts[:4], info, *parts[5:])
+        mask = np.zeros(count, np.bool_)
+        mask[list(taken)] = True
+        names = np.array([taken[lane].who if lane in taken else "" for lane in range(count)], object)
+        actions = np.full(count, None)  # of any space; clients batch them as the space says
+        for lane, one in taken.items():
+            actions[lane] = one.action
+        arrays = {"intervention": mask, "intervened_by": names, ACTION: actions}
+        parts[4] = {**info, **arrays, **{f"_{name}": mask.copy() for name in arrays}}
+    return tuple(parts)
