@@ -9,11 +9,11 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
-    from bridge.core.client.env import RemoteEnv
+    from bridge.core.client.envs.env import RemoteEnv
+    from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.make import make_remote, make_vec_remote
-    from bridge.core.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.slots.slot import SlotState
-    from bridge.core.client.vector_env import RemoteVectorEnv
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
     from bridge.core.server.limits import Limits
@@ -86,16 +86,16 @@ _PLACES = {
     "RealTime": "bridge.core.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
-    "RemoteEnv": "bridge.core.client.env",
-    "RemoteParallelEnv": "bridge.core.client.parallel_env",
-    "RemoteVectorEnv": "bridge.core.client.vector_env",
+    "RemoteEnv": "bridge.core.client.envs.env",
+    "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
+    "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
     "Server": "bridge.core.server.server",
     "SlotState": "bridge.core.client.slots.slot",
     "TLS": "bridge.core.transport.credentials",
     "TimeAction": "bridge.core.adapters.timed",
     "Web": "bridge.core.server.web_site",
     "__version__": "bridge.version",
-    "make_parallel_remote": "bridge.core.client.parallel_env",
+    "make_parallel_remote": "bridge.core.client.envs.parallel_env",
     "make_remote": "bridge.core.client.make",
     "make_vec_remote": "bridge.core.client.make",
     "register_space": "bridge.core.encoding.space_json",

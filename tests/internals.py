@@ -45,7 +45,7 @@ HELPERS = {
     "tests/inside.py": (
         "what is behind the public objects of a server and a client",
         """cli.program core.client.slots core.client.wire.connect core.client.world.events
-        core.client.wire.poller core.client.vector_env
+        core.client.wire.poller core.client.envs.vector_env
         core.server.admission
         core.server.auth core.server.connection core.server.connections core.server.fair_share core.server.grpc_server
         core.server.grpc_services core.server.connection_protocol core.server.serving core.server.web_protocol
@@ -72,7 +72,7 @@ HELPERS = {
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
-        """perlert.guard perlert.host perlert.player perlert.player_run perlert.server""",
+        """perlert.protocol.guard perlert.host perlert.player perlert.player_run perlert.server""",
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",
@@ -84,7 +84,7 @@ HELPERS = {
     ),
     "tests/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "core.client.slots.remote_record core.client.slots.placement core.client.slots.slot",
+        "core.client.world.remote_record core.client.slots.placement core.client.slots.slot",
     ),
     "tests/test_pool.py": ("the events that a pool hands out", "core.client.world.events"),
     "tests/test_http2.py": (

@@ -23,7 +23,7 @@ FEATURES = {
     "web": "bridge/web",
 }
 """The folder of each feature."""
-ABOVE = ("bridge/__init__.py", "bridge/__main__.py", "bridge/facade", "bridge/cli", "bridge/demo.py")
+ABOVE = ("bridge/__init__.py", "bridge/__main__.py", "bridge/facade", "bridge/cli")
 """The composition root, and what stands on it: it may know every feature."""
 BELOW = ("bridge/core", "bridge/pb", "bridge/errors.py", "bridge/version.py", "bridge/registration.py", "wrappers")
 """The core, what it stands on, and the wrappers of the clients' environments."""

@@ -211,7 +211,7 @@ BASE = {
     "samples",
     "version",
 }
-BASE |= {"provided", "back_off", "gymnasium_versions", "signals"}
+BASE |= {"warn", "provided", "back_off", "gymnasium_versions", "signals"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,
@@ -284,8 +284,8 @@ def test_imports_point_one_way(name):
         assert parts_of(name, lazy=False) <= allowed
         assert parts_of(name) <= allowed | {to for of, to in LAZILY if of == part}
     else:
-        assert "cli" not in parts_of(name) or part in ("cli", "demo", "__main__")
-        assert "wrappers" not in parts_of(name, lazy=False) or part in ("cli", "demo")
+        assert "cli" not in parts_of(name) or part in ("cli", "__main__")
+        assert "wrappers" not in parts_of(name, lazy=False) or part == "cli"
     if part != "pb":
         assert not any(found.split(".")[0] == "dm_env_rpc" for found in imports_of(name))
 

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bridge.core.client.endpoints import Endpoint
+from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT
-from bridge.core.client.vector_env import OwningVectorEnv
 from bridge.core.client.wire.dialed import Dialed, listeners
 from bridge.core.finalizers import end_apart
 from bridge.core.forks import forget_in_child

@@ -30,12 +30,12 @@ from bridge.core.worlds.policies import Policy
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
-from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Instance, InstanceHost
 from bridge.perlert.lobby import LobbyConfig
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
+from bridge.perlert.protocol.guard import GuardConfig
 from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
 

@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bridge.core.client.endpoints import Directory, as_directory
-from bridge.core.client.env import RemoteEnv
+from bridge.core.client.envs.env import RemoteEnv
+from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.client.options import (
     BlockingKeywords,
     EnvKeywords,
@@ -20,7 +21,6 @@ from bridge.core.client.options import (
     is_openenv,
     is_perlert,
 )
-from bridge.core.client.vector_env import RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.core.keywords import grouped
 from bridge.core.transport.credentials import TLS

@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 from bridge.core.client.realtime.acting import ActingStream
 from bridge.core.client.realtime.answer_buffer import AnswerBuffer
 from bridge.core.client.realtime.reader import RealtimeReader
-from bridge.core.client.slots.remote_record import RemoteRecord
 from bridge.core.client.wire.connect import AnyCall, connect
 from bridge.core.client.wire.connection import Deliver
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.events import Event, Joined, Lost, StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
+from bridge.core.client.world.remote_record import RemoteRecord
 from bridge.core.client.world.session import ClientSession
 from bridge.core.client.world.session_states import CONNECTING, ONLINE, ClientState
 from bridge.core.client.world.step_reader import StepMessage

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from bridge.core.client.realtime.answer_buffer import AnswerBuffer
-from bridge.core.client.warn import warn
 from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.extensions import refusal
 from bridge.core.client.world.join_sequence import JoinSequence
@@ -28,6 +27,7 @@ from bridge.core.client.world.session_states import ONLINE, TRANSITIONS, ClientS
 from bridge.core.client.world.step_reader import StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.warn import warn
 from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

@@ -1,0 +1,1 @@
+"""The environments that a user gets: one remote, many as a vector environment, and several agents for PettingZoo."""
