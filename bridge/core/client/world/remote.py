@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 from bridge.core.client.realtime.acting import ActingStream
 from bridge.core.client.realtime.answer_buffer import AnswerBuffer
 from bridge.core.client.realtime.reader import RealtimeReader
+from bridge.core.client.wire.call import Deliver
 from bridge.core.client.wire.connect import AnyCall, connect
-from bridge.core.client.wire.connection import Deliver
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.events import Event, Joined, Lost, StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
