@@ -199,7 +199,7 @@ class ServerOptions:
         if self.record is None:
             return source
         with feature("recording", "record="):
-            from bridge.recording.record import open_journal, recorded
+            from bridge.recording.served import open_journal, recorded
         made: WorldSource = recorded(source, open_journal(self.record))
         return made
 

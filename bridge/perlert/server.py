@@ -183,7 +183,7 @@ async def make_world(
     realtime = RealtimeOptions(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
     source: Any = ParallelSource(env, realtime=realtime, **settings)
     if journal is not None:
-        from bridge.recording.record import recorded
+        from bridge.recording.served import recorded
 
         source = recorded(source, journal)
     return await source.make_world(name, {}, runtime)
@@ -271,7 +271,7 @@ def serve_perlert(
     journal: Any = None
     if record is not None:
         with feature("recording", "record="):
-            from bridge.recording.record import open_journal
+            from bridge.recording.served import open_journal
         journal = open_journal(record)
     # Last: what raises above would leave the port bound.
     ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
