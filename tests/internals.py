@@ -56,8 +56,8 @@ HELPERS = {
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
         """core.encoding.space_json core.encoding.spaces core.gymnasium_versions core.server.registry
         core.server.session core.worlds.base
-        core.worlds.isolated.world core.worlds.multi_agent.joint_steps core.worlds.multi_agent.source
-        core.worlds.realtime.clocked_world core.worlds.source""",
+        core.worlds.isolation core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
+        core.worlds.realtime.clocked_world core.worlds.sources.source""",
     ),
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",

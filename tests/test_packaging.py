@@ -16,7 +16,6 @@ import tarfile
 import types
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -193,64 +192,14 @@ def test_a_package_imports_its_names_when_they_are_asked_for(name):
 # The direction of imports
 
 SANS_IO = {"grpc", "socket", "threading", "asyncio", "time"}
-BASE = {
-    "callers",
-    "clock",
-    "errors",
-    "extras",
-    "finalizers",
-    "forks",
-    "image_files",
-    "keywords",
-    "lazy",
-    "logs",
-    "pb",
-    "progress",
-    "rounds",
-    "server_wait",
-    "samples",
-    "version",
-}
-BASE |= {"warn", "provided", "back_off", "gymnasium_versions", "signals"}
-# What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
-DIRECTIONS = {
-    "encoding": BASE,
-    "transport": BASE - {"pb", "samples"},
-    "worlds": BASE | {"encoding"},
-    "adapters": BASE | {"encoding", "worlds"},
-    "server": BASE | {"encoding", "transport", "worlds"},
-    "client": BASE | {"encoding", "transport"},
-    "wrappers": BASE | {"client", "encoding", "transport"},
-    "perlert": BASE | {"client", "encoding", "server", "transport", "worlds"},
-    "watching": BASE | {"encoding", "worlds"},
-    "recording": BASE | {"adapters", "client", "encoding", "server", "worlds"},
-    "fleet": BASE | {"client", "encoding", "server", "transport", "worlds"},
-    "gateway": BASE | {"client", "encoding", "server", "transport", "worlds"},
-    "dial": BASE | {"client", "server", "transport"},
-    "openenv": BASE | {"client", "encoding", "server", "transport", "worlds"},
-    "testing": BASE | {"client", "encoding", "server", "transport", "worlds"},
-}
-LAZILY = {("client", "perlert"), ("client", "wrappers")}
-LAZILY |= {("client", "openenv"), ("server", "openenv"), ("client", "dial"), ("server", "dial"), ("testing", "dial")}
-LAZILY |= {("worlds", "policies"), ("perlert", "recording")}
-
-
-def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
-    """The statements that run when a module is imported."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield node
-            yield from outside_functions(node)
 
 
 @functools.cache
-def imports_of(name: str, *, lazy: bool = True) -> set[str]:
-    """The modules that a module names in an import, relative ones resolved; `lazy`: inside of functions too."""
+def imports_of(name: str) -> set[str]:
+    """The modules that a module names in an import, relative ones resolved; inside of functions too."""
     package = name if source_of(name).name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
-    for node in ast.walk(tree_of(name)) if lazy else outside_functions(tree_of(name)):
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -263,31 +212,10 @@ def imports_of(name: str, *, lazy: bool = True) -> set[str]:
     return found
 
 
-def parts_of(name: str, *, lazy: bool = True) -> set[str]:
-    """The parts of the package that a module imports."""
-    return {part_of(found) for found in imports_of(name, lazy=lazy) if found.startswith("bridge.")} - {""}
-
-
-def part_of(name: str) -> str:
-    """The part of the package that a module is of: a module or a package of the core or of the page, or a feature."""
-    words = name.split(".")[1:]
-    return (words[1] if len(words) > 1 else "") if words[:1] in (["core"], ["web"]) else words[0] if words else ""
-
-
 @pytest.mark.parametrize("name", OURS)
-def test_imports_point_one_way(name):
-    part = part_of(name)
-    if part in BASE:
-        assert parts_of(name) <= BASE
-    elif part in DIRECTIONS:
-        allowed = DIRECTIONS[part] | {part}
-        assert parts_of(name, lazy=False) <= allowed
-        assert parts_of(name) <= allowed | {to for of, to in LAZILY if of == part}
-    else:
-        assert "cli" not in parts_of(name) or part in ("cli", "__main__")
-        assert "wrappers" not in parts_of(name, lazy=False) or part == "cli"
-    if part != "pb":
-        assert not any(found.split(".")[0] == "dm_env_rpc" for found in imports_of(name))
+def test_no_module_imports_the_public_library_of_the_protocol(name):
+    """Its messages and ours have the same names: both can be in one process, but nothing of ours needs it."""
+    assert not any(found.split(".")[0] == "dm_env_rpc" for found in imports_of(name))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""PERLERT: environments in real time over UDP, for many agents, people among them. See docs/perlert.md."""
+"""PERLERT: environments in real time over UDP, for many agents, people among them. See docs/perlert.md.
+
+May be imported by the composition root.
+"""
 
 from __future__ import annotations
 

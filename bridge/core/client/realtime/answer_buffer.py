@@ -26,7 +26,7 @@ from bridge.errors import RemoteError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["AnswerBuffer", "pays"]
+__all__ = ["AnswerBuffer"]
 
 # Steps in flight beyond those that a round trip has frames, and at most.
 _SPARE, _MOST = 2, 64
@@ -36,11 +36,6 @@ _MOST_ENDS = 2
 _PATIENCE = 5.0
 # How much of the longest round trip is still counted a round trip later.
 _FADING = 0.98
-
-
-def pays(round_trip: float, fps: float) -> bool:
-    """True if a round trip is so long that Steps in flight bring more frames than one after the other."""
-    return round_trip * fps > 0.5
 
 
 class AnswerBuffer:

@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.realtime.reader import merge_latency
 from bridge.core.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.session_states import ClientState
@@ -280,7 +279,10 @@ class Results:
             else:
                 for lane in range(member.lanes):
                     joiner.add(lane_info(rows, lane), start + lane)
-        merge_latency(joiner.infos, times, self.size)
+        if times:
+            from bridge.core.client.realtime.reader import merge_latency  # there are only such of real-time worlds
+
+            merge_latency(joiner.infos, times, self.size)
         return joiner.infos
 
     def own_infos(self) -> list[dict[str, Any]]:

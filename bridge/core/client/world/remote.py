@@ -10,11 +10,8 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bridge.core.client.realtime.acting import ActingStream
-from bridge.core.client.realtime.answer_buffer import AnswerBuffer
-from bridge.core.client.realtime.reader import RealtimeReader
 from bridge.core.client.wire.call import Deliver
 from bridge.core.client.wire.connect import AnyCall, connect
 from bridge.core.client.wire.poller import Poller
@@ -30,6 +27,11 @@ from bridge.core.encoding.tensors import pack_tensor
 from bridge.core.forks import leak
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.acting import ActingStream
+    from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+    from bridge.core.client.realtime.reader import RealtimeReader
 
 __all__ = ["Delivery", "Remote"]
 
@@ -304,6 +306,8 @@ class Remote:
             return
         settings = {"seat": pack_tensor(world.seat)}
         join = pb.JoinWorldRequest(world_name=self.session.world_name, settings=settings)
+        from bridge.core.client.realtime.acting import ActingStream  # few clients need it
+
         self._acting = ActingStream(
             self._connect,
             pb.EnvironmentRequest(join_world=join).SerializeToString(),
