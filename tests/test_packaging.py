@@ -262,6 +262,35 @@ def test_importing_the_package_alone_takes_no_gymnasium_and_registers_once_it_is
     assert done.stdout.splitlines() == ["[]", "bridge/Remote-v0", "bridge.errors bridge.testing"]
 
 
+ONE_PROCESS = """
+import sys
+from bridge import make_remote, make_vec_remote, serve_gym
+
+with serve_gym("CartPole-v1") as server:
+    envs = make_vec_remote(server.url, num_envs=2)
+    env = make_remote(server.url)
+    for each in (envs, env):
+        each.reset(seed=0)
+        each.step(each.action_space.sample())
+        each.close()
+print(*sorted(name for name in sys.modules if name.split(".")[0] == "bridge"))
+"""
+MOST_MODULES = 178
+"""The most modules of `bridge` that a server and its clients in one process load; 120 are aimed at, so lower it."""
+LOADED_NOT_YET = {"bridge.web", "bridge.core.worlds.realtime"}
+"""Packages that they load without a use for them: to be mended, so none is added."""
+
+
+def test_a_server_in_lock_step_and_its_clients_load_few_modules_and_none_of_what_they_do_not_use():
+    done = subprocess.run([sys.executable, "-c", ONE_PROCESS], capture_output=True, text=True, timeout=60, check=True)
+    loaded = done.stdout.split()
+    unused = {"bridge.core.client.realtime", "bridge.core.worlds.isolated", "bridge.core.worlds.realtime"}
+    unused |= {f"bridge.{name}" for name in ("dial", "fleet", "openenv", "perlert", "policies", "recording", "testing")}
+    unused |= {"bridge.cli", "bridge.core.worlds.multi_agent", "bridge.web", "bridge.wrappers"}
+    assert unused.intersection(loaded) == LOADED_NOT_YET
+    assert len(loaded) <= MOST_MODULES
+
+
 def test_a_name_that_the_package_does_not_have_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'bridge' has no attribute 'nothing'"):
         _ = bridge.nothing

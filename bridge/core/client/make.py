@@ -93,7 +93,7 @@ def make_vec_remote(
             slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
             with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name;
             `listen://HOST:PORT`, where servers dial in, with the token and the `TLS(certificate=…, key=…)` of this
-            end; or an object with a method `endpoints`, as `bridge.core.client.endpoints.Directory`. `perlert://` URLs
+            end; or an object with a method `endpoints`, as `bridge.Directory`. `perlert://` URLs
             give a `bridge.perlert.PerlertVectorEnv`, `openenv://` URLs a `bridge.openenv.env.OpenEnvVectorEnv`.
         blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.

@@ -18,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.core.client.wire.call import ClientCall
-from bridge.core.client.wire.dialed import Dialed, DialedIn
 from bridge.core.client.wire.dialer import Dialer
 from bridge.core.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.core.client.wire.poller import Poller
@@ -32,6 +31,7 @@ from bridge.core.transport.tls import Tls, client_context, explain
 from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
 
 if TYPE_CHECKING:
+    from bridge.core.client.wire.dialed import Dialed, DialedIn
     from bridge.core.client.wire.websocket_client import WebSocketClient
 
 __all__ = ["ClientConnection", "connection_to"]
@@ -128,6 +128,8 @@ class ClientConnection:
                 self.flush()
                 return
             if self._address.dialed:
+                from bridge.core.client.wire.dialed import DialedIn  # few clients have such servers
+
                 self._dialer = DialedIn(self._address, self.poller, self._dialed_in, self._failed)
             else:
                 self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)
