@@ -35,8 +35,8 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         >>> from bridge.wrappers import SB3VecEnv
         >>> from stable_baselines3 import PPO
         >>> from stable_baselines3.common.vec_env import VecMonitor
-        >>> with serve_gym("CartPole-v1", num_envs=8) as server:
-        ...     envs = VecMonitor(SB3VecEnv(make_vec_remote(server.url)))
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     envs = VecMonitor(SB3VecEnv(make_vec_remote(server.url, num_envs=8, blocking=True)))
         ...     model = PPO("MlpPolicy", envs, n_steps=32, device="cpu").learn(256)
         ...     envs.close()
 
