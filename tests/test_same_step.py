@@ -5,6 +5,7 @@ What a client gets then is what it gets by a Reset of the lanes that ended, and 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -21,6 +22,7 @@ from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, SpaceEnv
+from bridge.web.gateway import serve_gateway
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical, direct_registry, direct_session, gym_source, sampled
 
@@ -327,3 +329,36 @@ def test_a_reset_during_a_step_loses_no_remark_on_the_beginnings_that_nobody_rea
         assert observations.tolist() == [[4, 0]] * 2
         assert envs.step(zeros)[0].tolist() == [[5, 0]] * 2
         envs.close()
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a token": ({"token": "s3cret"}, {"token": "s3cret"}),
+    "grpcio": ({}, {"transport": "grpcio"}),
+    "a server on grpcio": ({"transport": "grpcio"}, {}),
+    "gzip": ({}, {"compression": "gzip"}),
+    "WebSocket": ({"web": True}, {}),
+    "a process": ({"isolation": "process"}, {}),
+    "threads": ({"thread_safe": True}, {}),
+    "processes of lanes": ({"num_envs": 3, "vectorization_mode": "async"}, {}),
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS, "a gateway"])
+def test_episodes_are_those_of_worlds_by_every_way(way: str) -> None:
+    def play(url: str, lanes: bool, keywords: dict[str, Any]) -> list[Any]:
+        given = {} if "vectorization_mode" in served and lanes else {"num_envs": 3, "lanes": lanes}
+        envs = make_vec_remote(url, blocking=True, autoreset_mode="SameStep", **given, **keywords)
+        actions = np.random.default_rng(2).integers(2, size=(60, 3))
+        found = [envs.reset(seed=4), *(envs.step(row) for row in actions)]
+        envs.close()
+        return found
+
+    served, keywords = WAYS.get(way, ({}, {}))
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serve_gym("CartPole-v1", **served))
+        plain = stack.enter_context(serve_gym("CartPole-v1"))
+        url = server.url if way != "a gateway" else stack.enter_context(serve_gateway([server.url])).url
+        mine = play(url.replace("grpc:", "ws:").partition("#")[0] if way == "WebSocket" else url, True, keywords)
+        theirs = play(plain.url, False, {})
+    assert sum(int(step[2].sum()) for step in mine[1:]) > 3
+    assert_identical(mine, theirs)
