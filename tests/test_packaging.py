@@ -596,19 +596,19 @@ def at_import(body):
                 yield from (name for one in getattr(node, "handlers", []) for name in at_import(one.body))
 
 
-def imports_of_tests(files):
+def imports_of_tests(files, root=ROOT):
     """What files of `tests`, and the modules of it that they import, import of elsewhere: names, each with a file."""
-    found, waiting = {}, [ROOT / file for file in files]
+    found, waiting = {}, [root / file for file in files]
     seen = set(waiting)
     while waiting:
         file = waiting.pop()
         for name in at_import(ast.parse(file.read_text("utf-8")).body):
             if name.split(".")[0] != "tests":
-                found.setdefault(name.split(".")[0], file.relative_to(ROOT))
+                found.setdefault(name.split(".")[0], file.relative_to(root))
                 continue
-            place = ROOT.joinpath(*name.split("."))
+            place = root.joinpath(*name.split("."))
             near = [place.with_suffix(".py"), *(folder / "__init__.py" for folder in (place, *place.parents))]
-            further = {one for one in near if one.is_file() and one.is_relative_to(ROOT / "tests")} - seen
+            further = {one for one in near if one.is_file() and one.is_relative_to(root / "tests")} - seen
             seen |= further
             waiting += further
     return found
@@ -630,8 +630,7 @@ def test_the_core_tests_import_what_their_extra_brings_and_no_more():
     assert foreign == {}
 
 
-def test_an_import_of_a_core_test_is_found_through_the_modules_of_tests_that_it_imports(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+def test_an_import_of_a_core_test_is_found_through_the_modules_of_tests_that_it_imports(tmp_path):
     for name, text in {
         "__init__": "",
         "test_one": "import numpy\nfrom tests import near\nfrom tests.far import thing\n",
@@ -640,7 +639,7 @@ def test_an_import_of_a_core_test_is_found_through_the_modules_of_tests_that_it_
     }.items():
         (tmp_path / "tests").mkdir(exist_ok=True)
         (tmp_path / "tests" / f"{name}.py").write_text(text, "utf-8")
-    assert {name: file.name for name, file in imports_of_tests(["tests/test_one.py"]).items()} == {
+    assert {name: file.name for name, file in imports_of_tests(["tests/test_one.py"], tmp_path).items()} == {
         "numpy": "test_one.py",
         "pettingzoo": "far.py",
     }
