@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bridge import Limits
+from bridge import ClientCredentials, Limits
 from bridge.cli import program
 from bridge.core.client.envs.vector_env import slots_of
 from bridge.core.client.wire.connect import connect
@@ -30,7 +30,6 @@ from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
 from bridge.core.transport.address import parse_address
-from bridge.core.transport.credentials import ClientCredentials
 
 
 def new_poller() -> Any:

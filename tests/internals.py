@@ -38,6 +38,7 @@ VOCABULARY = {
     "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
     "bridge.core.rounds": "the states of players who gather and play, of a lobby and of a match",
     "bridge.core.transport.frames": "HTTP/2's frames and events",
+    "bridge.core.transport.credentials": "the variable that holds a token, and how a secret is written",
 }
 """Internal modules that any test may import, each with the reason: names and values as they are on the wire."""
 
