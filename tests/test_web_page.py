@@ -169,7 +169,7 @@ def test_stopping_in_a_world_of_one_s_own_leaves_no_world_and_no_error(opened):
         page = opened(server.web_url)
         says(page, "#stage-title", "Paddle")  # of the server, while there is no world
         page.click("#begin")
-        says(page, "#worlds", "● agent")
+        says(page, "#worlds", "● person")
         page.keyboard.press("Escape")
         page.wait_for_selector("#no-worlds")
         page.wait_for_selector("#empty")
@@ -335,16 +335,22 @@ def test_a_real_time_world_that_stands_still_is_said_with_its_age(opened):
         page.click("#begin")
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
         assert page.is_hidden("#stall")
+        assert page.text_content("#stall") == ""
         Stalling.goes.clear()
         try:
             says(page, "#stall", "No picture for 2 s: the world stands still")
             assert page.is_visible("#stall")
-            says(page, "#announcement", "No new picture comes.")
             says(page, "#stall", "No picture for 3 s")
+            # One sentence: what is read aloud is what is seen, without seconds, or it would be read again with each.
+            assert page.text_content("#announcement") == ""
+            aloud = page.evaluate("""() => [...document.querySelectorAll("#stall :not([aria-hidden])")]
+                .map((part) => part.textContent).join("")""")
+            assert aloud == "No picture: the world stands still, or the connection does"
+            assert page.get_attribute("#stall", "role") == "status"
         finally:
             Stalling.goes.set()
-        shows(page, "() => document.getElementById('stall').hidden")
-        shows(page, "() => document.getElementById('announcement').textContent === ''")
+        shows(page, "() => document.getElementById('stall').textContent === ''")
+        assert page.is_hidden("#stall")
 
 
 class Car(Paddle):
@@ -699,7 +705,9 @@ def test_the_seats_of_many_agents_are_counted(opened):
     with serve_parallel(Crowd, web=True, fps=20) as server:
         page = opened(server.web_url)
         page.click("#begin")
-        says(page, "#worlds", "● upper1 of 12 seats taken")
+        says(page, "#badge", "playing")
+        name = page.evaluate("() => localStorage.getItem('name')")
+        says(page, "#worlds", f"● upper: {name}1 of 12 seats taken")
         assert page.locator("#worlds .chip").count() <= 3
 
 
