@@ -923,3 +923,29 @@ def test_fullscreen_has_the_picture_and_its_buttons(opened):
         shows(page, "() => document.fullscreenElement?.id === 'stage'")
         page.get_by_role("button", name="Fullscreen").click()
         shows(page, "() => document.fullscreenElement === null")
+
+
+def test_a_picture_costs_one_drawing_of_the_page_and_no_new_layout(opened):
+    """It asked for a frame of the browser to be decoded in, and wrote a figure: the page was drawn twice for each."""
+    with serve_gym(Paddle, web=True, fps=60) as server:
+        page = opened("about:blank")
+        page.add_init_script("""
+          window.frames_asked = window.ages = 0;
+          const ask = window.requestAnimationFrame.bind(window);
+          window.requestAnimationFrame = (then) => { window.frames_asked += 1; return ask(then); };
+        """)
+        page.goto(server.web_url)
+        page.click("#begin")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        before = page.evaluate("""() => {
+          const canvas = document.getElementById("canvas");
+          window.count = () => [window.ages, window.frames_asked, Number(canvas.dataset.pictures)];
+          new MutationObserver((all) => { window.ages += all.length; })
+            .observe(document.getElementById("age"), {childList: true, characterData: true, subtree: true});
+          return window.count();
+        }""")
+        # Looked at by a clock: Playwright asks for frames otherwise.
+        page.wait_for_function(f"() => window.count()[2] > {before[2]} + 90", polling=100)
+        ages, asked, pictures = (now - then for now, then in zip(page.evaluate("window.count()"), before, strict=True))
+        assert ages < pictures / 2
+        assert asked == 0
