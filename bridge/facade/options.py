@@ -191,7 +191,7 @@ class ServerOptions:
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
-            observers=(*self.observers, *_gallery(bounds)),
+            observers=(*self.observers, *_gallery(bounds, page)),
         )
 
     def _recorded(self, source: WorldSource) -> WorldSource:
@@ -204,10 +204,11 @@ class ServerOptions:
         return made
 
 
-def _gallery(bounds: Limits) -> Sequence[Observer]:
+def _gallery(bounds: Limits, page: Web | None) -> Sequence[Observer]:
     """Return what lets clients watch and take over, where this installation has it."""
     if not has_feature("web"):
         return ()
     from bridge.web.watching.agents import Gallery
 
-    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout),)
+    # Programs watch, and take pictures, where there is no page, too.
+    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout, (page or Web()).quality),)
