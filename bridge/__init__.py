@@ -9,9 +9,10 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
+    from bridge.core.client.endpoints import Directory, Endpoint
     from bridge.core.client.env import RemoteEnv
-    from bridge.core.client.make import make_remote, make_vec_remote
     from bridge.core.client.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
     from bridge.core.client.vector_env import RemoteVectorEnv
     from bridge.core.encoding.space_json import register_space
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
+    from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.recording.record import Recording
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = [
     "TLS",
     "Auth",
+    "Directory",
+    "Endpoint",
     "Episode",
     "Episodes",
     "Limits",
@@ -43,6 +47,7 @@ __all__ = [
     "RemoteEnv",
     "RemoteParallelEnv",
     "RemoteVectorEnv",
+    "Scheme",
     "Server",
     "SlotState",
     "TimeAction",
@@ -72,12 +77,16 @@ register_remote()
 provide(
     serve_gym="bridge.facade.serve:serve_gym",
     groups="bridge.facade.options:GROUPS",
+    make_vec_remote="bridge.facade.make:make_vec_remote",
+    other_schemes="bridge.facade.schemes:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
     "Auth": "bridge.core.server.auth",
+    "Directory": "bridge.core.client.endpoints",
+    "Endpoint": "bridge.core.client.endpoints",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
     "Limits": "bridge.core.server.limits",
@@ -89,6 +98,7 @@ _PLACES = {
     "RemoteEnv": "bridge.core.client.env",
     "RemoteParallelEnv": "bridge.core.client.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.vector_env",
+    "Scheme": "bridge.core.client.schemes",
     "Server": "bridge.core.server.server",
     "SlotState": "bridge.core.client.slots.slot",
     "TLS": "bridge.core.transport.credentials",
@@ -96,8 +106,8 @@ _PLACES = {
     "Web": "bridge.core.server.web_site",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.core.client.parallel_env",
-    "make_remote": "bridge.core.client.make",
-    "make_vec_remote": "bridge.core.client.make",
+    "make_remote": "bridge.facade.make",
+    "make_vec_remote": "bridge.facade.make",
     "register_space": "bridge.core.encoding.space_json",
     "serve": "bridge.facade.blocking",
     "serve_gym": "bridge.facade.serve",

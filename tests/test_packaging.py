@@ -212,7 +212,7 @@ BASE = {
     "version",
 }
 BASE |= {"provided", "back_off", "gymnasium_versions", "plugins", "signals"}
-# What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
+# What each package imports beside itself.
 DIRECTIONS = {
     "encoding": BASE,
     "transport": BASE - {"pb", "samples"},
@@ -230,8 +230,7 @@ DIRECTIONS = {
     "openenv": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "testing": BASE | {"client", "encoding", "server", "transport", "worlds"},
 }
-LAZILY = {("client", "perlert"), ("client", "wrappers")}
-LAZILY |= {("client", "openenv"), ("server", "openenv"), ("client", "dial"), ("server", "dial"), ("testing", "dial")}
+LAZILY = {("server", "openenv"), ("server", "dial"), ("testing", "dial")}
 LAZILY |= {("worlds", "policies"), ("perlert", "recording")}
 
 

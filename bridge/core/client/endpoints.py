@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from bridge.core.client.schemes import Scheme
 from bridge.core.forks import forget_in_child
 from bridge.core.logs import SafeLog
-from bridge.core.transport.address import Address, parse_address
+from bridge.core.transport.address import Address, parse_address, scheme_of
 from bridge.errors import AddressError, RemoteTimeoutError, SettingError, shown_url
 
-__all__ = ["Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "Kind", "as_directory", "kind_of"]
+__all__ = ["DIRECTORIES", "Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "Kind"]
+__all__ += ["as_directory", "kind_of"]
 
 _log = SafeLog(__name__)
 _PERIOD = 5.0
@@ -55,7 +57,7 @@ class Endpoint:
     @functools.cached_property
     def kind(self) -> Kind:
         """The environment, settings and agent of its URL; only endpoints of one kind replace each other."""
-        return kind_of(parse_address(self.url))
+        return kind_of(parse_address(self.url, listed=True))
 
     @property
     def key(self) -> str:
@@ -104,7 +106,7 @@ class FileDirectory:
             if not text:
                 continue
             try:
-                parse_address(text)
+                parse_address(text, listed=True)
             except AddressError as error:
                 raise AddressError(text, f"{error.reason} (line {number} of {self.path})") from None
             found.append(Endpoint(text))
@@ -146,24 +148,37 @@ class DnsDirectory:
         return [Endpoint(url) for url in urls]
 
 
+def _open_file(url: str) -> FileDirectory:
+    path = url.strip().partition("://")[2]
+    if not path.startswith("/"):
+        raise AddressError(url, "a file of URLs is named by its absolute path: file:///PATH, with three slashes")
+    return FileDirectory(unquote(path))
+
+
+def _open_dns(url: str) -> DnsDirectory:
+    scheme, _, rest = url.strip().partition("://")
+    parse_address(f"{_DNS[scheme.lower()]}://{rest}")
+    return DnsDirectory(url.strip())
+
+
+DIRECTORIES = (
+    Scheme(names=("file",), description="a file with a URL a line", make_directory=_open_file, lanes=True),
+    Scheme(names=tuple(_DNS), description="every address of a host name", make_directory=_open_dns, lanes=True),
+)
+"""The schemes of the directories that the core has."""
+
+
 def as_directory(urls: Any) -> Directory | None:
-    """Return the directory that `make_vec_remote` was given: an object, `file://…` or `grpc[s]+dns://…`; None: none.
+    """Return the directory that `make_vec_remote` was given: an object, or a URL of `DIRECTORIES`; None: none.
 
     Raises:
         AddressError: The URL of a directory cannot be read.
     """
     if not isinstance(urls, str):
         return urls if isinstance(urls, Directory) else None
-    text = urls.strip()
-    scheme, _, rest = text.partition("://")
-    if scheme == "file":
-        if not rest.startswith("/"):
-            raise AddressError(urls, "a file of URLs is named by its absolute path: file:///PATH, with three slashes")
-        return FileDirectory(unquote(rest))
-    if scheme in _DNS:
-        parse_address(f"{_DNS[scheme]}://{rest}")
-        return DnsDirectory(text)
-    return None
+    scheme = scheme_of(urls)
+    makers = (each.make_directory for each in DIRECTORIES if scheme in each.names)
+    return next((make(urls) for make in makers if make is not None), None)
 
 
 class EndpointWatch:
@@ -253,7 +268,7 @@ class EndpointWatch:
         try:
             found = tuple(self.directory.endpoints())
             for endpoint in found:  # what is none raises here, and not in somebody's step
-                parse_address(endpoint.url)
+                parse_address(endpoint.url, listed=True)
             # An empty list changes nothing: it may be of a file that is being written, and no slot could go anywhere by
             # it.
             if found:

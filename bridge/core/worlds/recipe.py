@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from bridge.core.plugins import for_a_client
 from bridge.core.worlds.base import answer_to
 from bridge.core.worlds.isolated.world import start_method
 from bridge.core.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
@@ -80,6 +81,8 @@ class EnvRecipe:
     """The adapters that wrap each environment, the innermost first."""
     hands_over: bool = False
     """True: LanesAlreadyError holds the vector environment that was made in vain, for the world that is made next."""
+    of_client: bool = False
+    """True: some of `kwargs` are what a client sent."""
 
     @classmethod
     def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
@@ -138,9 +141,9 @@ class EnvRecipe:
         mode = read_choice(settings, "vectorization_mode", modes, "CreateWorld")
         num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
         spec = self._resolve(env_id)
-        return dataclasses.replace(
-            self, spec=spec, patterns=(), num_envs=num_envs, vectorization_mode=mode, kwargs=kwargs
-        )
+        read: dict[str, Any] = {"num_envs": num_envs, "vectorization_mode": mode, "kwargs": kwargs}
+        of_client = any(name.partition(".")[0] == "kwargs" for name in settings)
+        return dataclasses.replace(self, spec=spec, patterns=(), of_client=of_client, **read)
 
     def _resolve(self, env_id: str | None) -> EnvSpec | None:
         """Find the environment that a client names among those that are served."""
@@ -165,7 +168,11 @@ class EnvRecipe:
         Raises:
             RequestError: It could not be made.
         """
-        return constructed(self.title, self.kwargs, self._make, self._constructor)
+        before = for_a_client.set(self.of_client)
+        try:
+            return constructed(self.title, self.kwargs, self._make, self._constructor)
+        finally:
+            for_a_client.reset(before)
 
     def _make(self) -> GymEnv | Lanes:
         if self.factory is not None:
