@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -81,6 +82,7 @@ class BlockingKeywords(VectorKeywords, total=False):
     step_timeout: float | None
 
 
+_WAITING = ("timeout", "wait_for_server")
 # Those of `BlockingReset`, by the names that they have here.
 _OF_BLOCKING = BlockingKeywords.__annotations__.keys() - VectorKeywords.__annotations__.keys()
 
@@ -160,8 +162,8 @@ def make_vec_remote(
             with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name;
             `listen://HOST:PORT`, where servers dial in, with the token and the `TLS(certificate=…, key=…)` of this
             end; or an object with a method `endpoints`, as `bridge.Directory`. `perlert://` URLs give a
-            `bridge.perlert.PerlertVectorEnv`, `openenv://` URLs a `bridge.openenv.env.OpenEnvVectorEnv`. Other packages
-            may have further schemes (docs/plugins.md). The URLs of a list are of one kind.
+            `bridge.perlert.PerlertVectorEnv`, of `openenv://` each slot has a `bridge.openenv.env.OpenEnvEnv`. Other
+            packages may have further schemes (docs/plugins.md). The URLs of a list are of one kind.
         blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
             Since the slots wait for each other, one world of `num_envs` lanes may fill them, as `lanes` says. Then a
@@ -218,23 +220,44 @@ def _vector_maker(
         open_directory = partial(scheme.make_directory, plain[0], **own)
         _check_taken(title, name, scheme.make_directory, own)
         return partial(_watching, open_directory, waits_for_all=waits_for_all, **fewer)
-    if scheme.make_vector_env is None:
-        raise SettingError(
-            f"{name}:// URLs ({scheme.description}) are for make_remote alone, got make_vec_remote({given!r:.200})"
-        )
     if not scheme.lanes and fewer.pop("lanes", None):
         raise SettingError(
             f"lanes=True is for servers of dm_env_rpc, {name}:// has no worlds of lanes: leave lanes out"
         )
+    if scheme.make_vector_env is None:
+        return _hosted(name, scheme, plain, fewer, own)
     _check_taken(title, name, scheme.make_vector_env, {**fewer, **own})
     if scheme.lanes and waits_for_all:
         fewer["waits_for_all"] = True
     return partial(scheme.make_vector_env, plain, **fewer, **own)
 
 
+def _hosted(
+    name: str, scheme: Scheme, urls: list[str], keywords: dict[str, Any], own: Mapping[str, Any]
+) -> Callable[[], RemoteVectorEnv]:
+    """Return what makes slots of a scheme that makes one environment, behind a server in this process."""
+    assert scheme.make_env is not None, "it makes something, as `Scheme` has checked"
+    # It imports what serves, which clients of other servers do without.
+    from bridge.facade.hosted import HostedVectorEnv
+
+    of_remote = {field.name for field in dataclasses.fields(EnvOptions)} | FeatureKeywords.__annotations__.keys()
+    of_env = {key: value for key, value in keywords.items() if key in of_remote} | dict(own)
+    # Waiting is of both: the environments wait for their server, and the slots for the environments.
+    of_slots = {key: value for key, value in keywords.items() if key not in of_remote or key in _WAITING}
+    of_env.pop("wait_for_server", None)
+    if not _takes(scheme.make_env, "timeout"):
+        of_env.pop("timeout", None)
+    _check_taken("make_vec_remote", name, scheme.make_env, of_env)
+    return partial(HostedVectorEnv, scheme.make_env, urls, of_env, **of_slots)
+
+
 def _watching(open_directory: Callable[[], Directory], **keywords: Any) -> RemoteVectorEnv:
     """Return slots on the servers of a directory that a scheme opens, and that ends with them."""
     directory = open_directory()
+    if not isinstance(directory, Directory):
+        raise SettingError(
+            f"expected make_directory to return an object with a method endpoints, got {directory!r:.80}"
+        )
     close = getattr(directory, "close", None)
     if close is None:
         return RemoteVectorEnv(directory, **keywords)
@@ -282,9 +305,11 @@ def _check_own(
 
 def _check_taken(function: str, name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise TypeError where a scheme's function does not take what the user gave."""
-    parameters = inspect.signature(make).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
     for keyword in given:
-        if keyword not in parameters:
+        if not _takes(make, keyword):
             raise TypeError(f"{function}() takes no {keyword}= with {name}:// URLs")
+
+
+def _takes(make: Callable[..., Any], keyword: str) -> bool:
+    parameters = inspect.signature(make).parameters
+    return keyword in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.core.client.schemes import Scheme
-from bridge.openenv.env import OpenEnvEnv, OpenEnvVectorEnv
+from bridge.openenv.env import OpenEnvEnv
 
 __all__ = ["SCHEME"]
 
@@ -11,7 +11,6 @@ SCHEME = Scheme(
     names=("openenv", "openenvs"),
     description="a server of OpenEnv",
     make_env=OpenEnvEnv,
-    make_vector_env=OpenEnvVectorEnv,
     keywords={
         "action_space": "the actions' space; None: as the server's schema says",
         "observation_space": "the observations' space; None: as the server's schema says",

@@ -48,8 +48,9 @@ class Scheme:
             for `make_remote`.
         make_vector_env: `make_vector_env(urls, **keywords)` returns what `make_vec_remote` does, a
             `gymnasium.vector.VectorEnv`. `urls` is a list of one URL or more, all of this scheme: one that is mixed
-            with URLs of other schemes is refused before. None: `make_directory`, or its URLs are not for
-            `make_vec_remote`.
+            with URLs of other schemes is refused before. None: `make_directory`, if there is one; else each slot has an
+            environment of `make_env`, all of them behind a server in this process. Then `make_env` is called by several
+            threads, and gets the keywords that it does for `make_remote`, but for `wait_for_server`.
         make_directory: `make_directory(url, **own_keywords)` returns a `bridge.Directory` of servers of dm_env_rpc,
             which `make_vec_remote` watches while they come and go; such a URL is given alone, not in a list. The
             keywords of `make_vec_remote` are for its servers, and it gets its own ones. If it has a method `close`,
