@@ -142,6 +142,13 @@ def test_a_feature_imports_nothing_that_stands_above_it(feature):
     assert [each for each in found if is_in(each.target, ABOVE)] == []
 
 
+@pytest.mark.parametrize("folder", ["bridge/core/client", "bridge/core/transport"])
+def test_the_client_and_the_transport_import_no_feature_and_nothing_that_stands_above(folder):
+    found = [each for path in files() if is_in(path, folder) for each in imports(path)]
+    assert len(found) > 20
+    assert [each for each in found if feature_of(each.target) or is_in(each.target, (*ABOVE, "wrappers"))] == []
+
+
 def test_imports_are_told_apart_by_when_they_run(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.test_feature_edges.ROOT", tmp_path)
     for name in ("bridge", "bridge/dial", "bridge/fleet"):
