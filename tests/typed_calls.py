@@ -17,7 +17,7 @@ def mistakes(url: str) -> None:
     make_remote(url, role="viewer")  # pyright: ignore[reportArgumentType]
     make_remote(url, scheme_options=["names_file"])  # pyright: ignore[reportArgumentType]
     make_remote(url, names_file="names.json")  # pyright: ignore[reportCallIssue]
-    make_vec_remote(url, scheme_options="names.json")  # pyright: ignore[reportCallIssue, reportArgumentType]
+    make_vec_remote(url, scheme_options="names.json")  # pyright: ignore[reportArgumentType]
     make_vec_remote(url, num_env=4)  # pyright: ignore[reportCallIssue]
     make_vec_remote(url, on_lost="wait")  # pyright: ignore[reportCallIssue]
     make_vec_remote(url, blocking=True, on_lost="waits")  # pyright: ignore[reportArgumentType]
