@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 
 import bridge
-from bridge import Endpoint, RemoteEnv, RemoteVectorEnv, Scheme, Server, make_remote, make_vec_remote, serve_gym
+from bridge import (
+    Endpoint,
+    RemoteEnv,
+    RemoteVectorEnv,
+    Scheme,
+    Server,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+    serve_parallel,
+)
 from bridge.cli import main
 from bridge.core.client.endpoints import FileDirectory
 from bridge.core.client.servers import CORE_SCHEMES
@@ -323,16 +333,19 @@ def test_other_schemes_of_ours_are_refused_in_a_directory_too() -> None:
 
 def test_a_client_of_a_server_has_no_package_imported(install: Install) -> None:
     install("evil-package", {"evil": "evil_module:SCHEME"}, evil_module=EVIL)
-    with serve_gym("bridge/Remote-v0", vectorization_mode="vector_entry_point", num_envs=2) as server:
-        refused = pytest.raises(RefusedError, match="evil of the package evil-package is not imported because a client")
-        with refused:
+    refused = "evil of the package evil-package is not imported because a client names it"
+    isolations: list[Any] = [None, "process"]
+    for isolation in isolations:
+        served = serve_gym("bridge/Remote-v0", vectorization_mode="vector_entry_point", num_envs=2, isolation=isolation)
+        with served as server, pytest.raises(RefusedError, match=refused):
             make_vec_remote(server.url, env_kwargs={"urls": "evil://x"})
 
     def relay(urls: str = "") -> Any:
         return make_vec_remote(urls, blocking=True)
 
-    with serve_gym(relay) as server, pytest.raises(RefusedError, match="is not imported because a client"):
-        make_vec_remote(f"{server.url}?kwargs.urls=evil://x")
+    for serve in (serve_gym, serve_parallel):
+        with serve(relay) as server, pytest.raises(RefusedError, match=refused):
+            make_vec_remote(f"{server.url}?kwargs.urls=evil://x")
     assert "evil_module" not in sys.modules
 
 

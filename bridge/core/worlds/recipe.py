@@ -18,7 +18,7 @@ from bridge.core.plugins import for_a_client
 from bridge.core.worlds.base import answer_to
 from bridge.core.worlds.isolated.world import start_method
 from bridge.core.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
-from bridge.core.worlds.settings import Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
+from bridge.core.worlds.settings import SentKwargs, Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
 from bridge.errors import Code, RequestError, SettingError
 
 __all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "LanesAlreadyError", "constructed"]
@@ -81,8 +81,6 @@ class EnvRecipe:
     """The adapters that wrap each environment, the innermost first."""
     hands_over: bool = False
     """True: LanesAlreadyError holds the vector environment that was made in vain, for the world that is made next."""
-    of_client: bool = False
-    """True: some of `kwargs` are what a client sent."""
 
     @classmethod
     def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
@@ -141,9 +139,9 @@ class EnvRecipe:
         mode = read_choice(settings, "vectorization_mode", modes, "CreateWorld")
         num_envs = _count(settings, "num_envs", self.max_lanes) or self.num_envs
         spec = self._resolve(env_id)
-        read: dict[str, Any] = {"num_envs": num_envs, "vectorization_mode": mode, "kwargs": kwargs}
-        of_client = any(name.partition(".")[0] == "kwargs" for name in settings)
-        return dataclasses.replace(self, spec=spec, patterns=(), of_client=of_client, **read)
+        return dataclasses.replace(
+            self, spec=spec, patterns=(), num_envs=num_envs, vectorization_mode=mode, kwargs=kwargs
+        )
 
     def _resolve(self, env_id: str | None) -> EnvSpec | None:
         """Find the environment that a client names among those that are served."""
@@ -168,11 +166,7 @@ class EnvRecipe:
         Raises:
             RequestError: It could not be made.
         """
-        before = for_a_client.set(self.of_client)
-        try:
-            return constructed(self.title, self.kwargs, self._make, self._constructor)
-        finally:
-            for_a_client.reset(before)
+        return constructed(self.title, self.kwargs, self._make, self._constructor)
 
     def _make(self) -> GymEnv | Lanes:
         if self.factory is not None:
@@ -288,13 +282,14 @@ def constructed(
 
     Args:
         title: The environment, for the message.
-        kwargs: The arguments, for the message.
+        kwargs: The arguments, for the message. While `make` runs, `for_a_client` says whether a client sent some.
         make: Calls its constructor.
         constructor: Asked after a TypeError: the constructor, or the name of it, and the arguments that it got.
 
     Raises:
         RequestError: INVALID_ARGUMENT, it does not take the arguments; else as `answer_to`.
     """
+    before = for_a_client.set(isinstance(kwargs, SentKwargs))
     try:
         return make()
     except RequestError:
@@ -307,6 +302,8 @@ def constructed(
             raise answer_to("its construction", error) from error
         text = f"{title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}"
         raise RequestError(Code.INVALID_ARGUMENT, text) from error
+    finally:
+        for_a_client.reset(before)
 
 
 def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:
