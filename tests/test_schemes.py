@@ -420,7 +420,8 @@ def test_no_package_takes_the_place_of_a_scheme_of_ours(install: Install) -> Non
 def test_an_unknown_scheme_is_told_with_all_that_there_are_and_nothing_is_imported(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install("evil-package", {"evil": "evil_module:SCHEME"}, evil_module=EVIL)
+    # What takes the place of none is not told as if it did.
+    install("evil-package", {"evil": "evil_module:SCHEME", "perlert": "evil_module:SCHEME"}, evil_module=EVIL)
     expected = (
         "the scheme 'gprc' is none of grpc, grpcs, ws, wss, unix (make_remote and make_vec_remote also take perlert, "
         "openenv and openenvs, make_vec_remote file, grpc+dns, grpcs+dns and listen; installed are also evil of the "

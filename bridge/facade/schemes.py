@@ -63,13 +63,10 @@ def other_schemes() -> str:
     both = [name for name, folder in _OF_BOTH.items() if has_feature(folder)]
     vector = [name for name, scheme in CORE_SCHEMES.items() if scheme.make_directory is not None]
     vector += [name for name, folder in _OF_VECTORS.items() if has_feature(folder)]
-    text = (
-        f"make_remote and make_vec_remote also take {_listed(both)}, make_vec_remote"
-        if both
-        else "make_vec_remote takes"
-    )
-    text += f" {_listed(vector)}"
-    packages = [f"{name} of the package {package_of(entries)}" for name, entries in found(GROUP).items()]
+    of_both = f"make_remote and make_vec_remote also take {_listed(both)}, " if both else ""
+    text = f"{of_both}make_vec_remote{'' if both else ' also takes'} {_listed(vector)}"
+    others = {name: entries for name, entries in found(GROUP).items() if name not in (*CORE_SCHEMES, *FEATURES)}
+    packages = [f"{name} of the package {package_of(entries)}" for name, entries in others.items()]
     installed = f"; installed are also {', '.join(packages)}" if packages else ""
     return f" ({text}{installed})"
 
