@@ -9,7 +9,7 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
-    from bridge.core.client.endpoints import Directory, Endpoint
+    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory
     from bridge.core.client.env import RemoteEnv
     from bridge.core.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.schemes import Scheme
@@ -35,9 +35,11 @@ __all__ = [
     "TLS",
     "Auth",
     "Directory",
+    "DnsDirectory",
     "Endpoint",
     "Episode",
     "Episodes",
+    "FileDirectory",
     "Limits",
     "Listener",
     "Observer",
@@ -86,9 +88,11 @@ provide(
 _PLACES = {
     "Auth": "bridge.core.server.auth",
     "Directory": "bridge.core.client.endpoints",
+    "DnsDirectory": "bridge.core.client.endpoints",
     "Endpoint": "bridge.core.client.endpoints",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
+    "FileDirectory": "bridge.core.client.endpoints",
     "Limits": "bridge.core.server.limits",
     "Listener": "bridge.core.worlds.observers",
     "Observer": "bridge.core.worlds.observers",

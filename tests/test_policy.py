@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bridge.core.client.endpoints import Endpoint
+from bridge import Endpoint
 from bridge.core.client.slots.placement import Placement
 from bridge.core.client.slots.policy import (
     AddSpare,

@@ -18,6 +18,7 @@ import pytest
 import bridge
 from bridge import (
     Endpoint,
+    FileDirectory,
     RemoteEnv,
     RemoteVectorEnv,
     Scheme,
@@ -28,10 +29,7 @@ from bridge import (
     serve_parallel,
 )
 from bridge.cli import main
-from bridge.core.client.endpoints import FileDirectory
-from bridge.core.client.servers import CORE_SCHEMES
 from bridge.errors import AddressError, RefusedError, SettingError
-from bridge.facade.make import FeatureKeywords
 from bridge.facade.schemes import FEATURES, GROUP
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
@@ -404,8 +402,8 @@ def test_of_two_packages_with_one_scheme_it_is_told_which_to_uninstall(install: 
 
 
 def test_no_package_takes_the_place_of_a_scheme_of_ours(install: Install) -> None:
-    ours = [*CORE_SCHEMES, *FEATURES]
-    assert {"grpc", "unix", "wss", "file", "grpc+dns", "perlert", "openenvs", "listen"} <= {*ours}
+    ours = ["grpc", "grpcs", "ws", "wss", "unix", "file", "grpc+dns", "grpcs+dns", "dialed", "dialed+ws", *FEATURES]
+    assert {"perlert", "openenv", "openenvs", "listen"} == {*FEATURES}
     install("evil-package", dict.fromkeys(ours, "evil_module:SCHEME"), evil_module=EVIL)
     with serve_gym("CartPole-v1") as server:
         make_remote(server.url).close()
@@ -464,8 +462,11 @@ def test_schemes_of_features_are_made_as_those_of_others() -> None:
     assert all(isinstance(scheme, Scheme) and name in scheme.names for name, scheme in schemes.items())
     assert {name for scheme in schemes.values() for name in scheme.names} == FEATURES.keys()
     keywords = {keyword: text for scheme in schemes.values() for keyword, text in scheme.keywords.items()}
-    assert keywords.keys() == FeatureKeywords.__annotations__.keys()
-    assert all(keywords.values())
+    assert len(keywords) >= 7
+    for keyword, text in keywords.items():
+        assert text
+        with pytest.raises(TypeError, match=f"takes no {keyword}= with grpc:// URLs"):
+            make_remote("grpc://127.0.0.1:1", **{keyword: None})  # type: ignore[arg-type]
     # A user may give those of ours as those of others are given.
     with pytest.raises(SettingError, match="tag"):
         make_remote("perlert://127.0.0.1:1/x:0", scheme_options={"tag": "x" * 1000})
