@@ -40,8 +40,8 @@ from bridge.core.client.slots.policy import (
     SlotPolicy,
     TakeOver,
 )
-from bridge.core.client.slots.remote_record import RemoteRecord
 from bridge.core.client.slots.slot import CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.core.client.world.remote_record import RemoteRecord
 from bridge.errors import (
     Code,
     ConnectError,

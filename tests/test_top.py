@@ -22,6 +22,7 @@ from rich.console import Console
 
 from bridge import (
     TLS,
+    ClientCredentials,
     DnsDirectory,
     Endpoint,
     FileDirectory,
@@ -37,7 +38,6 @@ from bridge.cli import main
 from bridge.cli.top import render
 from bridge.core.encoding import values
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import AddressError, Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
 from bridge.testing import CountingEnv, Inspector, VirtualClock, make_certificates

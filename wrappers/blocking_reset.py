@@ -11,12 +11,12 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.envs.vector_env import RemoteVectorEnv, slots_of
 from bridge.core.client.options import checked_timeout
-from bridge.core.client.slots.remote_record import RemoteReport
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.stepper import Received
 from bridge.core.client.slots.waiting import OnLost
-from bridge.core.client.vector_env import RemoteVectorEnv, slots_of
+from bridge.core.client.world.remote_record import RemoteReport
 from bridge.core.encoding.tensors import Array
 from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.core.provided import provided

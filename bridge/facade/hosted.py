@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import gymnasium
 
+from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT
-from bridge.core.client.vector_env import OwningVectorEnv
 from bridge.core.server.limits import Limits
 from bridge.core.server_wait import ServerWait, checked_wait, until_up
 from bridge.errors import SettingError, shown_url

@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from bridge.core.client.endpoints import Directory
-from bridge.core.client.env import RemoteEnv
+from bridge.core.client.envs.env import RemoteEnv
+from bridge.core.client.envs.servers import CORE_SCHEMES, SERVERS
+from bridge.core.client.envs.vector_env import OwningVectorEnv, RemoteVectorEnv
 from bridge.core.client.options import (
     EnvOptions,
     RemoteKeywords,
@@ -19,8 +21,6 @@ from bridge.core.client.options import (
     given_options,
 )
 from bridge.core.client.schemes import Scheme
-from bridge.core.client.servers import CORE_SCHEMES, SERVERS
-from bridge.core.client.vector_env import OwningVectorEnv, RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.core.keywords import grouped
 from bridge.core.transport.address import scheme_of, secret_url

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 
+from bridge.core.client.envs.servers import CORE_SCHEMES
 from bridge.core.client.schemes import Scheme
-from bridge.core.client.servers import CORE_SCHEMES
 from bridge.core.extras import feature, has_feature
 from bridge.core.plugins import found, load, loading, package_of
 from bridge.core.transport.address import parse_address, scheme_of

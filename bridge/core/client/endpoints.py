@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from bridge.core.client.schemes import Scheme
 from bridge.core.forks import forget_in_child
 from bridge.core.logs import SafeLog
 from bridge.core.transport.address import Address, parse_address, scheme_of
 from bridge.errors import AddressError, RemoteTimeoutError, SettingError, shown_url
 
-__all__ = ["DIRECTORIES", "Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "Kind"]
-__all__ += ["as_directory", "kind_of"]
+__all__ = ["DNS_SCHEMES", "Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "Kind"]
+__all__ += ["as_directory", "kind_of", "open_dns", "open_file"]
 
 _log = SafeLog(__name__)
 _PERIOD = 5.0
 _DNS = {"grpc+dns": "grpc", "grpcs+dns": "grpcs"}
+DNS_SCHEMES = tuple(_DNS)
+"""The schemes of a host name, of which each address is a server."""
 
 
 Kind: TypeAlias = tuple[Any, ...]
@@ -148,28 +149,23 @@ class DnsDirectory:
         return [Endpoint(url) for url in urls]
 
 
-def _open_file(url: str) -> FileDirectory:
+def open_file(url: str) -> FileDirectory:
+    """Return the directory of a URL `file:///PATH`, or raise AddressError where it is none."""
     path = url.strip().partition("://")[2]
     if not path.startswith("/"):
         raise AddressError(url, "a file of URLs is named by its absolute path: file:///PATH, with three slashes")
     return FileDirectory(unquote(path))
 
 
-def _open_dns(url: str) -> DnsDirectory:
-    scheme, _, rest = url.strip().partition("://")
-    parse_address(f"{_DNS[scheme.lower()]}://{rest}")
+def open_dns(url: str) -> DnsDirectory:
+    """Return the directory of a URL of `DNS_SCHEMES`, or raise AddressError where it cannot be read."""
+    _, _, rest = url.strip().partition("://")
+    parse_address(f"{_DNS[scheme_of(url)]}://{rest}")
     return DnsDirectory(url.strip())
 
 
-DIRECTORIES = (
-    Scheme(names=("file",), description="a file with a URL a line", make_directory=_open_file, lanes=True),
-    Scheme(names=tuple(_DNS), description="every address of a host name", make_directory=_open_dns, lanes=True),
-)
-"""The schemes of the directories that the core has."""
-
-
 def as_directory(urls: Any) -> Directory | None:
-    """Return the directory that `make_vec_remote` was given: an object, or a URL of `DIRECTORIES`; None: none.
+    """Return the directory that `make_vec_remote` was given: an object, `file://…` or `grpc[s]+dns://…`; None: none.
 
     Raises:
         AddressError: The URL of a directory cannot be read.
@@ -177,8 +173,9 @@ def as_directory(urls: Any) -> Directory | None:
     if not isinstance(urls, str):
         return urls if isinstance(urls, Directory) else None
     scheme = scheme_of(urls)
-    makers = (each.make_directory for each in DIRECTORIES if scheme in each.names)
-    return next((make(urls) for make in makers if make is not None), None)
+    if scheme == "file":
+        return open_file(urls)
+    return open_dns(urls) if scheme in DNS_SCHEMES else None
 
 
 class EndpointWatch:

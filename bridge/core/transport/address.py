@@ -31,13 +31,13 @@ from bridge.core.transport.service import HELLO
 from bridge.errors import AddressError, SettingError, shown_url
 from bridge.version import __version__
 
-__all__ = ["DIALED_SCHEMES", "SCHEMES", "Address", "is_loopback", "parse_address", "scheme_of", "secret_url"]
+__all__ = ["SCHEMES", "SERVER_SCHEMES", "Address", "is_loopback", "parse_address", "scheme_of", "secret_url"]
 __all__ += ["shown_token", "withheld"]
 
 SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
 _DIALED, _DIALED_WEBSOCKET = "dialed", "dialed+ws"
-DIALED_SCHEMES = (_DIALED, _DIALED_WEBSOCKET)
-"""Those of servers that have dialed in, which a listener of this process gives."""
+SERVER_SCHEMES = (*SCHEMES, _DIALED, _DIALED_WEBSOCKET)
+"""Also those of servers that have dialed in, which a listener of this process gives."""
 _OF_DIRECTORIES = (
     ", which the servers of a directory have; another scheme is used only for a URL that your own call names"
 )
@@ -85,7 +85,7 @@ class Address:
     @property
     def dialed(self) -> bool:
         """True if the server has dialed in: `host` is its name, and `port` the number of the listener."""
-        return self.scheme in DIALED_SCHEMES
+        return self.scheme in (_DIALED, _DIALED_WEBSOCKET)
 
     @property
     def websocket(self) -> bool:
@@ -165,7 +165,7 @@ def parse_address(url: str, *, listed: bool = False) -> Address:
         raise AddressError(url, f"{error}{hint}") from error
     if (new := _INSTEAD.get(parts.scheme)) is not None:
         raise AddressError(url, f"{parts.scheme}:// is not supported; use {new}://{url.partition('://')[2]}")
-    if parts.scheme not in (*SCHEMES, *DIALED_SCHEMES):
+    if parts.scheme not in SERVER_SCHEMES:
         more = _OF_DIRECTORIES if listed else provided("other_schemes")()
         raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}{more}")
     local = parts.scheme == "unix"
