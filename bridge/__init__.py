@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bridge.core.client.envs.env import RemoteEnv
     from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
-    from bridge.core.client.make import make_remote, make_vec_remote
+    from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
+    from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.recording.record import Recording
@@ -49,6 +50,7 @@ __all__ = [
     "RemoteEnv",
     "RemoteParallelEnv",
     "RemoteVectorEnv",
+    "Scheme",
     "Server",
     "SlotState",
     "TimeAction",
@@ -78,6 +80,8 @@ register_remote()
 provide(
     serve_gym="bridge.facade.serve:serve_gym",
     groups="bridge.facade.options:GROUPS",
+    make_vec_remote="bridge.facade.make:make_vec_remote",
+    other_schemes="bridge.facade.schemes:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
 )
 
@@ -100,6 +104,7 @@ _PLACES = {
     "RemoteEnv": "bridge.core.client.envs.env",
     "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
+    "Scheme": "bridge.core.client.schemes",
     "Server": "bridge.core.server.server",
     "SlotState": "bridge.core.client.slots.slot",
     "TLS": "bridge.core.transport.credentials",
@@ -107,8 +112,8 @@ _PLACES = {
     "Web": "bridge.core.server.web_site",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.core.client.envs.parallel_env",
-    "make_remote": "bridge.core.client.make",
-    "make_vec_remote": "bridge.core.client.make",
+    "make_remote": "bridge.facade.make",
+    "make_vec_remote": "bridge.facade.make",
     "register_space": "bridge.core.encoding.space_json",
     "serve": "bridge.facade.blocking",
     "serve_gym": "bridge.facade.serve",
