@@ -67,14 +67,52 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bridge: interrupted\n")
 
 
-@pytest.mark.parametrize("command", ["runs", "replay", "export"])
-def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_install_it(command: str) -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; from bridge.cli import main; sys.exit(main(sys.argv[1:]))"
+_WITHOUT_EXTRAS = (
+    "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(','))); from bridge.cli import main; "
+    "sys.exit(main(sys.argv[2:]))"
+)
+_PACKAGES_OF_EXTRAS = (
+    "pyarrow,websockets,PIL,msgpack,cryptography,rich,pygame,matplotlib,prometheus_client,grpc_health,"
+    "grpc_reflection,av,minari,pettingzoo,ray,argcomplete"
+)
+
+
+@pytest.mark.parametrize("command", program.COMMANDS)
+def test_the_help_of_a_command_needs_no_extra(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code, command, "runs"], capture_output=True, text=True, timeout=DEADLINE
+        [sys.executable, "-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "exit codes:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("runs", "runs"), "recordings need pyarrow: pip install 'gymnasium-bridge[record]'"),
+        (("replay", "runs", "--verify"), "recordings need pyarrow: pip install 'gymnasium-bridge[record]'"),
+        (("export", "runs", "--mp4", "films"), "recordings need pyarrow: pip install 'gymnasium-bridge[record]'"),
+        (
+            ("policy", "json:dumps", "--port", "0"),
+            "policies over the network need the packages msgpack and websockets: pip install",
+        ),
+    ],
+)
+def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_install_it(
+    words: tuple[str, ...], said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, *words],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("bridge: recordings need pyarrow: pip install 'gymnasium-bridge[record]'")
+    assert done.stderr.startswith(f"bridge: {said}")
+    assert "pip install" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

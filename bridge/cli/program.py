@@ -77,7 +77,7 @@ _EXIT_CODES = """exit codes:
   0    success
   1    the server or the environment failed
   2    the command line, a URL or a setting is wrong
-  130  interrupted by Ctrl-C (`bridge serve` stops in order and exits with 0)
+  130  interrupted by Ctrl-C; serve, policy and web, which end by it, stop in order and exit with 0
 """
 
 
@@ -198,9 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has said what is wrong, or has shown the help
         return end.code if isinstance(end.code, int) else USAGE
     except ImportError as error:
-        if error.name is not None:  # Python's own, of a module that is missing or broken
+        if not _says_what_to_install(error):
             raise
-        _complain(str(error))  # ours, which says what to install
+        _complain(str(error))
         return USAGE
     except Exception as error:
         from bridge.cli.commands import CommandError
@@ -229,9 +229,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif isinstance(error, StartError):  # the user's own code has failed, and has to be found
             for line in error.traceback.splitlines():
                 _write(line)
+        if isinstance(error, ImportError) and _says_what_to_install(error):
+            _complain(str(error))
+            return USAGE
         _complain(explain(error, arguments.debug, arguments.spelled))
         codes = {**getattr(arguments, "exit_codes", {}), UsageError: USAGE}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
+
+
+def _says_what_to_install(error: ImportError) -> bool:
+    """True for an error of `imported_from`; Python's own, of a module that is missing or broken, has its name."""
+    return error.name is None
 
 
 def _open_standard_streams() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from bridge.cli.hints import connecting_lines, joining_url
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging, stop_on_eof
-from bridge.cli.target import Target, find_policies, find_target
+from bridge.cli.target import ENV_HELP, Target, find_policies, find_target
 from bridge.core.extras import has_feature
 from bridge.core.keywords import flat_names, group_classes
 from bridge.core.server.server import Server
@@ -110,8 +110,7 @@ def register(commands: Any) -> None:
         "env",
         nargs="+",
         metavar="ENV_ID",
-        help="a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
-        "environment, or a PettingZoo module; clients choose among several ids or patterns",
+        help=f"{ENV_HELP}; clients choose among several ids or patterns",
     )
     add_sections(parser, serve_options())
     for way in _other_ways():
@@ -404,6 +403,7 @@ def _run_other_way(way: OtherWay, target: Target, keywords: dict[str, Any], argu
         try:
             for line in way.lines(server, arguments):
                 say(line)
+            say("Ctrl-C stops.")
             if arguments.exit_on_eof:
                 stop_on_eof(server.stop)
             server.wait()

@@ -1,5 +1,6 @@
 """Policies at the other end, over openpi's wire: called and served; and how good they are on served environments."""
 
+from bridge.policies import wire  # noqa: F401 - before all others: its error says what to install
 from bridge.policies.evaluation import Comparison, Evaluation, compare, evaluate
 from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import by_rows
