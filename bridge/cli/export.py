@@ -38,7 +38,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--env",
         metavar="ENV_ID",
-        help=f"what makes the environment, for observations that were not recorded (default: the recorded id): {ENV_HELP}",
+        help=f"what makes the environment, where observations were not recorded (default: the recorded id): {ENV_HELP}",
     )
     parser.add_argument("--author", metavar="NAME", help="with --minari: who made the dataset")
     parser.add_argument("--data-format", choices=["hdf5", "arrow"], help="with --minari: how it is stored")
