@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bridge.core.encoding import names
+from bridge.core.server.metrics import METRICS
 from bridge.core.worlds.multi_agent.joint_steps import MissingAgent
 from bridge.core.worlds.multi_agent.source import ParallelSource
 from bridge.core.worlds.single import VectorAgent
@@ -60,12 +61,23 @@ def policies() -> str:
     return table(["`missing_agent`", "what is done"], rows)
 
 
+def metrics() -> str:
+    """List the metrics of a server."""
+    rows = []
+    for metric in METRICS:
+        name = metric.name + (f"{{{', '.join(metric.labels)}}}" if metric.labels else "")
+        kind = " (histogram)" if metric.kind == "histogram" else ""
+        rows.append([f"`{name}`", f"{metric.text[:1].lower()}{metric.text[1:]}{kind}"])
+    return table(["metric", "what it is"], rows)
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Write a table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "cluster.md": {"metrics": metrics},
     "protocol.md": {"extensions": extensions, "settings": settings, "policies": policies},
 }
 """The generated parts of each page."""

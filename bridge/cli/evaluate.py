@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bridge.cli.program import OK, add_wait_option, positive, positive_int, say
+from bridge.cli.program import OK, add_wait_option, clean, positive, positive_int, program_name, say
 from bridge.cli.target import find_policies
 from bridge.core.transport.credentials import TLS, add_credential_options, credential_keywords
 
@@ -22,8 +25,10 @@ _EPILOG = """examples:
 A policy is the URL of `bridge policy` or of openpi's server, with ?token=TEXT where it asks for one, or MODULE:FUNCTION
 that takes a batch of observations and returns actions. --timeout counts for environments and policies, and so do the
 certificates, as far as their URLs have TLS; ?timeout=S and ?tls_ca=FILE in a policy's URL are for that policy alone.
-Episode k is seeded with --seed + k.
+Episode k is seeded with --seed + k. Standard error shows how far it is: a bar at a terminal, else a line now and then.
 """
+_PERIOD = 10.0
+"""Seconds between two lines of progress, where they go to a file."""
 
 
 def register(commands: Any) -> None:
@@ -65,13 +70,16 @@ def run(arguments: argparse.Namespace) -> int:
     # Where no URL has TLS, the environments refuse the options, and say why.
     if tls is not None and (any(map(_may_have_tls, arguments.urls)) or not any(map(_has_tls, named))):
         given["tls"] = tls
-    given.update(credentials, progress=_progress if sys.stderr.isatty() else None)
+    given.update(credentials)
     if arguments.web_port is not None:
         print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
     if tls is not None and "tls" in given:  # then it is the environments' server that has that name
         tls = dataclasses.replace(tls, server_name=None)
     policies = [_policy(text, arguments, tls) for text in named]
+    evaluated = [f"policy {text}: " for text in named] if arguments.compare else [""]
+    # Two policies are evaluated one after the other, each with the same function.
+    given["progress"] = _Progress(evaluated)
     found: Any = (compare if arguments.compare else evaluate)(urls, *policies, **given)
     for line in [json.dumps(found.summary())] if arguments.json else str(found).splitlines():
         say(line)  # one by one: it lets no control character through
@@ -102,6 +110,36 @@ def _policy(text: str, arguments: argparse.Namespace, tls: TLS | None) -> Any:
     return by_rows(function) if arguments.rows else function
 
 
-def _progress(done: int, total: int) -> None:
-    bar = f"\r[{'#' * (30 * done // total):30}] {done}/{total} episodes"
-    print(bar, end="\n" if done == total else "", file=sys.stderr, flush=True)
+class _Progress:
+    """Writes to standard error how far the evaluation is: a bar at a terminal, else a line now and then.
+
+    Args:
+        titles: What is evaluated, one after the other; each begins the lines of its own.
+        clock: Gives seconds.
+    """
+
+    def __init__(self, titles: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._titles = list(titles)
+        self._clock = clock
+        self._began = self._told = clock()
+        self._at_terminal = sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Tell that so many episodes of all are finished."""
+        now, last = self._clock(), done == total
+        title = self._titles[0]
+        if self._at_terminal:
+            bar = f"\r{clean(title)}[{'#' * (30 * done // total):30}] {done}/{total} episodes"
+            self._write(bar, end="\n" if last else "")
+        # The last line is the result's own.
+        elif now - self._told >= _PERIOD and not last:
+            self._told, took = now, now - self._began
+            rest = took / done * (total - done)
+            self._write(f"{program_name()}: {title}{done} of {total} episodes in {took:.0f} s, some {rest:.0f} s to go")
+        if last and len(self._titles) > 1:
+            del self._titles[0]
+            self._began = self._told = now
+
+    def _write(self, text: str, end: str = "\n") -> None:
+        with contextlib.suppress(OSError):  # whoever reads it is gone, or the disk is full: the results still count
+            print(text if self._at_terminal else clean(text), end=end, file=sys.stderr, flush=True)
