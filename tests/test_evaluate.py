@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from bridge import TLS, serve_gym
 from bridge.cli import main
+from bridge.cli.evaluate import Progress
 from bridge.core.client.endpoints import FileDirectory
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
@@ -331,6 +332,50 @@ def test_the_command_evaluates_compares_and_records(tmp_path, expected):
     listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     recorded = {item["seed"]: item["return"] for item in map(json.loads, listed) if not item["incomplete"]}
     assert [recorded[5 + number] for number in range(EPISODES)] == expected
+
+
+def test_progress_is_a_line_now_and_then_in_a_file_and_a_bar_at_a_terminal(monkeypatch, capsys):
+    time = [0.0]
+    progress = Progress(["the first: ", "the second: "], 8, lambda: time[0])
+    for time[0], done in ((4.0, 1), (10.0, 2), (12.0, 3), (25.0, 5), (40.0, 8), (52.0, 0)):
+        progress(done, 8)
+    time[0] = 80.0
+    progress.tell()  # as the thread does, which looks while no episode ends
+    progress.tell()
+    assert capsys.readouterr().err.splitlines() == [
+        "bridge: the first: 2 of 8 episodes in 10 s, some 30 s to go",
+        "bridge: the first: 5 of 8 episodes in 25 s, some 15 s to go",
+        "bridge: the second: 0 of 8 episodes in 12 s",
+        "bridge: the second: 0 of 8 episodes in 40 s",
+    ]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    progress = Progress([""], 8)
+    progress(4, 8)
+    progress(8, 8)
+    half, whole = "#" * 15 + " " * 15, "#" * 30
+    assert capsys.readouterr().err == f"\r[{half}] 4/8 episodes\r[{whole}] 8/8 episodes\n"
+
+
+def test_the_command_tells_its_progress_in_a_file_also_while_no_episode_ends(monkeypatch, capsys):
+    told = threading.Event()
+
+    def act(observations):
+        assert told.wait(60), "nothing was told while the episode went on"
+        return worse(observations)
+
+    class Told(Progress):
+        period = 0.0
+
+        def tell(self):
+            super().tell()
+            told.set()
+
+    monkeypatch.setattr("bridge.cli.evaluate.Progress", Told)
+    with serve_gym("CartPole-v1") as server, serve_policy(act) as policies:
+        assert main(["evaluate", server.url, "--episodes", "1", "--policy", policies.url, "--timeout", "60"]) == 0
+    shown = capsys.readouterr()
+    assert "bridge: 0 of 1 episodes in " in shown.err
+    assert shown.out.startswith("1 episodes, ")
 
 
 def certificates(folder):
