@@ -110,6 +110,6 @@ def _command_line() -> str:
             patch.dict(os.environ, COLUMNS="84"),
             patch.object(sys, "argv", ["gymnasium-bridge"]),
         ):
-            make_parser(name).parse_args([name, "--help"])
+            make_parser(name).parse_args([name, "--help-all" if name == "serve" else "--help"])
         parts.append(f"### gymnasium-bridge {name}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")
     return "\n".join(parts)
