@@ -155,8 +155,8 @@ def modules() -> frozenset[str]:
 
 @functools.cache
 def documented() -> frozenset[str]:
-    """The modules and packages whose names `docs/reference.md` lists, or that an example imports."""
-    texts = (file.read_text(encoding="utf-8") for file in ROOT.glob("docs/reference.md"))
+    """The modules and packages whose names `docs/reference.in.md` lists, or that an example imports."""
+    texts = (file.read_text(encoding="utf-8") for file in ROOT.glob("docs/reference.in.md"))
     names = itertools.chain.from_iterable(re.findall(r"^::: (\S+)", text, re.MULTILINE) for text in texts)
     programs = (file.read_text(encoding="utf-8") for file in ROOT.glob("examples/**/*.py"))
     used = itertools.chain.from_iterable(re.findall(r"^from (bridge\.\S+)", text, re.MULTILINE) for text in programs)
