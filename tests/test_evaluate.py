@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from bridge import TLS, serve_gym
 from bridge.cli import main
-from bridge.cli.evaluate import Progress
+from bridge.cli.evaluate import EvaluationProgress
 from bridge.core.client.endpoints import FileDirectory
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
@@ -337,7 +337,7 @@ def test_the_command_evaluates_compares_and_records(tmp_path, expected):
 
 def test_progress_is_a_line_now_and_then_in_a_file_and_a_bar_at_a_terminal(monkeypatch, capsys):
     time = [0.0]
-    progress = Progress(["the first: ", "the second: "], 8, lambda: time[0])
+    progress = EvaluationProgress(["the first: ", "the second: "], 8, lambda: time[0])
     for time[0], done in ((4.0, 1), (10.0, 2), (12.0, 3), (25.0, 5), (40.0, 8), (52.0, 0)):
         progress(done, 8)
     time[0] = 80.0
@@ -350,7 +350,7 @@ def test_progress_is_a_line_now_and_then_in_a_file_and_a_bar_at_a_terminal(monke
         "bridge: the second: 0 of 8 episodes in 40 s",
     ]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = Progress([""], 8)
+    progress = EvaluationProgress([""], 8)
     progress(4, 8)
     progress(8, 8)
     half, whole = "#" * 15 + " " * 15, "#" * 30
@@ -362,7 +362,7 @@ def test_progress_in_a_file_is_told_while_no_episode_ends(monkeypatch):
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
 
-    class Soon(Progress):
+    class Soon(EvaluationProgress):
         period = 0.0
 
     with Soon([""], 7):

@@ -16,7 +16,7 @@ from bridge.cli.program import OK, add_wait_option, positive, positive_int, prog
 from bridge.cli.target import find_policies
 from bridge.core.transport.credentials import TLS, add_credential_options, credential_keywords
 
-__all__ = ["Progress", "register"]
+__all__ = ["EvaluationProgress", "register"]
 
 _EPILOG = """examples:
   bridge evaluate grpc://localhost:50051/CartPole-v1 --policy my_module:act
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     policies = [_policy(text, arguments, tls) for text in named]
     # Two policies are evaluated one after the other; their URLs, which may hold a token, stay unsaid.
     titles = ["the first: ", "the second: "] if arguments.compare else [""]
-    with Progress(titles, arguments.episodes) as progress:
+    with EvaluationProgress(titles, arguments.episodes) as progress:
         found: Any = (compare if arguments.compare else evaluate)(urls, *policies, progress=progress, **given)
     for line in [json.dumps(found.summary())] if arguments.json else str(found).splitlines():
         say(line)  # one by one: it lets no control character through
@@ -109,7 +109,7 @@ def _policy(text: str, arguments: argparse.Namespace, tls: TLS | None) -> Any:
     return by_rows(function) if arguments.rows else function
 
 
-class Progress:
+class EvaluationProgress:
     """Writes to standard error how far the evaluation is: a bar at a terminal, else a line now and then.
 
     An episode may take minutes: so a thread looks each second, while this is entered.
@@ -133,7 +133,7 @@ class Progress:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="bridge-evaluate-progress", daemon=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> EvaluationProgress:
         self._thread.start()
         return self
 
