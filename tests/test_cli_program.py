@@ -1,6 +1,7 @@
 """The command line, whatever the sub-command: options in errors, Ctrl-C, and who adds a command."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,46 @@ def test_the_prose_of_a_help_fits_the_terminal() -> None:
         prose = [line for line in done.stdout.splitlines() if not line.startswith(" ") and not line.endswith(":")]
         assert [line for line in prose if len(line) > 60] == []
         assert "\n  " in done.stdout.partition("examples:")[2], "commands are not divided"
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("gymnasium-bridge ser", {"serve"}),
+        ("gymnasium-bridge serve CartPole-v1 --num-e", {"--num-envs"}),
+        ("gymnasium-bridge serve CartPole-v1 --isolation ", {"process"}),
+        ("bridge export runs --lero", {"--lerobot"}),
+        ("gymnasium-bridge completion ", {"bash", "zsh", "fish"}),
+    ],
+)
+def test_bash_completes_commands_options_and_choices(typed: str, wanted: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    folder = Path(sys.executable).parent
+    script = (
+        'eval "$(gymnasium-bridge completion bash)"; '
+        f'COMP_LINE="{typed}"; COMP_POINT=${{#COMP_LINE}}; COMP_TYPE=9; COMP_WORDS=({typed}); '
+        f"COMP_CWORD=$(({len(typed.split(' '))} - 1)); _python_argcomplete {typed.split()[0]}; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        [bash, "--norc", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
+    )
+    # Where a word that is no option may stand, the options of every command may, too.
+    assert {*done.stdout.split()} - {"-h", "--help", "--debug"} == wanted, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_of_each_shell_names_both_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("argcomplete")
+    assert main(["completion", shell]) == 0
+    out = capsys.readouterr().out
+    assert "gymnasium-bridge" in out
+    assert "_ARGCOMPLETE" in out

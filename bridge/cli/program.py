@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "web": ("bridge.cli.web", "show other servers' worlds and PERLERT lobbies on a page for browsers"),
     "play": ("bridge.cli.play", "play a remote environment with the keyboard"),
     "demo": ("bridge.cli.demo", "watch an agent learn CartPole in other processes"),
+    "completion": ("bridge.cli.completion", "complete commands and options by Tab in bash, zsh and fish"),
 }
 """The sub-commands, in the order that `--help` lists them: the module of each, and what it does."""
 _FEATURES = {
@@ -160,6 +161,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     import difflib
 
     known = {*COMMANDS}
+    if "_ARGCOMPLETE" in os.environ:
+        from bridge.cli.completion import complete
+
+        complete(known)
     if not argv or argv[0] not in known:
         from bridge.cli.commands import other_commands  # other packages are looked up, which takes a while
 

@@ -90,7 +90,16 @@ _ENV: dict[str, Any] = {
     "help": f"{ENV_HELP}; clients choose among several ids or patterns",
 }
 """The positional argument."""
-_USUAL = ("env", "--num-envs", "--env-kwargs", "--host", "--port", "--token-file", "--tls-certificate", "--tls-key")
+_USUAL: tuple[str, ...] = (
+    "env",
+    "--num-envs",
+    "--env-kwargs",
+    "--host",
+    "--port",
+    "--token-file",
+    "--tls-certificate",
+    "--tls-key",
+)
 _USUAL += ("--processes", "--isolation", "--fps", "--web", "--record", "--metrics-port")
 """What `--help` shows, in order."""
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
