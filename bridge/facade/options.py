@@ -16,7 +16,7 @@ from bridge.core.server.server import Server, Transport
 from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.controls import checked_play_fps
-from bridge.core.worlds.isolated.world import Isolation, start_method
+from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.realtime.clocked_world import RealTime
 
@@ -199,7 +199,7 @@ class ServerOptions:
         if self.record is None:
             return source
         with feature("recording", "record="):
-            from bridge.recording.record import open_journal, recorded
+            from bridge.recording.served import open_journal, recorded
         made: WorldSource = recorded(source, open_journal(self.record))
         return made
 
