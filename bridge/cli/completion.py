@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
-from bridge.cli.program import OK, make_parser
+from bridge.cli.program import OK
 from bridge.core.extras import needed
 
-__all__ = ["complete", "register"]
+__all__ = ["register"]
 
 _EPILOG = """examples:
   eval "$(bridge completion bash)"                               in ~/.bashrc
@@ -32,22 +31,7 @@ def register(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print it, for both names of the command."""
     with needed("completion needs the package argcomplete", "completion"):
-        import argcomplete
+        from argcomplete.shell_integration import shellcode
 
-    print(argcomplete.shellcode(["gymnasium-bridge", "bridge"], shell=arguments.shell))
+    print(shellcode(["gymnasium-bridge", "bridge"], shell=arguments.shell))
     return OK
-
-
-def complete(known: set[str]) -> None:
-    """Answer a shell that asks for completions, and end the process; only then `_ARGCOMPLETE` is set.
-
-    Args:
-        known: The names of the sub-commands.
-    """
-    with needed("completion needs the package argcomplete", "completion"):
-        import argcomplete
-
-    words = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))].split(" ")
-    # Only the module of the sub-command is imported that is written out already.
-    chosen = next((word for word in words[1:-1] if word), None)
-    argcomplete.autocomplete(make_parser(chosen if chosen in known else None))

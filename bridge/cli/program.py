@@ -162,9 +162,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
     known = {*COMMANDS}
     if "_ARGCOMPLETE" in os.environ:
-        from bridge.cli.completion import complete
+        from bridge.cli.completing import complete
 
-        complete(known)
+        complete(known, make_parser)
     if not argv or argv[0] not in known:
         from bridge.cli.commands import other_commands  # other packages are looked up, which takes a while
 
