@@ -19,7 +19,6 @@ from gymnasium import spaces
 from bridge import TLS, FileDirectory, serve_gym
 from bridge.cli import main
 from bridge.cli.evaluate import EvaluationProgress
-from bridge.core.client.endpoints import FileDirectory
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
 from bridge.testing import make_certificates
