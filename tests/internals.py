@@ -106,7 +106,6 @@ HELPERS = {
         "core.client.world.session_states perlert.lobby perlert.player core.server.session",
     ),
     "tests/test_deploy.py": ("the list of metrics, which the dashboard shows", "core.server.metrics"),
-    "tests/test_readme.py": ("the commands that the reference lists", "cli.program cli.serve"),
     "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
     "tests/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
     "tests/test_session_fast.py": ("the codec with which our client writes Steps", "core.encoding.step_codec"),

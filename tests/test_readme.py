@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import re
 import shlex
 import subprocess
@@ -18,8 +20,6 @@ import bridge.testing
 import bridge.wrappers
 from bridge import serve_gym
 from bridge.cli import main, make_parser
-from bridge.cli.program import COMMANDS
-from bridge.cli.serve import serve_options
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Inspector, ServerProcess
 from tests.parallel_envs import Relay
@@ -184,6 +184,14 @@ def test_pages_name_what_users_need_by_its_public_name() -> None:
     assert {name for page in pages for name in re.findall(r"bridge\.(?:core|facade)\.[\w.]+\w", page)} == inside
 
 
+def help_of(*words: str) -> str:
+    """What the command line writes."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main(list(words))
+    return out.getvalue()
+
+
 def test_the_reference_has_every_public_name() -> None:
     listed = re.findall(r"^::: (bridge[\w.]*)", API, re.MULTILINE)
     names = {f"bridge.{name}" for name in bridge.__all__ if not name.startswith("_")}
@@ -213,9 +221,13 @@ def test_the_reference_is_readable_in_the_repository_as_it_is() -> None:
         ]
         assert len(keywords) > 3
         assert [name for name in keywords if not re.search(rf"^- `{name}[`:]", entry, re.MULTILINE)] == []
-    for command in COMMANDS:
+    commands = re.findall(r"^    (\w+)", help_of("--help"), re.MULTILINE)
+    assert len(commands) > 15
+    for command in commands:
         assert f"### gymnasium-bridge {command}\n\n```text\nusage: gymnasium-bridge {command} " in REFERENCE
-    for flag, _ in serve_options():
+    flags = re.findall(r"^  (--[\w-]+)", help_of("serve", "--help-all"), re.MULTILINE)
+    assert len(flags) > 50
+    for flag in flags:
         assert re.search(rf"^  {flag}\b", REFERENCE, re.MULTILINE), flag
 
 
