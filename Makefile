@@ -13,7 +13,7 @@
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
 # make attacks   known attacks on servers, against ours, grpcio's and bridge web
 # make mutants break the protocol in many ways, and see a test fail for each
-# make zoo     play third-party environments on a server beside local ones, and write the table of docs/environments.md
+# make zoo     play third-party environments on a server beside local ones, and write the table of benchmarks/zoo.md
 # make proto   generate bridge/pb from proto
 # make pictures   draw docs/readme.png
 # make docs    build the documentation as a site in build/site; a broken link is an error, and so is a search that misses the reference
@@ -121,7 +121,7 @@ test-core:
 	PYTHONWARNINGS=ignore .venv-core/bin/python -m pip install --quiet --editable ".[test-core]"
 	.venv-core/bin/python -m pytest $(CORE_TESTS)
 
-# VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of docs/transports.md.
+# VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of tests/versions/README.md.
 # FEATURE names folders of `bridge`, one or several.
 test-without: | $(BIN)/pip
 	$(BIN)/python -m tests.without $(FEATURE)
@@ -135,7 +135,7 @@ test-pins: $(VENV)/.installed-test
 	TORCH="$(TORCH)" $(BIN)/python -m tests.pins.environments
 	$(BIN)/python -m pytest tests/pins --write
 
-# STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of docs/environments.md.
+# STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of tests/standalone/README.md.
 test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
 	$(PYTEST) tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)

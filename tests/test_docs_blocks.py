@@ -282,6 +282,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block({"gpu-box.lan:50051": "127.0.0.1:{port}"}, block_of("security.md", 0), after=RESET),
     ],
     "trainers.md": [
+        Elsewhere("tests/trainers/test_sb3_callback.py"),
         Elsewhere("tests/test_lost_slots.py"),
         Block(
             {"localhost:8000": "localhost:{port}"},

@@ -133,6 +133,26 @@ def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 650
 
 
+def pages_of_docs() -> list[Path]:
+    """The pages of docs/ that people write; the reference is generated."""
+    return [path for path in sorted((ROOT / "docs").glob("*.md")) if not path.name.startswith("reference")]
+
+
+def test_the_docs_are_at_most_20_000_words() -> None:
+    # A word has a letter or a digit: the lines of a table are none.
+    counts = {
+        path.name: sum(any(map(str.isalnum, word)) for word in path.read_text(encoding="utf-8").split())
+        for path in pages_of_docs()
+    }
+    assert sum(counts.values()) <= 20_000, counts
+
+
+@pytest.mark.parametrize("page", [path.name for path in pages_of_docs()])
+def test_a_page_begins_with_whom_it_is_for_and_what_they_will_have(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert re.match(r"# [^\n]+\n\nFor whoever [^.\n]+\. At the end you have [^.\n]+\.\n\n", text), text[:300]
+
+
 def test_the_demo_leaves_what_the_blocks_before_the_trainers_need() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert any("gymnasium-bridge[web,cert,play]" in requirement for requirement in extras["demo"])

@@ -167,6 +167,10 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         """Leave the worlds and disconnect. May be called twice."""
         self._envs.close()
 
+    def report(self) -> dict[str, float]:
+        """Return the numbers of `RemoteVectorEnv.report`, which `SB3ReportCallback` writes to TensorBoard."""
+        return self._remote.report()
+
     def _slots(self, indices: int | Iterable[int] | None) -> list[int]:
         """Return the slots that some indices name, as those of a list: -1 is the last one."""
         if isinstance(indices, np.integer):
