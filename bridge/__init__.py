@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from bridge.core.client.vector_env import RemoteVectorEnv
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
-    from bridge.core.server.limits import Limits
-    from bridge.core.server.server import Server
-    from bridge.core.server.web_site import Web
     from bridge.core.transport.credentials import TLS
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
+    from bridge.facade.limits import Limits
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
+    from bridge.facade.server import Server
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
     from bridge.version import __version__
+    from bridge.web.site import Web
 
 __all__ = [
     "TLS",
@@ -71,6 +71,7 @@ _absent = {name for name, package in _NEED.items() if not is_installed(package)}
 register_remote()
 provide(
     serve_gym="bridge.facade.serve:serve_gym",
+    server="bridge.facade.server:Server",
     groups="bridge.facade.options:GROUPS",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
 )
@@ -80,7 +81,7 @@ _PLACES = {
     "Auth": "bridge.core.server.auth",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
-    "Limits": "bridge.core.server.limits",
+    "Limits": "bridge.facade.limits",
     "Listener": "bridge.core.worlds.observers",
     "Observer": "bridge.core.worlds.observers",
     "RealTime": "bridge.core.worlds.realtime.clocked_world",
@@ -89,11 +90,11 @@ _PLACES = {
     "RemoteEnv": "bridge.core.client.env",
     "RemoteParallelEnv": "bridge.core.client.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.vector_env",
-    "Server": "bridge.core.server.server",
+    "Server": "bridge.facade.server",
     "SlotState": "bridge.core.client.slots.slot",
     "TLS": "bridge.core.transport.credentials",
     "TimeAction": "bridge.core.adapters.timed",
-    "Web": "bridge.core.server.web_site",
+    "Web": "bridge.web.site",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.core.client.parallel_env",
     "make_remote": "bridge.core.client.make",

@@ -47,8 +47,8 @@ HELPERS = {
         """cli.program client.slots client.wire.connect client.world.events client.wire.poller client.vector_env
         server.admission
         server.auth server.connection server.connections server.fair_share server.grpc_server
-        server.grpc_services server.connection_protocol server.serving server.web_protocol transport.address
-        transport.keepalive recording.library recording.replay_world watching.takeovers""",
+        server.grpc_services server.connection_protocol server.http_protocol server.port server.serving
+        transport.address transport.keepalive recording.library recording.replay_world watching.takeovers""",
     ),
     "tests/support.py": (
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",

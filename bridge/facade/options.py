@@ -8,20 +8,27 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from bridge.core.adapters.named import ActionNames
-from bridge.core.extras import feature, has_feature
+from bridge.core.extras import feature
 from bridge.core.server.auth import Auth, Security
-from bridge.core.server.limits import Limits, checked_limits
+from bridge.core.server.http11 import HostNames
+from bridge.core.server.port import PortProtocol
 from bridge.core.server.registry import WorldSource
-from bridge.core.server.server import Server, Transport
-from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
+from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.controls import checked_play_fps
 from bridge.core.worlds.isolated.world import Isolation, start_method
 from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.realtime.clocked_world import RealTime
+from bridge.errors import SettingError
+from bridge.facade.limits import Limits, checked_limits
+from bridge.facade.overview import overview
+from bridge.facade.ports import find_observers, find_protocols
+from bridge.facade.server import Server
+from bridge.facade.watching import watching
 
 if TYPE_CHECKING:
     from bridge.recording.record import Recording
+    from bridge.web.site import Web
 
 __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
 
@@ -31,7 +38,7 @@ GROUPS: dict[str, type | str] = {
     "record": "bridge.recording.record:Recording",
     "tls": TLS,
     "auth": Auth,
-    "web": Web,
+    "web": "bridge.web.site:Web",
 }
 """The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
 
@@ -58,7 +65,8 @@ class ServerKeywords(TypedDict, total=False):
     metrics_port: int | None
     record: str | os.PathLike[str] | Recording | None
     web: bool | Web
-    observers: Sequence[Observer]
+    protocols: Sequence[PortProtocol | str]
+    observers: Sequence[Observer | str]
     start: bool
 
 
@@ -95,8 +103,10 @@ class ServerOptions:
         record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
         web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
             environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
+        protocols: What else is spoken at the port: names of protocols that other packages have (docs/plugins.md),
+            `websocket` for `ws://` clients without a page, or `bridge.PortProtocol` objects.
         observers: Objects of subclasses of `bridge.Observer`, which are told of the worlds and of what environments
-            do. With `processes` each process has copies of them.
+            do, or names of observers that other packages have. With `processes` each process has copies of them.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -121,7 +131,8 @@ class ServerOptions:
     metrics_port: int | None = None
     record: str | os.PathLike[str] | Recording | None = None
     web: bool | Web = False
-    observers: Sequence[Observer] = ()
+    protocols: Sequence[PortProtocol | str] = ()
+    observers: Sequence[Observer | str] = ()
     start: bool = True
     bounds: Limits = dataclasses.field(init=False)
     """`limits`, or their defaults."""
@@ -130,7 +141,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", checked_limits(self.limits))
-        object.__setattr__(self, "page", Web.of(self.web))
+        object.__setattr__(self, "page", _page_of(self.web))
 
     def kwargs_for(self, env: object, *, made: bool = False) -> Mapping[str, Any] | None:
         """Return the keyword arguments of the environment's constructor, with which it draws for a page.
@@ -169,7 +180,7 @@ class ServerOptions:
         security: Security,
         *,
         bounds: Limits | None = None,
-        openenv: OpenEnvOptions | None = None,
+        protocols: Sequence[PortProtocol] = (),
     ) -> Server:
         """Return a server that was not started.
 
@@ -177,9 +188,18 @@ class ServerOptions:
             source: Makes its worlds.
             security: As `security` returned it.
             bounds: In the place of `limits`; None: these.
-            openenv: How it speaks OpenEnv; None: it does not.
+            protocols: What it speaks at its port beside those that the options name.
         """
         page, bounds = self.page, bounds or self.bounds
+        if page is not None and self.transport == "grpcio":
+            raise SettingError(
+                "expected web=True with transport='http2', got it with 'grpcio', which speaks gRPC alone"
+            )
+        hosts, of_page = HostNames(), list[PortProtocol]()
+        if page is not None:
+            from bridge.web.site import host_names, page_protocols
+
+            hosts, of_page = host_names(page.hosts), page_protocols()
         return Server(
             self._recorded(source),
             host=self.host,
@@ -190,8 +210,13 @@ class ServerOptions:
             metrics_port=self.metrics_port,
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
-            web=None if page is None else WebSite(page_files(), page.hosts, openenv),
-            observers=(*self.observers, *_gallery(bounds)),
+            protocols=(*of_page, *protocols, *find_protocols(self.protocols)),
+            hosts=hosts,
+            overview=overview(lists_worlds=page is not None),
+            observers=(
+                *find_observers(self.observers),
+                *watching(bounds, at_once=page is not None or self.fps is not None),
+            ),
         )
 
     def _recorded(self, source: WorldSource) -> WorldSource:
@@ -204,10 +229,16 @@ class ServerOptions:
         return made
 
 
-def _gallery(bounds: Limits) -> Sequence[Observer]:
-    """Return what lets clients watch and take over, where this installation has it."""
-    if not has_feature("web"):
-        return ()
-    from bridge.web.watching.agents import Gallery
+def _page_of(web: object) -> Web | None:
+    """Return what the keyword `web` stands for; None: there is no page.
 
-    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout),)
+    Raises:
+        SettingError: It is something else, or this installation has no page.
+    """
+    if web is False:
+        return None
+    with feature("web", "web="):
+        from bridge.web.site import Web
+    if web is not True and not isinstance(web, Web):
+        raise SettingError(f"expected web to be True, False or bridge.Web(…), got {web!r:.80}")
+    return Web() if web is True else web

@@ -25,13 +25,15 @@ import gymnasium
 
 from bridge.core.forks import forget_in_child, leak
 from bridge.core.logs import SafeLog
-from bridge.core.server.limits import Limits, check_drain_timeout
-from bridge.core.server.server import SWITCH_INTERVAL, Server
+from bridge.core.server.limits import check_drain_timeout
+from bridge.core.server.server import SWITCH_INTERVAL
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
 from bridge.errors import SettingError, StartError
+from bridge.facade.limits import Limits
 from bridge.facade.serve import serve_gym
+from bridge.facade.server import Server
 
 __all__ = ["ServerGroup"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from bridge.core.adapters.arrays import Arrays
 from bridge.core.adapters.named import ActionNames
 from bridge.core.adapters.timed import TimeAction
+from bridge.core.extras import feature
 from bridge.core.keywords import grouped
-from bridge.core.server.server import Server
-from bridge.core.server.web_site import OpenEnvOptions
+from bridge.core.server.port import PortProtocol
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
@@ -18,6 +18,7 @@ from bridge.core.worlds.recipe import Adapter, EnvLike
 from bridge.core.worlds.source import EnvSource, WorldKind
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
+from bridge.facade.server import Server
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -123,10 +124,9 @@ def serve_gym(
         traits={"play_fps": options.play_fps()},
         watched=options.page is not None or bool(options.observers),
     )
-    speaks = OpenEnvOptions.of(
-        openenv, source.title, web=options.page is not None, single=num_envs == 1 and options.fps is None
-    )
-    server = options.server(source, security, openenv=speaks)
+    single = num_envs == 1 and options.fps is None
+    speaks = _openenv(openenv, source.title, web=options.page is not None, single=single)
+    server = options.server(source, security, protocols=speaks)
     if dial is not None:
         try:
             # Neither the environment's token, which `dial` reads with its own rules, nor one made for the port.
@@ -150,6 +150,20 @@ def _adapters(arrays: Arrays, names: ActionNames | None, time_action: TimeAction
         raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
     wanted: tuple[Adapter | None, ...] = (None if arrays.kind == "numpy" else arrays, names, time_action)
     return [adapter for adapter in wanted if adapter is not None]
+
+
+def _openenv(openenv: object, name: str, *, web: bool, single: bool) -> list[PortProtocol]:
+    """Return OpenEnv as the keyword `openenv` says; nothing where it is not spoken."""
+    if openenv is False:
+        return []
+    with feature("openenv", "openenv="):
+        from bridge.openenv.options import OpenEnvOptions
+    options = OpenEnvOptions.of(openenv, name, web=web, single=single)
+    if options is None:
+        return []
+    from bridge.openenv.protocol import openenv_protocol  # it needs the package websockets, which `web` has asked for
+
+    return [openenv_protocol(options)]
 
 
 def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | None:
