@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from bridge.core.client.vector_env import RemoteVectorEnv
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
+    from bridge.core.server.calls import ServedSession
+    from bridge.core.server.http11 import HttpAnswer, HttpRequest
+    from bridge.core.server.port import (
+        Admitted,
+        ConnectionHandler,
+        Conversation,
+        Port,
+        PortProtocol,
+        Route,
+        SessionRoute,
+    )
     from bridge.core.transport.credentials import TLS
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime.clocked_world import RealTime
@@ -31,19 +42,29 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TLS",
+    "Admitted",
     "Auth",
+    "ConnectionHandler",
+    "Conversation",
     "Episode",
     "Episodes",
+    "HttpAnswer",
+    "HttpRequest",
     "Limits",
     "Listener",
     "Observer",
+    "Port",
+    "PortProtocol",
     "RealTime",
     "Recorder",
     "Recording",
     "RemoteEnv",
     "RemoteParallelEnv",
     "RemoteVectorEnv",
+    "Route",
+    "ServedSession",
     "Server",
+    "SessionRoute",
     "SlotState",
     "TimeAction",
     "Web",
@@ -78,19 +99,29 @@ provide(
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
+    "Admitted": "bridge.core.server.port",
     "Auth": "bridge.core.server.auth",
+    "ConnectionHandler": "bridge.core.server.port",
+    "Conversation": "bridge.core.server.port",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
+    "HttpAnswer": "bridge.core.server.http11",
+    "HttpRequest": "bridge.core.server.http11",
     "Limits": "bridge.facade.limits",
     "Listener": "bridge.core.worlds.observers",
     "Observer": "bridge.core.worlds.observers",
+    "Port": "bridge.core.server.port",
+    "PortProtocol": "bridge.core.server.port",
     "RealTime": "bridge.core.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
     "RemoteEnv": "bridge.core.client.env",
     "RemoteParallelEnv": "bridge.core.client.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.vector_env",
+    "Route": "bridge.core.server.port",
+    "ServedSession": "bridge.core.server.calls",
     "Server": "bridge.facade.server",
+    "SessionRoute": "bridge.core.server.port",
     "SlotState": "bridge.core.client.slots.slot",
     "TLS": "bridge.core.transport.credentials",
     "TimeAction": "bridge.core.adapters.timed",

@@ -54,13 +54,14 @@ _PATH = "str | None"
 """How a command line gives a PEM file."""
 _SECTIONS = {
     "environment": "num_envs vectorization_mode env_kwargs time_action array device world default_action",
-    "address": "host port unix_path transport metrics_port dial dial_ca dial_name",
+    "address": "host port unix_path transport protocols metrics_port dial dial_ca dial_name",
     "access": "token token_file allow_env_factories",
     "processes and threads": "processes isolation thread_safe",
     "real time": "fps",
     "several agents": "missing_agent agent_timeout agents match countdown patience",
     "page in a browser": "web web_hosts openenv",
     "recording": "",
+    "other packages": "observers",
     "limits": "",
 }
 """The sections of the help, in order, and the keywords in each."""
@@ -82,6 +83,13 @@ _METAVARS = {
     "dial_name": "NAME",
     "device": "DEVICE",
     "record": "FOLDER",
+}
+_NAMED = {"protocols": "--protocol", "observers": "--observer"}
+"""The keywords that list names, each with its option, which is given once for each of them."""
+_NAMED_TEXTS = {
+    "protocols": "also speak this protocol at the port: one that another package has, or websocket, for ws:// clients "
+    "without a page",
+    "observers": "have this observer of another package told of the worlds and of what environments do",
 }
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
@@ -171,12 +179,13 @@ def sections(flags: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _keyword_of(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
+    names = {option: keyword for keyword, option in _NAMED.items()}
+    return names.get(flag, flag.removeprefix("--").replace("-", "_"))
 
 
 def flag_of(keyword: str) -> str:
     """Return the option that a keyword is."""
-    return f"--{keyword.replace('_', '-')}"
+    return _NAMED.get(keyword, f"--{keyword.replace('_', '-')}")
 
 
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -212,6 +221,9 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
     kind = _plain_type(annotation)
     shown = "" if default is None or isinstance(default, bool) or default == () else f" (default: {default})"
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
+    if name in _NAMED:
+        text = f"{_NAMED_TEXTS[name]}; may be given several times"
+        return {**options, "help": text, "dest": name, "action": "append", "metavar": "NAME"}
     choices = re.fullmatch(r"(bool \| )?Literal\[(.*)\]( \| None)?", annotation)
     if "Policy" in annotation:
         text = f"{text}. A function is given as MODULE:FUNCTION"
@@ -349,7 +361,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "agents" in keywords:
         keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
-        if isinstance(value, list):
+        if isinstance(value, list) and name not in _NAMED:
             keywords[name] = read_pairs(value, flag_of(name))
     with server_logging(arguments.verbose, arguments.quiet):
         return _serve(arguments, keywords)
